@@ -14,7 +14,7 @@ from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 
 class RequestCode(IntEnum):
-    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58006 are our own."""
+    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58007 are our own."""
 
     METADATA = 50000
     APPEND = 50001
@@ -31,6 +31,7 @@ class RequestCode(IntEnum):
     PUT_MESSAGES = 58004
     CONFIG = 58005
     SUMMARY = 58006
+    IDENTITY = 58007
     USER_DEFINE_REQUEST = 59999
 
 
@@ -340,3 +341,17 @@ class SummaryResponse(Response):
     offset: int = 0
     size: int = 0
     data: Buffer = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class IdentityRequest(Request):
+    """Extension: the leader asks for the member's cluster id, and gives it its own if it has one. Binary only."""
+
+    cluster_id: str | None = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class IdentityResponse(Response):
+    """The member's cluster id, "" if it has none."""
+
+    cluster_id: str | None = ""

@@ -69,6 +69,7 @@ class DLedgerStore(ABC):
 
     ``flushed_index`` is the highest index that survives a power loss, ``end_pos`` the position after the last entry,
     ``curr_term`` the last saved term (0 for a new store), and ``vote_leader`` this node's vote in it.
+    ``cluster_id`` and ``member_ids`` are of its group, empty until they are known.
     """
 
     append_hook: AppendHook | None = None
@@ -79,6 +80,8 @@ class DLedgerStore(ABC):
     end_pos: int
     curr_term: int
     vote_leader: str | None
+    cluster_id: str
+    member_ids: tuple[str, ...]
 
     @abstractmethod
     def startup(self) -> None:
@@ -108,6 +111,19 @@ class DLedgerStore(ABC):
     @abstractmethod
     def save_term(self, term: int, vote_leader: str | None) -> None:
         """Replace term and vote, atomically and durably."""
+
+    @abstractmethod
+    def save_cluster_id(self, cluster_id: str) -> None:
+        """Set the cluster id, durably. It is set once."""
+
+    @abstractmethod
+    def save_member_ids(self, member_ids: tuple[str, ...]) -> None:
+        """Replace the member ids, atomically and durably."""
+
+    @property
+    def file_sizes(self) -> tuple[int, int]:
+        """The sizes of data and index files in bytes; 0 without files."""
+        return 0, 0
 
     @abstractmethod
     def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:

@@ -52,6 +52,8 @@ class MemoryStore(DLedgerStore):
         self.flushed_index = -1
         self.curr_term = 0
         self.vote_leader: str | None = None
+        self.cluster_id = ""
+        self.member_ids: tuple[str, ...] = ()
 
     def startup(self) -> None:
         """Does nothing: there is nothing to load."""
@@ -73,6 +75,12 @@ class MemoryStore(DLedgerStore):
 
     def save_term(self, term: int, vote_leader: str | None) -> None:
         self.curr_term, self.vote_leader = term, vote_leader
+
+    def save_cluster_id(self, cluster_id: str) -> None:
+        self.cluster_id = cluster_id
+
+    def save_member_ids(self, member_ids: tuple[str, ...]) -> None:
+        self.member_ids = member_ids
 
     def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
         term = self.curr_term if term is None else term

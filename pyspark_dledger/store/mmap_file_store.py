@@ -17,7 +17,15 @@ from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange
 from pyspark_dledger.store.entry_reader import EntryReader
 from pyspark_dledger.store.files.mapped_files import MappedFile
-from pyspark_dledger.store.files.node_files import StoreLock, load_current_term, write_current_term
+from pyspark_dledger.store.files.node_files import (
+    StoreLock,
+    load_cluster_id,
+    load_current_term,
+    load_members,
+    write_cluster_id,
+    write_current_term,
+    write_members,
+)
 from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.log_files import LogFiles
 from pyspark_dledger.store.recovery.load_files import check_version
@@ -59,6 +67,8 @@ class MmapFileStore(DLedgerStore):
         self._own_from = 0  # this process wrote all entries from this position on
         self.curr_term = 0
         self.vote_leader: str | None = None
+        self.cluster_id = ""
+        self.member_ids: tuple[str, ...] = ()
 
     # Starting and stopping
 
@@ -100,6 +110,7 @@ class MmapFileStore(DLedgerStore):
         node_dir, files = self.config.node_dir, self._files
         check_version(node_dir)
         current = load_current_term(node_dir)
+        self.cluster_id, self.member_ids = load_cluster_id(node_dir), load_members(node_dir)
         found = files.recover()
         self._reader = EntryReader(self._engine, files.data, files.index, files.pending)
         self._begin, self._next_index, self._end_term = found.begin_index, found.next_index, found.end_term
@@ -173,6 +184,26 @@ class MmapFileStore(DLedgerStore):
         except OSError as error:
             raise self._files.disk_error(error) from error
         self.curr_term, self.vote_leader = term, vote_leader
+
+    def save_cluster_id(self, cluster_id: str) -> None:
+        self._check_started()
+        try:
+            write_cluster_id(self.config.node_dir, cluster_id)
+        except OSError as error:
+            raise self._files.disk_error(error) from error
+        self.cluster_id = cluster_id
+
+    def save_member_ids(self, member_ids: tuple[str, ...]) -> None:
+        self._check_started()
+        try:
+            write_members(self.config.node_dir, member_ids)
+        except OSError as error:
+            raise self._files.disk_error(error) from error
+        self.member_ids = member_ids
+
+    @property
+    def file_sizes(self) -> tuple[int, int]:
+        return self._files.data.file_size, self._files.index.file_size
 
     # Appending
 

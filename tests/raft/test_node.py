@@ -159,8 +159,14 @@ def test_a_store_has_the_members_of_its_last_group(tmp_path: Path) -> None:
         group.leader()
         folders = [tmp_path / f"dledger-{node}" for node in ("n0", "n1")]
         assert [load_members(folder) for folder in folders] == [("n0", "n1")] * 2
-    with nodes(tmp_path, 1):
-        assert [load_members(folder) for folder in folders] == [("n0",), ("n0", "n1")]
+    one = Nodes(tmp_path, 1)
+    with pytest.raises(OptionError, match=r"^peers: expected the members n0, n1 of this store's group, found n0: "):
+        one.start()
+    one.start(change_members=True)
+    assert [load_members(folder) for folder in folders] == [("n0",), ("n0", "n1")]
+    one.stop()
+    one.start()
+    one.close()
 
 
 @pytest.fixture(scope="module")

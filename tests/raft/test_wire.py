@@ -339,6 +339,8 @@ BINARY = st.one_of(
         peers=PEERS,
         serves_messages=st.booleans(),
     ),
+    build(m.IdentityRequest, cluster_id=TEXT),
+    build(m.IdentityResponse, cluster_id=TEXT),
     build(m.ReadRequest, first_index=INT64, max_bytes=st.integers(0, 2**32 - 1), wait_ms=st.integers(0, 2**32 - 1)),
     with_entries(m.ReadResponse, 4, begin_index=INT64, committed_index=INT64),
     build(m.TopicsRequest, names=st.lists(NAME, max_size=4).map(tuple), queue_nums=UINT32),
@@ -641,7 +643,7 @@ def test_a_batch_cannot_refer_to_one_entry_many_times() -> None:
     assert peak < 20 * len(body)
 
 
-@pytest.mark.parametrize("code", [51003, 51006, 59999, 58001, 58002, 58003, 58004, 58005, 1, -1])
+@pytest.mark.parametrize("code", [51003, 51006, 59999, 58001, 58002, 58003, 58004, 58005, 58006, 58007, 1, -1])
 def test_unknown_requests_get_a_refusal(code: int) -> None:
     (found,) = WireConnection().feed(framed(0, b'{"code":%d,"flag":0,"opaque":9}' % code, b"{}"))
     assert isinstance(found, ReceivedRequest)
@@ -723,6 +725,17 @@ def test_only_the_hello_has_the_secret() -> None:
     assert hello.offers_binary and again.is_binary
     unsaid, _ = exchange(WireConnection(), WireConnection(), m.MetadataRequest(**IDS), m.MetadataResponse())
     assert unsaid.secret is None
+
+
+def test_both_hellos_of_members_are_in_the_first_exchange() -> None:
+    client, server = WireConnection(member=lambda: '{"a":"\u2713"}'), WireConnection(member=lambda: "s")
+    heart_beat, _ = exchange(client, server, m.HeartBeatRequest(**IDS), m.HeartBeatResponse())
+    assert heart_beat.member is None
+    hello, response = exchange(client, server, m.MetadataRequest(**IDS), m.MetadataResponse())
+    assert (hello.member, response.member) == ('{"a":"\u2713"}', "s")
+    # A client says nothing, and is told nothing.
+    hello, response = exchange(WireConnection(), server, m.MetadataRequest(**IDS), m.MetadataResponse())
+    assert (hello.member, response.member) == (None, None)
 
 
 @pytest.mark.parametrize("value", [b"7", b"null", b'["s"]', b"{}"])

@@ -101,7 +101,7 @@ class Checker:
 
     def resetting(self, store: SimStore, index: int) -> None:
         self.count("resets")
-        if store.ledger_begin_index >= 0 and index > len(self.history):
+        if self.nodes and store.ledger_begin_index >= 0 and index > len(self.history):
             raise Violation(f"{store.node_id} resets to {index}, and the group has committed {len(self.history) - 1}")
         if 0 <= index <= store.committed_index:
             raise Violation(f"{store.node_id} resets to {index}, its committed index is {store.committed_index}")
@@ -109,12 +109,18 @@ class Checker:
             self.count("resets of a log with entries")
 
     def saving_term(self, store: SimStore, term: int, vote: str | None) -> None:
-        if term > store.curr_term + MAX_TERM_RISE:
+        if self.nodes and term > store.curr_term + MAX_TERM_RISE:
             raise Violation(f"{store.node_id} saves term {term} after {store.curr_term}")
         if term < store.curr_term:
             raise Violation(f"{store.node_id} saves term {term} after {store.curr_term}")
         if term == store.curr_term and store.vote_leader not in (None, vote):
             raise Violation(f"{store.node_id} voted for {store.vote_leader} and then saves a vote for {vote} in {term}")
+
+    def saving_cluster_id(self, store: SimStore, cluster_id: str) -> None:
+        self.count("cluster ids saved")
+        known = {node.store.cluster_id for node in self.nodes} - {""}
+        if known - {cluster_id}:
+            raise Violation(f"{store.node_id} saves cluster id {cluster_id} after {', '.join(known)}")
 
     def survived(self, before: SimStore, after: SimStore) -> None:
         lost = before.ledger_end_index - after.ledger_end_index

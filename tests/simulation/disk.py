@@ -97,6 +97,12 @@ class SimStore(MemoryStore):
         super().save_term(term, vote_leader)
         self._after(is_last, "save_term")
 
+    def save_cluster_id(self, cluster_id: str) -> None:
+        is_last = self._before("save_term")
+        self.checker.saving_cluster_id(self, cluster_id)
+        super().save_cluster_id(cluster_id)
+        self._after(is_last, "save_term")
+
     def flush(self) -> int:
         """The core must not flush; the simulation does."""
         raise AssertionError("the core called flush")
@@ -150,12 +156,14 @@ class SimStore(MemoryStore):
         if self.before_reset is not None and kept < max(begin, 0):
             self.checker.count("resets undone by a crash")
             self.before_reset.curr_term, self.before_reset.vote_leader = self.curr_term, self.vote_leader
+            self.before_reset.cluster_id, self.before_reset.member_ids = self.cluster_id, self.member_ids
             self.before_reset.power_cut_in = 0
             self.before_reset.summary = self.summary
             return self.before_reset.survive(random)
         after = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
         after.curr_term, after.vote_leader = self.curr_term, self.vote_leader
         after.summary = self.summary
+        after.cluster_id, after.member_ids = self.cluster_id, self.member_ids
         # Faults of rare operations still happen.
         after.failures, after.failing_operation = self.failures, self.failing_operation
         after.power_cut_in, after.power_cut_operation, after.is_power_cut_after = (

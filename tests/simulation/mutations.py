@@ -85,14 +85,7 @@ class IgnoresLogsInVotes(Mutant):
     """Votes for candidates with any log."""
 
     def damage(self) -> None:
-        judge = self._election._judge
-        small = (VoteResult.REJECT_EXPIRED_LEDGER_TERM, VoteResult.REJECT_SMALL_LEDGER_END_INDEX)
-
-        def blind(request: VoteRequest) -> VoteResult:
-            found = judge(request)
-            return VoteResult.ACCEPT if found in small and self._member.vote is None else found
-
-        self._election._judge = blind  # type: ignore[method-assign]
+        self._election._judge_log = lambda _: None  # type: ignore[method-assign]
 
 
 class KeepsItsTermAfterACrash(Mutant):
@@ -307,6 +300,24 @@ class AdoptsAnyTerm(Mutant):
         member.adopt = adopt  # type: ignore[method-assign]
 
     focus = staticmethod(hostile)
+
+
+class MakesItsOwnClusterId(Mutant):
+    """A leader makes a cluster id without asking all others for theirs."""
+
+    def damage(self) -> None:
+        agreement, member = self._cluster_id, self._member
+
+        def hasty() -> None:
+            if not member.store.cluster_id:
+                agreement._save(f"{member.random.getrandbits(64):x}")
+
+        agreement._make_if_nobody_has_one = hasty  # type: ignore[method-assign]
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        faults = ("crash leader", "isolate leader", "pause leader", "split")
+        return replace(scenario, nodes=3, faults=faults, java_pairs=frozenset(), fault_pause=200)
 
 
 class PushesRaiseTerms(Mutant):

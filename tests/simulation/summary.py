@@ -73,6 +73,7 @@ EXPECTED = (
     "committed read responses 419",
     "committed read responses 505",
     "committed reads from a former leader",
+    "cluster ids saved",
     "requests of strangers refused",
     "requests of hostile peers handled",
 )

@@ -93,6 +93,8 @@ SAMPLES: list[WireMessage] = [
     m.StatusRequest(**IDS),
     m.StatusResponse(**IDS, peers={"n0": "a:1", "n1": "b:2"}),
     m.StatusResponse(**IDS, peers={"n0": "a:1"}, problem="expected room, found none \u2713"),
+    m.IdentityRequest(**IDS, cluster_id="0f"),
+    m.IdentityResponse(**IDS, cluster_id=None),
     m.ReadRequest(**IDS),
     m.ReadResponse(**IDS, first_index=13, count=3, data=BATCH),
     m.AppendRequest(**IDS, bodies=Bodies(3, struct.pack(">3I", 1, 2, 0) + b"abc")),
@@ -112,6 +114,7 @@ SAMPLES: list[WireMessage] = [
 EXTENSIONS = (
     *(m.StatusRequest, m.StatusResponse, m.ReadRequest, m.ReadResponse, m.TopicsRequest, m.TopicsResponse),
     *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse, m.SummaryRequest, m.SummaryResponse),
+    *(m.IdentityRequest, m.IdentityResponse),
 )
 """Messages that Java does not have."""
 

@@ -69,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--truncate-at", "truncateAt", type=natural, metavar="INDEX", help=text)
     text = "repair: leads although all members lost the state of expired messages"
     parser.add_argument("--accept-lost-state", action="store_true", help=text)
+    text = "once: takes other members, with all stopped"
+    add_flag(parser, "--change-members", "changeMembers", action="store_const", const="true", help=text)
     # For members that `cluster` starts: they end with it.
     parser.add_argument("--until-input-ends", action="store_true", help=argparse.SUPPRESS)
     add_member(parser)

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
+from pyspark_dledger.raft.core.cluster_id import ClusterId
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Effect, PeerStatus, Status
 from pyspark_dledger.raft.core.election import Election
@@ -22,6 +23,7 @@ from pyspark_dledger.raft.core.leader.reads import Reads
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.leader.transfer import Transfer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
+from pyspark_dledger.raft.core.membership import join_members
 from pyspark_dledger.raft.core.summary_copy import SummaryCopy
 from pyspark_dledger.raft.messages import (
     AppendRequest,
@@ -32,6 +34,8 @@ from pyspark_dledger.raft.messages import (
     GetResponse,
     HeartBeatRequest,
     HeartBeatResponse,
+    IdentityRequest,
+    IdentityResponse,
     MetadataRequest,
     MetadataResponse,
     PushRequest,
@@ -59,6 +63,7 @@ _RESPONSES: dict[type[Request], type[Response]] = {
     ConfigRequest: ConfigResponse,
     GetRequest: GetResponse,
     HeartBeatRequest: HeartBeatResponse,
+    IdentityRequest: IdentityResponse,
     MetadataRequest: MetadataResponse,
     PushRequest: PushResponse,
     PutRequest: PutResponse,
@@ -76,7 +81,8 @@ class Core:
     Times are integer milliseconds of a monotonic clock. The core owns `store`, which is started. The driver calls
     `drain` after every call and executes the effects. Under ``is_sync`` it calls `persisted` when more of the log is
     durable. Without an `application` puts are rejected. If the application raises, calls raise `ApplicationError` and
-    the core must not be used again. Constructing raises StoreError if a term cannot be saved.
+    the core must not be used again. Constructing raises StoreError if a term cannot be saved, and OptionError if the
+    store is of a group with other members.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Core:
         peer_addresses: Mapping[str, str] | None = None,
         application: Application | None = None,
     ) -> None:
+        join_members(config, store)
         self._member = member = Member(config, store, random, now)
         self._application = caller = ApplicationCaller(member, application)
         self._addresses = dict(peer_addresses or {})
@@ -100,12 +107,14 @@ class Core:
         self._commit_index = CommitIndex(member, self._appends, peers)
         self._replication = Replication(member, self._commit_index, peers)
         self._reads = Reads(member, self._commit_index, self._heartbeats)
+        self._cluster_id = ClusterId(member)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
             AppendRequest: self._append,
             ConfigRequest: caller.handle_config,
             GetRequest: self._reads.handle,
             HeartBeatRequest: self._election.handle_heartbeat,
+            IdentityRequest: self._cluster_id.handle,
             MetadataRequest: self._metadata,
             PushRequest: self._follower.handle,
             PutRequest: self._append,
@@ -155,6 +164,7 @@ class Core:
         self._heartbeats.tick()
         self._replication.tick()
         self._transfer.tick()
+        self._cluster_id.tick()
         self._appends.tick()
         self._application.tick()
         self._summary_copy.tick()
@@ -167,7 +177,8 @@ class Core:
         self._follower.persisted()
 
     def set_peer_binary(self, peer_id: str, is_binary: bool) -> None:
-        """Set whether a peer uses the binary dialect: it then gets larger pushes, and COMMIT more often."""
+        """A peer is connected. With the binary dialect it gets larger pushes, and COMMIT more often."""
+        self._cluster_id.connected(peer_id)
         if is_binary:
             self._member.binary_peers.add(peer_id)
         else:

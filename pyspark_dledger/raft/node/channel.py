@@ -6,11 +6,12 @@ import asyncio
 import socket
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, WireConnection, WireError
 
@@ -28,8 +29,11 @@ _PIECE = 256 * 1024
 class Channel(asyncio.BufferedProtocol):
     """Reads messages, and sends the buffers of all `write` calls with the next `flush`."""
 
-    def __init__(self, max_frame_bytes: int, secret: str | None = None) -> None:
-        self.wire = WireConnection(max_frame_size=max_frame_bytes, secret=secret)
+    def __init__(
+        self, max_frame_bytes: int, secret: str | None = None, hello: Callable[[], MemberHello] | None = None
+    ) -> None:
+        member = None if hello is None else lambda: hello().text()
+        self.wire = WireConnection(max_frame_size=max_frame_bytes, secret=secret, member=member)
         self.host: str | None = None
         self.address = "an unknown address"
         self._transport: asyncio.Transport | None = None

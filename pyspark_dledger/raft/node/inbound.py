@@ -13,6 +13,7 @@ from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.messages import (
     POSITION_SIZE,
     AppendRequest,
@@ -40,6 +41,7 @@ from pyspark_dledger.raft.wire import (
     ReceivedRequest,
     ReceivedResponse,
     Refusal,
+    WireError,
 )
 
 # The maximum of outstanding requests of one connection, and of those whose responses have entries.
@@ -163,8 +165,11 @@ class Inbound(Channel):
         secrets: Secrets = NO_SECRETS,
         is_tls: bool = False,
         on_lost: Callable[[Inbound], None] | None = None,
+        hello: Callable[[], MemberHello] | None = None,
     ) -> None:
-        super().__init__(max_frame_bytes if secrets.client is None else min(max_frame_bytes, _HELLO_BYTES))
+        first_frame_bytes = max_frame_bytes if secrets.client is None else min(max_frame_bytes, _HELLO_BYTES)
+        super().__init__(first_frame_bytes, hello=hello)
+        self._hello = hello
         self._max_frame_bytes = max_frame_bytes
         self._handler = handler
         self._registry = registry
@@ -326,7 +331,7 @@ class Inbound(Channel):
 
     def _handle(self, received: ReceivedRequest) -> None:
         request = received.request
-        if not self.is_identified and not (self._check_secret(received) and self._identify(request)):
+        if not self.is_identified and not (self._check_first(received) and self._identify(request)):
             return
         if isinstance(request, Refusal):
             self._refuse(received, request)
@@ -369,18 +374,28 @@ class Inbound(Channel):
         self._send(received, stranger_response(received.request))
         return False
 
-    def _check_secret(self, received: ReceivedRequest) -> bool:
-        """Whether the first request has a required secret; otherwise the connection is closed."""
-        reason = self._secrets.refusal(received.secret)
+    def _check_first(self, received: ReceivedRequest) -> bool:
+        """Whether the first request has a required secret, and no wrong hello; otherwise the connection is closed."""
+        self.shown = self.shown._replace(has_secret=self._secrets.is_member(received.secret))
+        reason = self._secrets.refusal(received.secret) or self._hello_refusal(received)
         if reason is None:
             self._lacks_secret = False
-            self.shown = self.shown._replace(has_secret=self._secrets.is_member(received.secret))
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
         self._refuse(received, Refusal(NO_PERMISSION, reason))
         self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
         self.close()
         return False
+
+    def _hello_refusal(self, received: ReceivedRequest) -> str | None:
+        """Why the sender cannot be a member of this group; None if it can, or does not say that it is one."""
+        if received.member is None or self._hello is None:
+            return None
+        try:
+            hello = read_hello(received.member)
+        except WireError as error:
+            return str(error)
+        return self._hello().mismatch(hello) or self._registry.refusal(self.shown, hello.id)
 
     # Pipelines
 

@@ -10,11 +10,13 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from pyspark_dledger import __version__
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog, record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
+from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.connections import Connections
@@ -201,18 +203,12 @@ class Node:
             from pyspark_dledger.store.memory_store import MemoryStore
 
             return MemoryStore()
-        from pyspark_dledger.store.files.node_files import write_members
         from pyspark_dledger.store.mmap_file_store import MmapFileStore
 
         store = MmapFileStore(self.config.store_config(self.config.store))
         if self._is_sync:
             store.on_flushed(self._flushed_in_thread)
         store.startup(services=True)
-        try:
-            write_members(store.config.node_dir, sorted(self._members))
-        except BaseException:
-            store.shutdown()
-            raise
         return store
 
     def _flushed_in_thread(self, index: int) -> None:
@@ -235,6 +231,7 @@ class Node:
             *(self._driver, config.max_frame_bytes, self._connections, self._log, config.secrets()),
             is_tls=config.tls is not None,
             on_lost=self._reads.drop,
+            hello=self._hello,
         )
 
     def _new_link(self, peer_id: str, address: Address, tls: ssl.SSLContext | None) -> PeerLink:
@@ -243,7 +240,21 @@ class Node:
         hello = MetadataRequest(group=config.group, remote_id=peer_id, local_id=config.self_id)
         return PeerLink(
             *(peer_id, address, hello, tls, config.max_frame_bytes),
-            *(driver.handle_response, driver.set_peer_binary, config.secrets().of_links),
+            *(driver.handle_response, driver.set_peer_binary, config.secrets().of_links, self._hello),
+        )
+
+    def _hello(self) -> MemberHello:
+        """What this member tells others at the begin of a connection."""
+        config, store = self.config, self.store
+        data_size, index_size = store.file_sizes
+        return MemberHello(
+            id=config.self_id,
+            version=__version__,
+            group=config.group,
+            peers=config.compared_peers(),
+            cluster=store.cluster_id,
+            dataFileSize=data_size,
+            indexFileSize=index_size,
         )
 
     def _hosts_of(self, member_id: str) -> Collection[str]:

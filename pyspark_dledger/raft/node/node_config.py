@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.options import (
+    BOOLEAN,
     COUNT,
     TEXT,
     Parser,
@@ -20,7 +21,7 @@ from pyspark_dledger.common.options import (
 )
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
-from pyspark_dledger.raft.peers import Address, parse_address, parse_peers
+from pyspark_dledger.raft.peers import Address, format_peers, parse_address, parse_peers
 from pyspark_dledger.raft.secret import Secrets, check_secret
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
@@ -49,6 +50,8 @@ class NodeConfig:
         choice(FLUSHES),
         "sync: on disk before the acknowledgement; default: sync in a group of one, else async",
     )
+    common_peers: str | None = option(None, TEXT, "compared instead of `peers`, if addresses differ")
+    change_members: bool = option(False, BOOLEAN, "once: takes other members")
     listen: str | None = option(
         None, TEXT, "HOST or HOST:PORT; default: its address in `peers`, if that is a loopback one"
     )
@@ -79,6 +82,15 @@ class NodeConfig:
             raise OptionError(f"peers: expected this node's id {self.self_id} among them, found {', '.join(members)}")
         return members
 
+    def compared_peers(self) -> str:
+        """The peers as every member must have them: sorted by id. Raises OptionError."""
+        peers = parse_peers(self.common_peers or self.peers)
+        if peers.keys() != self.members().keys():
+            raise OptionError(
+                f"commonPeers: expected the members {', '.join(self.members())}, found {', '.join(peers)}"
+            )
+        return format_peers({key: Address(peers[key].host.lower(), peers[key].port) for key in sorted(peers)})
+
     def flush_mode(self) -> Flush:
         if self.flush is not None and self.flush not in FLUSHES:
             raise OptionError(f"flush: expected sync or async, found {self.flush!r}")
@@ -106,6 +118,7 @@ class NodeConfig:
                 self_id=self.self_id,
                 peers=tuple(self.members()),
                 is_sync=self.flush_mode() == "sync" and self.store is not None,
+                changes_members=self.change_members,
                 **self.core_options,  # type: ignore[arg-type]  # checked by the class
             )
         except TypeError as error:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.loops import cancel
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, TransferRequest
 from pyspark_dledger.raft.node.channel import Channel, host_of
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal
+from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal, WireError
 
 # Timeouts of DLedgerRpcNettyService in milliseconds.
 _TIMEOUT = 3000
@@ -44,6 +45,7 @@ class PeerLink:
         on_response: OnResponse,
         on_connected: Callable[[str, bool], None],
         secret: str | None = None,
+        own_hello: Callable[[], MemberHello] | None = None,
     ) -> None:
         self.peer_id = peer_id
         self._address = address
@@ -54,6 +56,7 @@ class PeerLink:
         # Called with the peer's id and whether it uses the binary dialect.
         self._on_connected = on_connected
         self._secret = secret
+        self._own_hello = own_hello
         self._channel: _PeerChannel | None = None
         # The network addresses of the peer's host at the last lookup.
         self.hosts: frozenset[str] = frozenset()
@@ -127,7 +130,7 @@ class PeerLink:
         found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _CONNECT_SECONDS)
         self.hosts = frozenset(host_of(each[4]) for each in found)
         connecting = loop.create_connection(
-            lambda: _PeerChannel(self._max_frame_bytes, self._on_response, self._secret),
+            lambda: _PeerChannel(self._max_frame_bytes, self._on_response, self._secret, self._own_hello),
             host,
             port,
             ssl=self._tls,
@@ -165,14 +168,21 @@ class _HelloError(Exception):
 class _PeerChannel(Channel):
     """The connection and its outstanding requests."""
 
-    def __init__(self, max_frame_bytes: int, on_response: OnResponse, secret: str | None) -> None:
-        super().__init__(max_frame_bytes, secret)
+    def __init__(
+        self,
+        max_frame_bytes: int,
+        on_response: OnResponse,
+        secret: str | None,
+        own_hello: Callable[[], MemberHello] | None,
+    ) -> None:
+        super().__init__(max_frame_bytes, secret, own_hello)
+        self._own_hello = own_hello
         self.is_ready = False
         self.gone = asyncio.Event()
         self._on_response = on_response
         # Token, send time and deadline of each request by its opaque, oldest first.
         self._outstanding: dict[int, tuple[int, int, int]] = {}
-        self._hello: asyncio.Future[Response | Refusal] | None = None
+        self._hello: asyncio.Future[ReceivedResponse] | None = None
         self._hello_opaque = -1
         self._last_received = 0
 
@@ -181,11 +191,24 @@ class _PeerChannel(Channel):
         self._hello_opaque, parts = self.wire.request(hello)
         self.write(parts)
         self.flush()
-        response = await self._hello
+        received = await self._hello
+        response = received.response
         if isinstance(response, Refusal) or response.code != ResponseCode.SUCCESS:
             found = response.remark if isinstance(response, Refusal) else f"code {response.code}"
             raise _HelloError(f"expected member {hello.remote_id} of group {hello.group}, found a node with {found}")
+        self._check_hello(received.member, hello.remote_id)
         self.is_ready = True
+
+    def _check_hello(self, text: str | None, peer_id: str | None) -> None:
+        """Raises _HelloError for a member of another group. Java members say nothing."""
+        if text is None or self._own_hello is None:
+            return
+        try:
+            reason = self._own_hello().mismatch(read_hello(text), peer_id)
+        except WireError as error:
+            reason = str(error)
+        if reason is not None:
+            raise _HelloError(reason)
 
     def send(self, token: int, request: Request, now: int) -> None:
         if not self.is_open or self.unsent > _MAX_UNSENT:
@@ -227,7 +250,7 @@ class _PeerChannel(Channel):
     def _handle_response(self, received: ReceivedResponse) -> None:
         if received.opaque == self._hello_opaque:
             if self._hello is not None and not self._hello.done():
-                self._hello.set_result(received.response)
+                self._hello.set_result(received)
             return
         outstanding = self._outstanding.pop(received.opaque, None)
         if outstanding is not None:

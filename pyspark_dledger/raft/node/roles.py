@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
+    IdentityRequest,
     PushRequest,
     Request,
     Response,
@@ -29,7 +30,7 @@ from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, RESPONSES
 MEMBER_UNIT = "dledger-member"
 """The organizational unit (OU) of certificates that may act as any member."""
 
-_LED_BY = (PushRequest, HeartBeatRequest, VoteRequest)
+_LED_BY = (PushRequest, HeartBeatRequest, VoteRequest, IdentityRequest)
 
 
 class Credentials(NamedTuple):

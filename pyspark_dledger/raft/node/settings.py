@@ -66,7 +66,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 """Every setting of a node by its name, in the order of the documentation."""
 
-_REPAIR = "truncateAt"
+_ONCE = ("truncateAt", "changeMembers")
 _REQUIRED = ("group", "selfId", "peers")
 _TLS = ("tls_cert", "tls_key", "tls_ca")
 # Similarity from which an unknown name is taken for a misspelt setting.
@@ -95,9 +95,9 @@ def read_settings(path: Path) -> NodeSettings:
         raise
     except (OSError, ValueError) as error:
         raise OptionError(f"config {path}: expected key=value lines, found {error}") from None
-    if _REPAIR in settings:
+    for name in filter(settings.__contains__, _ONCE):
         raise OptionError(
-            f"{settings.sources[_REPAIR]}: expected settings for every start, found {_REPAIR}: use the flag once"
+            f"{settings.sources[name]}: expected settings for every start, found {name}: use the flag once"
         )
     return settings
 

@@ -541,8 +541,15 @@ _CODECS: dict[type[WireMessage], tuple[Callable[[Any], Any], Callable[[Values, m
     m.ConfigResponse: (_config_response, _from_config_response),
     m.SummaryRequest: (_summary_request, _from_summary_request),
     m.SummaryResponse: (_summary_response, _from_summary_response),
+    m.IdentityRequest: (_nothing, _no_values),
+    m.IdentityResponse: (_nothing, _no_values),
 }
-_ATTRIBUTES = {"transferId": "transfer_id", "transfereeId": "transferee_id", "reason": "reason"}
+_ATTRIBUTES = {
+    "transferId": "transfer_id",
+    "transfereeId": "transferee_id",
+    "reason": "reason",
+    "clusterId": "cluster_id",
+}
 
 
 def _layout_of(kind: type[WireMessage]) -> _Layout:

@@ -137,11 +137,15 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
         WireField("offset", "q"),
         WireField("size", "q"),
     ),
+    (RequestCode.IDENTITY, False): (),
+    (RequestCode.IDENTITY, True): (),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
     (RequestCode.TOPICS, True): ("reason",),
     (RequestCode.PUT_MESSAGES, True): ("reason",),
+    (RequestCode.IDENTITY, False): ("clusterId",),
+    (RequestCode.IDENTITY, True): ("clusterId",),
 }
 """Texts after those of every message. A refusal has only `COMMON` and one text, its remark."""
 

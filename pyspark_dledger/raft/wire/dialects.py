@@ -32,7 +32,8 @@ class DecodedFrame(NamedTuple):
     """A decoded frame.
 
     ``message`` is a Refusal for a request that is unknown or unreadable: the caller sends it as the response. It is
-    None for a response without an outstanding request. ``secret`` is that of a METADATA request.
+    None for a response without an outstanding request. ``secret`` is that of a METADATA request, ``member`` a member's
+    hello in a METADATA request or its response.
     """
 
     opaque: int
@@ -43,6 +44,7 @@ class DecodedFrame(NamedTuple):
     is_binary: bool
     offers_binary: bool
     secret: str | None = None
+    member: str | None = None
 
 
 def encode_request(
@@ -51,16 +53,17 @@ def encode_request(
     is_binary: bool = False,
     offers_binary: bool = False,
     secret: str | None = None,
+    member: str | None = None,
 ) -> list[Buffer]:
     """A request as buffers to send in order. Raises EncodeError for a message that the dialect cannot carry."""
-    return _encode(request, opaque, is_binary, offers_binary, is_response=False, secret=secret)
+    return _encode(request, opaque, is_binary, offers_binary, is_response=False, secret=secret, member=member)
 
 
 def encode_response(
-    response: Response, opaque: int, is_binary: bool = False, offers_binary: bool = False
+    response: Response, opaque: int, is_binary: bool = False, offers_binary: bool = False, member: str | None = None
 ) -> list[Buffer]:
     """The response to the request with that opaque, in the request's dialect. Raises EncodeError."""
-    return _encode(response, opaque, is_binary, offers_binary, is_response=True)
+    return _encode(response, opaque, is_binary, offers_binary, is_response=True, member=member)
 
 
 def encode_refusal(refusal: Refusal, opaque: int, is_binary: bool = False, request_code: int = 0) -> list[Buffer]:
@@ -83,8 +86,10 @@ def decode(found: WireFrame, outstanding: Mapping[int, int] = _NO_OUTSTANDING) -
         return _decode_response(header, found.body, outstanding)
     message = _request_or_refusal(header.code, found.body)
     is_hello = header.code == RequestCode.METADATA
-    offers, secret = header.offers_binary and is_hello, header.secret if is_hello else None
-    return DecodedFrame(header.opaque, header.code, message, False, header.is_one_way, False, offers, secret)
+    if not is_hello:
+        return DecodedFrame(header.opaque, header.code, message, False, header.is_one_way, False, False)
+    offers, shown = header.offers_binary, (header.secret, header.member)
+    return DecodedFrame(header.opaque, header.code, message, False, header.is_one_way, False, offers, *shown)
 
 
 def _encode(
@@ -94,6 +99,7 @@ def _encode(
     offers_binary: bool,
     is_response: bool,
     secret: str | None = None,
+    member: str | None = None,
 ) -> list[Buffer]:
     code = REQUEST_CODES[type(message)]
     if offers_binary and (is_binary or code != RequestCode.METADATA):
@@ -102,7 +108,8 @@ def _encode(
         )
     if is_binary:
         return frame(KIND_BINARY, *binary.encode(message, opaque))
-    header = Header(SUCCESS if is_response else code, opaque, is_response, offers_binary=offers_binary, secret=secret)
+    first = SUCCESS if is_response else code
+    header = Header(first, opaque, is_response, offers_binary=offers_binary, secret=secret, member=member)
     return frame(KIND_JSON, encode_header(header), [encode_body(message)])
 
 
@@ -123,8 +130,9 @@ def _decode_response(header: Header, body: memoryview, outstanding: Mapping[int,
     message: Response | Refusal | None = None
     if code != NO_REQUEST:
         message = decode_response(code, body) if header.is_success else Refusal(header.code, header.remark or "")
-    offers = header.offers_binary and code == RequestCode.METADATA
-    return DecodedFrame(header.opaque, code, message, True, False, False, offers)
+    is_hello = code == RequestCode.METADATA
+    offers, member = header.offers_binary and is_hello, header.member if is_hello else None
+    return DecodedFrame(header.opaque, code, message, True, False, False, offers, None, member)
 
 
 def _request_or_refusal(code: int, body: memoryview) -> Request | Refusal:

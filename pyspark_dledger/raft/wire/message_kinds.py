@@ -19,6 +19,7 @@ REQUESTS: dict[int, type[m.Request]] = {
     RequestCode.PUT_MESSAGES: m.PutRequest,
     RequestCode.CONFIG: m.ConfigRequest,
     RequestCode.SUMMARY: m.SummaryRequest,
+    RequestCode.IDENTITY: m.IdentityRequest,
 }
 RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.METADATA: m.MetadataResponse,
@@ -34,6 +35,7 @@ RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.PUT_MESSAGES: m.PutResponse,
     RequestCode.CONFIG: m.ConfigResponse,
     RequestCode.SUMMARY: m.SummaryResponse,
+    RequestCode.IDENTITY: m.IdentityResponse,
 }
 REQUEST_CODES: dict[type[m.WireMessage], int] = {
     kind: int(code) for kinds in (REQUESTS, RESPONSES) for code, kind in kinds.items()
@@ -43,7 +45,7 @@ BINARY_ONLY = frozenset(
         int,
         (
             *(RequestCode.STATUS, RequestCode.READ, RequestCode.TOPICS, RequestCode.PUT_MESSAGES),
-            *(RequestCode.CONFIG, RequestCode.SUMMARY),
+            *(RequestCode.CONFIG, RequestCode.SUMMARY, RequestCode.IDENTITY),
         ),
     )
 )

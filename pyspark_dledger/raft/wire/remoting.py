@@ -22,6 +22,7 @@ _ONE_WAY = 2
 _OFFER_KEY = "dledgerBinary"
 _OFFER = "1"
 _SECRET_KEY = "dledgerSecret"  # noqa: S105  # the name of a key
+_MEMBER_KEY = "dledgerMember"
 _MAX_REMARK = 1000
 # Matches nearly every header. Parsing it as JSON takes several times as long.
 _USUAL = re.compile(
@@ -50,7 +51,7 @@ def not_supported(request_code: int) -> Refusal:
 class Header(NamedTuple):
     """A JSON header; ``code`` is the request code, or the remoting code of a response.
 
-    ``secret`` is the secret of a request. It is never logged.
+    ``secret`` is the secret of a request. It is never logged. ``member`` is the hello of a member.
     """
 
     code: int
@@ -60,6 +61,7 @@ class Header(NamedTuple):
     offers_binary: bool = False
     remark: str | None = None
     secret: str | None = None
+    member: str | None = None
 
     @property
     def is_success(self) -> bool:
@@ -71,6 +73,8 @@ def encode_header(header: Header) -> bytes:
     fields = [f'"{_OFFER_KEY}":"{_OFFER}"'] if header.offers_binary else []
     if header.secret is not None:
         fields.append(f'"{_SECRET_KEY}":{quote(header.secret)}')
+    if header.member is not None:
+        fields.append(f'"{_MEMBER_KEY}":{quote(header.member)}')
     offer = f'"extFields":{{{",".join(fields)}}},' if fields else ""
     flag = _RESPONSE * header.is_response | _ONE_WAY * header.is_one_way
     remark = f'"remark":{quote(header.remark[:_MAX_REMARK])},' if header.remark is not None else ""
@@ -97,7 +101,8 @@ def decode_header(data: memoryview) -> Header:
         is_response=bool(flag & _RESPONSE),
         is_one_way=bool(flag & _ONE_WAY),
         offers_binary=_has_offer(fields.get("extFields")),
-        secret=_secret(fields.get("extFields")),
+        secret=_text(fields.get("extFields"), _SECRET_KEY),
+        member=_text(fields.get("extFields"), _MEMBER_KEY),
         remark=_printable(remark[:_MAX_REMARK]) if isinstance(remark, str) else None,
     )
 
@@ -113,6 +118,6 @@ def _has_offer(ext_fields: Any) -> bool:
     return isinstance(offer, str) and _OFFER in offer.split(",")
 
 
-def _secret(ext_fields: Any) -> str | None:
-    secret = ext_fields.get(_SECRET_KEY) if isinstance(ext_fields, dict) else None
-    return secret if isinstance(secret, str) else None
+def _text(ext_fields: Any, key: str) -> str | None:
+    text = ext_fields.get(key) if isinstance(ext_fields, dict) else None
+    return text if isinstance(text, str) else None

@@ -8,12 +8,14 @@ How both sides agree on the binary dialect:
    the offer and never accepts.
 3. After it, the side that opened the connection sends binary requests. A response uses its request's dialect.
 4. If the node requires a secret, the hello's ``extFields`` has it too (``dledgerSecret``). Otherwise it is rejected.
+   Members also send what they know of the group (``dledgerMember``), and a node answers such a hello with its own.
 5. A binary request without such a hello, and a binary response to a JSON request, are errors: the connection is closed.
    JSON requests are always allowed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pyspark_dledger.format.encode.encoded import Buffer
@@ -37,7 +39,7 @@ _MAX_OPAQUE = 2**31 - 1
 class ReceivedRequest(NamedTuple):
     """A request of the other side. If ``request`` is a Refusal, the caller only sends it with `WireConnection.refuse`.
 
-    ``secret`` is the secret of a hello.
+    ``secret`` is the secret of a hello, ``member`` what a member tells of itself in one.
     """
 
     opaque: int
@@ -47,6 +49,7 @@ class ReceivedRequest(NamedTuple):
     offers_binary: bool
     request_code: int
     secret: str | None = None
+    member: str | None = None
 
 
 class ReceivedResponse(NamedTuple):
@@ -54,22 +57,29 @@ class ReceivedResponse(NamedTuple):
 
     opaque: int
     response: Response | Refusal
+    member: str | None = None
 
 
 class WireConnection:
     """Decodes received bytes, encodes messages, and tracks outstanding requests.
 
     ``is_binary``: this side sends binary requests. ``peer_is_binary``: both sides have offered the binary dialect.
-    ``secret`` is sent with every METADATA in JSON. ``reader`` has the receive buffer.
+    ``secret`` and `member` are sent with every METADATA in JSON, `member` also with the response to such a one.
+    ``reader`` has the receive buffer.
     """
 
     def __init__(
-        self, offers_binary: bool = True, max_frame_size: int = MAX_FRAME_SIZE, secret: str | None = None
+        self,
+        offers_binary: bool = True,
+        max_frame_size: int = MAX_FRAME_SIZE,
+        secret: str | None = None,
+        member: Callable[[], str] | None = None,
     ) -> None:
         self.is_binary = False
         self.peer_is_binary = False
         self._offers_binary = offers_binary
         self._secret = secret
+        self._member = member
         self.reader = FrameReader(max_frame_size)
         self._next_opaque = 0
         self._outstanding: dict[int, int] = {}  # opaque -> request code, oldest first
@@ -107,7 +117,8 @@ class WireConnection:
         opaque = self._free_opaque()
         is_hello = not self.is_binary and isinstance(request, MetadataRequest)
         offers, secret = is_hello and self._offers_binary, self._secret if is_hello else None
-        buffers = encode_request(request, opaque, self.is_binary, offers, secret)
+        member = self._member() if is_hello and self._member is not None else None
+        buffers = encode_request(request, opaque, self.is_binary, offers, secret, member)
         self._outstanding[opaque] = REQUEST_CODES[type(request)]
         if self.is_binary:
             self._binary_requests.add(opaque)
@@ -125,7 +136,8 @@ class WireConnection:
     def respond(self, received: ReceivedRequest, response: Response) -> list[Buffer]:
         """The buffers of a response, in the request's dialect. Raises EncodeError."""
         offers = self._offers_binary and received.offers_binary
-        return encode_response(response, received.opaque, received.is_binary, offers)
+        member = None if received.member is None or self._member is None else self._member()
+        return encode_response(response, received.opaque, received.is_binary, offers, member)
 
     def refuse(self, received: ReceivedRequest, refusal: Refusal) -> list[Buffer]:
         """The buffers of a refusal."""
@@ -155,7 +167,8 @@ class WireConnection:
         assert isinstance(request, (Request, Refusal))
         opaque, code = decoded.opaque, decoded.request_code
         is_one_way, offers = decoded.is_one_way, decoded.offers_binary
-        return ReceivedRequest(opaque, request, decoded.is_binary, is_one_way, offers, code, decoded.secret)
+        shown = decoded.secret, decoded.member
+        return ReceivedRequest(opaque, request, decoded.is_binary, is_one_way, offers, code, *shown)
 
     def _response_of(self, decoded: DecodedFrame) -> ReceivedResponse | None:
         if decoded.request_code == NO_REQUEST:
@@ -167,4 +180,4 @@ class WireConnection:
         if decoded.offers_binary and self._offers_binary:
             self.is_binary = self.peer_is_binary = True
         assert isinstance(response, (Response, Refusal))
-        return ReceivedResponse(opaque, response)
+        return ReceivedResponse(opaque, response, decoded.member)

@@ -1,4 +1,6 @@
-"""The small files of a node: ``checkpoint`` and ``currterm`` in Java's format, our ``reset``, ``members`` and ``lock``.
+"""The small files of a node: ``checkpoint`` and ``currterm`` in Java's format, and our own.
+
+These are ``reset``, ``members``, ``cluster`` and ``lock``.
 
 All but the lock are replaced atomically: written to a temporary file, synced, renamed, and the folder synced. (Java's
 ``IOUtils.string2File`` syncs nothing, and for a moment the file is missing.)
@@ -30,6 +32,7 @@ CHECKPOINT = "checkpoint"
 CURRTERM = "currterm"
 RESET = "reset"
 MEMBERS = "members"
+CLUSTER = "cluster"
 
 
 class Reset(NamedTuple):
@@ -114,6 +117,22 @@ def load_members(node_dir: Path) -> tuple[str, ...]:
     except (OSError, ValueError):
         return ()
     return tuple(filter(None, text.split(";")))
+
+
+def write_cluster_id(node_dir: Path, cluster_id: str) -> None:
+    """Write the id of the node's group."""
+    write_properties(node_dir / CLUSTER, {CLUSTER: cluster_id})
+
+
+def load_cluster_id(node_dir: Path) -> str:
+    """The id of the node's group, "" if it has none. Raises StoreError for an unreadable file."""
+    file = node_dir / CLUSTER
+    try:
+        return parse_properties_file(file.read_bytes())[CLUSTER]
+    except FileNotFoundError:
+        return ""
+    except (OSError, KeyError, ValueError) as error:
+        raise StoreError(f"{file}: expected the line cluster=ID, found {error}: copy it from another member") from None
 
 
 def write_reset(node_dir: Path, reset: Reset) -> None:

@@ -1,0 +1,64 @@
+"""What members of this package tell each other at the begin of every connection, and what must be equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from json import dumps
+from typing import Any
+
+from pyspark_dledger.raft.wire.fastjson import parse_object
+from pyspark_dledger.raft.wire.wire_errors import WireError
+
+# The fields that must be equal, with their names in messages. Empty values are unknown.
+_COMPARED = {
+    "group": "group",
+    "cluster": "cluster id",
+    "peers": "peers",
+    "dataFileSize": "data file size",
+    "indexFileSize": "index file size",
+}
+
+
+@dataclass(frozen=True)
+class MemberHello:
+    """A member's view of the group. ``peers`` is sorted by id, sizes are bytes; 0 and "" are unknown."""
+
+    id: str
+    version: str
+    group: str
+    peers: str
+    cluster: str = ""
+    dataFileSize: int = 0  # noqa: N815  # names on the wire
+    indexFileSize: int = 0  # noqa: N815
+
+    def text(self) -> str:
+        return dumps(asdict(self), separators=(",", ":"))
+
+    def mismatch(self, other: MemberHello, expected_id: str | None = None) -> str | None:
+        """Why both cannot be members of one group, with both values; None if they can.
+
+        ``expected_id`` is the id that the other side should have.
+        """
+        if expected_id is not None and other.id != expected_id:
+            return f"expected member {expected_id}, found {other.id}"
+        for name, what in _COMPARED.items():
+            own, its = getattr(self, name), getattr(other, name)
+            if own and its and own != its:
+                return f"expected one {what} in a group, found {own} at {self.id} and {its} at {other.id}"
+        return None
+
+
+def read_hello(text: str) -> MemberHello:
+    """The inverse of `MemberHello.text`; unknown fields are ignored. Raises WireError."""
+    found = parse_object(text.encode(errors="replace"), "a member's hello") or {}
+    values = {field.name: found.get(field.name, field.default) for field in fields(MemberHello)}
+    _check(values)
+    return MemberHello(**values)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        kind = int if name.endswith("Size") else str
+        if type(value) is not kind:
+            raise WireError(f"expected {name} of a member's hello as {kind.__name__}, found {type(value).__name__}")
