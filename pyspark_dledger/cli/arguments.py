@@ -87,7 +87,7 @@ def add_body(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def add_tls(parser: argparse.ArgumentParser) -> None:
-    text = "for TLS with client certificates: PEM files of the certificate, its key, and the CA of all others"
+    text = "for TLS: PEM files of the certificate, its key, and the CA of all"
     for name in ("cert", "key", "ca"):
         add_flag(parser, f"--tls-{name}", f"tls{name.title()}", f"tls {name}", metavar="FILE", help=text)
 
@@ -120,7 +120,7 @@ def add_member(parser: argparse.ArgumentParser) -> None:
     for name, default in (("data", "1g"), ("index", "160m")):
         text, setting = f"of a new store; default {default}", f"mappedFileSizeForEntry{name.title()}"
         add_flag(parser, f"--{name}-file-size", setting, metavar="SIZE", help=text)
-    text = "with messages: how long duplicates are recognized, in milliseconds; default 604800000, 7 days"
+    text = "with messages: how long duplicates are recognized; default 604800000, 7 days"
     add_flag(parser, "--producer-id-expiry-ms", "producerIdExpiryMs", type=natural, metavar="MS", help=text)
     text = "of the log on standard error"
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help=text)

@@ -50,6 +50,8 @@ class Group:
     def start(self, node: str) -> None:
         command = [sys.executable, "-m", "pyspark_dledger", "serve", "--config", str(self._settings)]
         command += ["--group", GROUP, "--id", node, "--peers", self._peers_of(node), "--store", str(self.folder)]
+        # Each node reaches the others through links of its own.
+        command += ["--set", f"commonPeers={self.peers}"]
         with (self.folder / f"{node}.log").open("ab") as log:
             self.processes[node] = subprocess.Popen([*command, "--flush", self.flush], stdout=log, stderr=log)
 

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_flag(parser, "--group", "group", metavar="NAME", help="the group's name")
     add_flag(parser, "--id", "selfId", metavar="ID", help="this member's id, such as n0")
-    text = "all members with their addresses, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
+    text = "all members, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
     add_flag(parser, "--peers", "peers", metavar="ID-HOST:PORT;...", help=text)
     text = "the folder of dledger-ID/; created if missing"
     add_flag(parser, "--store", "storeBaseDir", metavar="DIR", help=text)

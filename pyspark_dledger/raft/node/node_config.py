@@ -52,9 +52,7 @@ class NodeConfig:
     )
     common_peers: str | None = option(None, TEXT, "compared instead of `peers`, if addresses differ")
     change_members: bool = option(False, BOOLEAN, "once: takes other members")
-    listen: str | None = option(
-        None, TEXT, "HOST or HOST:PORT; default: its address in `peers`, if that is a loopback one"
-    )
+    listen: str | None = option(None, TEXT, "HOST or HOST:PORT; default: its address in `peers`, if loopback")
     tls: Tls | None = None
     secret: str | None = field(default=None, repr=False)
     member_secret: str | None = field(default=None, repr=False)
