@@ -218,8 +218,37 @@ std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos) {
   int64_t number = 0;
   for (int64_t offset = 0; offset < data.size;) {
     const int64_t size = whole_size(data.data + offset, data.size - offset, number++);
+    const uint8_t* const entry = data.data + offset;
     const int64_t body = offset + kEntryHeaderSize;
-    if (has_zero_sector(data.data + body, size - kEntryHeaderSize, pos + body)) return offset;
+    if (EntryHeader{entry}.body_crc() != 0 ? !stored_crc_problem(entry, size).empty()
+                                           : has_zero_sector(data.data + body, size - kEntryHeaderSize, pos + body)) {
+      return offset;
+    }
+    offset += size;
+  }
+  return std::nullopt;
+}
+
+void write_body_crcs(uint8_t* data, int64_t size) {
+  int64_t number = 0;
+  for (uint8_t *entry = data, *const end = data + size; entry < end;) {
+    const int64_t entry_size = whole_size(entry, end - entry, number++);
+    const auto body_size = static_cast<size_t>(entry_size - kEntryHeaderSize);
+    store_be32(entry + kBodyCrcAt, crc32(entry + kEntryHeaderSize, body_size));
+    entry += entry_size;
+  }
+}
+
+std::optional<int64_t> find_wrong_body(const ByteRange& data, bool needs_crc) {
+  int64_t number = 0;
+  for (int64_t offset = 0; offset < data.size;) {
+    const uint8_t* const entry = data.data + offset;
+    const int64_t size = whole_size(entry, data.size - offset, number++);
+    const EntryHeader header{entry};
+    if (needs_crc || header.body_crc() != 0) {
+      const auto found = static_cast<int32_t>(crc32(header.body(), static_cast<size_t>(size - kEntryHeaderSize)));
+      if (found != header.body_crc()) return offset;
+    }
     offset += size;
   }
   return std::nullopt;
@@ -230,8 +259,11 @@ std::optional<int64_t> find_damaged(const ByteRange& data) {
   for (int64_t offset = 0; offset < data.size;) {
     const uint8_t* const entry = data.data + offset;
     const int64_t size = whole_size(entry, data.size - offset, number++);
-    if (!stored_crc_problem(entry, size).empty()) return offset;
-    if (is_damaged_message(entry + kEntryHeaderSize, size - kEntryHeaderSize)) return offset;
+    const bool has_crc = EntryHeader{entry}.body_crc() != 0;
+    if (has_crc ? !stored_crc_problem(entry, size).empty()
+                : is_damaged_message(entry + kEntryHeaderSize, size - kEntryHeaderSize)) {
+      return offset;
+    }
     offset += size;
   }
   return std::nullopt;

@@ -6,6 +6,7 @@
 namespace dledger {
 
 constexpr int kEntryHeaderSize = 48;
+constexpr int kBodyCrcAt = 40;
 constexpr int64_t kMaxEntrySize = 4 * 1024 * 1024;
 constexpr int32_t kMagicNormal = 1;
 constexpr int32_t kMagicNoop = 2;
@@ -23,7 +24,7 @@ struct EntryHeader {
   int64_t pos() const { return load_be64(p + 24); }
   int32_t channel() const { return load_be32(p + 32); }
   int32_t chain_crc() const { return load_be32(p + 36); }
-  int32_t body_crc() const { return load_be32(p + 40); }
+  int32_t body_crc() const { return load_be32(p + kBodyCrcAt); }
   int32_t body_size() const { return load_be32(p + 44); }
   const uint8_t* body() const { return p + kEntryHeaderSize; }
 

@@ -357,6 +357,16 @@ std::optional<int64_t> find_torn_in(const py::object& data, const py::object& po
   return released(held.range().size, [&] { return find_torn(held.range(), start); });
 }
 
+void write_crcs(const py::object& data) {
+  const HeldBytes held(data, "entries", PyBUF_WRITABLE);
+  released(held.range().size, [&] { write_body_crcs(const_cast<uint8_t*>(held.range().data), held.range().size); });
+}
+
+std::optional<int64_t> find_wrong_body_in(const py::object& data, bool needs_crc) {
+  const HeldBytes held(data, "entries");
+  return released(held.range().size, [&] { return find_wrong_body(held.range(), needs_crc); });
+}
+
 std::optional<int64_t> find_damaged_in(const py::object& data) {
   const HeldBytes held(data, "entries");
   return released(held.range().size, [&] { return find_damaged(held.range()); });
@@ -457,6 +467,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("check_entries", &check_bytes);
   module.def("find_torn", &find_torn_in);
   module.def("find_damaged", &find_damaged_in);
+  module.def("find_wrong_body", &find_wrong_body_in, py::arg("data"), py::arg("needs_crc") = false);
+  module.def("write_body_crcs", &write_crcs);
   add_puts(module);
   module.def("crc32", &crc_of<crc32>, py::arg("data"), py::arg("before") = 0);
   module.def("crc32_portable", &crc_of<crc32_portable>, py::arg("data"), py::arg("before") = 0);

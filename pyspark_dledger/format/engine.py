@@ -100,17 +100,27 @@ class Engine(Protocol):
     def find_torn(self, data: Buffer, pos: int) -> int | None:
         """The offset of the first entry whose body may not have been written completely, or None.
 
-        ``data`` are consecutive complete entries from ``pos`` on. A sector of 512 bytes that a power loss kept from the
-        disk is zero, so a body with such a sector is suspect; it can also contain these zeros. Raises ValueError for
-        incomplete entries.
+        ``data`` are consecutive complete entries from ``pos`` on. A bodyCrc decides. Without one: a sector of 512 bytes
+        that a power loss kept from the disk is zero, so a body with such a sector is suspect; it can also contain these
+        zeros. Raises ValueError for incomplete entries.
         """
 
     def find_damaged(self, data: Buffer) -> int | None:
-        """The offset of the first entry with a wrong bodyCrc or a damaged message, or None.
+        """The offset of the first entry with a wrong bodyCrc, or without one and with a damaged message, or None.
 
         ``data`` are consecutive complete entries. A body with a message's magic is damaged if it cannot be parsed or
         does not match its CRC. Raises ValueError for incomplete entries.
         """
+
+    def find_wrong_body(self, data: Buffer, needs_crc: bool = False) -> int | None:
+        """The offset of the first entry whose body does not match its bodyCrc, or None.
+
+        A bodyCrc of 0 matches all bodies, with `needs_crc` only those whose CRC is 0. Raises ValueError for incomplete
+        entries.
+        """
+
+    def write_body_crcs(self, data: bytearray) -> None:
+        """Write the CRC of each body into the header of its entry. Raises ValueError for incomplete entries."""
 
     def new_ordinals(self) -> Ordinals:
         """Counts of equal contents, for all batches of one attempt of a task."""

@@ -33,6 +33,7 @@ ENTRY_HEADER = (
     Field("bodySize", 44, 4, ">i4"),
 )
 ENTRY_HEADER_SIZE = 48
+BODY_CRC_OFFSET = 40
 
 # The limit of DLedger's encode buffer: no Java version writes a larger entry.
 MAX_ENTRY_SIZE = 4 * 1024 * 1024

@@ -40,6 +40,8 @@ split = _native.split
 seek = _native.seek
 find_torn = _native.find_torn
 find_damaged = _native.find_damaged
+find_wrong_body = _native.find_wrong_body
+write_body_crcs = _native.write_body_crcs
 patch_physical_offsets = _native.patch_physical_offsets
 
 

@@ -166,6 +166,20 @@ class DLedgerStore(ABC):
         """
 
     @abstractmethod
+    def start_scrubbing(self, on_damage: Callable[[dict[int, str]], None]) -> None:
+        """Search for damaged entries until shutdown, if the store can have some.
+
+        `on_damage` gets what is wrong with them, by index. Another thread may call it.
+        """
+
+    def repair(self, index: int, data: Buffer) -> None:
+        """Replace the bytes of a damaged entry with an intact copy, durably.
+
+        Raises ValueError unless it is that entry and matches a checksum.
+        """
+        raise ValueError(f"expected a store that can repair entry {index}, found {type(self).__name__}")
+
+    @abstractmethod
     def update_committed_index(self, term: int, index: int) -> None:
         """Raise the committed index: never above the end, never down, and not for a term below the last entry's."""
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
+from pyspark_dledger.common.durable import open_own, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, StoreError
-from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.codec import IndexUnit, record_struct
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
+from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.store.dledger_store import Entry, EntryRange, ReadCheck
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.log_files import PendingUnits
+from pyspark_dledger.store.scrub import entry_problem
 
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)
@@ -63,10 +68,10 @@ class EntryReader:
         located = self.locate(index)
         file = _existing(self._data.find(located.pos), index)
         data = self._data.view(file)[located.pos - file.base : located.end - file.base]
-        term = _check_header(index, located, file, data)
+        _check_header(index, located, file, data)
         if check is not None and check(data) is not None:
-            raise _wrong_message(index, located.pos, file)
-        return Entry(index, term, located.pos, MAGIC_NORMAL, bytes(data[ENTRY_HEADER_SIZE:]))
+            raise _wrong_body(index, located.pos, file)
+        return Entry(index, located.term, located.pos, MAGIC_NORMAL, bytes(data[ENTRY_HEADER_SIZE:]))
 
     def read(
         self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int, check: ReadCheck | None = None
@@ -87,7 +92,8 @@ class EntryReader:
         if is_recent:
             return EntryRange(first, last, pos, data)
         try:
-            is_intact = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).count == last - first + 1
+            units = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).units
+            is_intact = units == self._units(first, last)
         except ValueError:
             is_intact = False
         if not is_intact:
@@ -95,11 +101,38 @@ class EntryReader:
             last, data = found.last_index, memoryview(found.data)
         wrong = check(data) if check is not None else None
         if wrong == 0:
-            raise _wrong_message(first, pos, file)
+            raise _wrong_body(first, pos, file)
         if wrong is not None:
             last, end_pos = self._last_within(first, last, pos + wrong, located.end)
             data = data[: end_pos - pos]
         return EntryRange(first, last, pos, data)
+
+    def repair(self, index: int, data: Buffer, begin: int, end: int) -> None:
+        """Overwrite an entry of the log ``[begin, end]`` with an intact copy; see `DLedgerStore.repair`.
+
+        Raises OSError if the disk fails.
+        """
+        located, file_size = self.locate(index), self._data.file_size
+        unit = IndexUnit(MAGIC_NORMAL, located.pos, located.size, index, located.term)
+        before = self.locate(index - 1).end if index > begin else located.pos
+        after = self.locate(index + 1).pos if index < end else located.end
+        if (located.pos != before and located.pos % file_size) or (after != located.end and after % file_size):
+            raise ValueError(f"expected the index unit of {index} to continue its neighbours, found {unit}")
+        problem = entry_problem(self._engine, data, unit)
+        has_checksum = self._engine.find_wrong_body(data, True) is None or has_message_magic(
+            bytes(data), ENTRY_HEADER_SIZE, len(data)
+        )
+        if problem is None and not has_checksum:
+            problem = "expected a checksum, found none"
+        if problem is not None or len(data) != located.size:
+            raise ValueError(problem or f"expected {located.size} bytes, found {len(data)}")
+        file = _existing(self._data.find(located.pos), index)
+        descriptor = open_own(file.path, os.O_WRONLY)
+        try:
+            write_at(descriptor, data, located.pos - file.base)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _before_damage(self, file: MappedFile, first: int, last: int) -> EntryRange:
         """The entries before the first damaged one. Raises StoreError if that is `first`."""
@@ -108,20 +141,33 @@ class EntryReader:
         for index in range(first, last + 1):
             located = self.locate(index)
             try:
-                found = _check_header(index, located, file, view[located.pos - file.base :][:ENTRY_HEADER_SIZE])
-                if located.pos != end or found < term:
+                _check_header(index, located, file, view[located.pos - file.base :][:ENTRY_HEADER_SIZE])
+                if located.pos != end or located.term < term:
                     raise StoreError(
                         f"{file.path} at byte {end - file.base}: expected the entry of index {index} with a term of at "
-                        f"least {term}, found it at byte {located.pos - file.base} with term {found}: the file is "
-                        "damaged; stop this member, and copy its folder from another member of the group"
+                        f"least {term}, found it at byte {located.pos - file.base} with term {located.term}: the file "
+                        "is damaged; stop this member, and copy its folder from another member of the group"
                     )
             except StoreError:
                 if index == first:
                     raise
                 last = index - 1
                 break
-            end, term = located.end, found
+            end, term = located.end, located.term
         return EntryRange(first, last, start.pos, view[start.pos - file.base : end - file.base])
+
+    def _units(self, first: int, last: int) -> bytes:
+        """The index units of entries ``[first, last]``."""
+        pending_first, pending = self._pending.up_to(last)
+        own = max(pending_first, first) if pending else last + 1
+        pos, end = first * INDEX_UNIT_SIZE, own * INDEX_UNIT_SIZE
+        parts: list[Buffer] = []
+        while pos < end:
+            file = _existing(self._index.find(pos), pos // INDEX_UNIT_SIZE)
+            stop = min(end, file.end)
+            parts.append(self._index.view(file)[pos - file.base : stop - file.base])
+            pos = stop
+        return b"".join([*parts, pending[(own - pending_first) * INDEX_UNIT_SIZE :]])
 
     def _last_within(self, first: int, last: int, limit: int, end: int) -> tuple[int, int]:
         """Index and end of the last entry that ends at or before `limit`; `first` ends at `end`."""
@@ -136,15 +182,15 @@ class EntryReader:
         return low, end
 
 
-def _check_header(index: int, located: IndexedEntry, file: MappedFile, data: memoryview) -> int:
-    """The term of the entry at the start of `data`. Raises StoreError unless its header agrees with the index."""
-    pos, size, _ = located
-    names = ("magic", "size", "index", "pos", "bodySize")
-    expected = (MAGIC_NORMAL, size, index, pos, size - ENTRY_HEADER_SIZE)
+def _check_header(index: int, located: IndexedEntry, file: MappedFile, data: memoryview) -> None:
+    """Raises StoreError unless the header at the start of `data` agrees with the index unit."""
+    pos, size, term = located
+    names = ("magic", "size", "index", "term", "pos", "bodySize")
+    expected = (MAGIC_NORMAL, size, index, term, pos, size - ENTRY_HEADER_SIZE)
     header = _HEADER.unpack_from(data) if len(data) >= ENTRY_HEADER_SIZE else ()
-    found = header[:3] + header[4:5] + header[8:]
+    found = header[:5] + header[8:]
     if found == expected:
-        return int(header[3])
+        return
     expected_text, found_text = (
         " ".join(f"{name}={value}" for name, value in zip(names, values, strict=False)) for values in (expected, found)
     )
@@ -155,9 +201,9 @@ def _check_header(index: int, located: IndexedEntry, file: MappedFile, data: mem
     )
 
 
-def _wrong_message(index: int, pos: int, file: MappedFile) -> StoreError:
+def _wrong_body(index: int, pos: int, file: MappedFile) -> StoreError:
     return StoreError(
-        f"{file.path} at byte {pos - file.base}: expected the message of index {index} to match its checksum, found "
+        f"{file.path} at byte {pos - file.base}: expected the body of index {index} to match its checksum, found "
         "other bytes: the entry is damaged, and is neither served nor pushed; stop this member, and copy its folder "
         "from another member of the group ('dledger diff' names one)"
     )

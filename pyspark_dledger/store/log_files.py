@@ -29,8 +29,16 @@ from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
 from pyspark_dledger.store.dledger_store import AppendHook, EntryRun
+from pyspark_dledger.store.files.boot import boot_id, load_boot, write_boot
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
-from pyspark_dledger.store.files.node_files import Reset, load_checkpoint, remove_reset, write_checkpoint, write_reset
+from pyspark_dledger.store.files.node_files import (
+    CHECKPOINT,
+    Reset,
+    load_checkpoint,
+    remove_reset,
+    write_checkpoint,
+    write_reset,
+)
 from pyspark_dledger.store.recovery.load_files import check_order, finish_reset, load_data_files, load_index_files
 from pyspark_dledger.store.recovery.recover import Recovered, Recovery
 from pyspark_dledger.store.store_config import StoreConfig
@@ -131,7 +139,14 @@ class LogFiles:
         check_order(data_files)
         self.data = MappedFileList(data_files, data_size, self._data_dir)
         self.index = MappedFileList(index_files, index_size, lambda _: index_dir)
-        found = Recovery(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable).run()
+        boot = load_boot(node_dir)
+        found = Recovery(
+            *(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable),
+            is_sync=self.is_sync,
+            # Without a checkpoint file nothing is known to be durable, and everything would need a checksum.
+            is_rebooted=(node_dir / CHECKPOINT).exists() and boot not in ("", boot_id()),
+            is_own=bool(boot),
+        ).run()
         if found.saved_tail is not None:
             _LOG.warning("truncated the log at index %d; its tail is kept in %s", found.next_index, found.saved_tail)
         self._checkpoint_end = min(-1 if checkpoint.end_index is None else checkpoint.end_index, found.next_index - 1)
@@ -166,6 +181,7 @@ class LogFiles:
                 continue
             if hook is not None:
                 hook(encoded.data, encoded.units)
+            self._engine.write_body_crcs(encoded.data)
             if self.is_sync and not looks_torn:
                 looks_torn = self.looks_torn(encoded.data, pos)
             self.data.write(pos, encoded.data)
@@ -297,6 +313,16 @@ class LogFiles:
         """Lower the checkpoint before entries after index `end` are removed, because it vouches for them."""
         if self._checkpoint_end > end and not self.is_reset:
             self.write_checkpoint(committed, end)
+
+    def record_boot(self, committed: int, end: int) -> None:
+        """Once in each run of the machine: write the checkpoint, and that the log is durable up to there in this run.
+
+        After a restart of the machine, entries after the checkpoint may have lost bytes.
+        """
+        node_dir = self._config.node_dir
+        if load_boot(node_dir) != boot_id():
+            self.write_checkpoint(committed, end)
+            self.apply(lambda: write_boot(node_dir))
 
     # Errors
 

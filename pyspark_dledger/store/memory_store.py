@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.format.codec import decode_entry_header, encode_entry, record_struct
@@ -108,10 +108,10 @@ class MemoryStore(DLedgerStore):
         return bodies
 
     def _after_hook(self, data: bytes, index: int, term: int, pos: int) -> bytes:
-        if self.append_hook is None:
-            return data
         changed = bytearray(data)
-        self.append_hook(changed, bytearray(_UNIT.pack(MAGIC_NORMAL, pos, len(data), index, term)))
+        if self.append_hook is not None:
+            self.append_hook(changed, bytearray(_UNIT.pack(MAGIC_NORMAL, pos, len(data), index, term)))
+        self._engine.write_body_crcs(changed)
         return bytes(changed)
 
     def _extend(self, stored: list[_Stored]) -> None:
@@ -163,6 +163,9 @@ class MemoryStore(DLedgerStore):
         begin = self.ledger_begin_index
         check_index(index, begin, self.ledger_end_index)
         return self._entries[index - begin]
+
+    def start_scrubbing(self, on_damage: Callable[[dict[int, str]], None]) -> None:
+        """Does nothing: memory is not damaged."""
 
     def truncate(self, index: int) -> None:
         begin = self.ledger_begin_index

@@ -38,6 +38,7 @@ from pyspark_dledger.store.rules import (
     check_truncate,
     raised_committed_index,
 )
+from pyspark_dledger.store.scrub import ScrubbedRange, ScrubService, scrub
 from pyspark_dledger.store.store_config import StoreConfig
 
 _HEADER = record_struct(ENTRY_HEADER)
@@ -54,11 +55,13 @@ class MmapFileStore(DLedgerStore):
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._engine = get_engine(config.engine)
+        self.read_check = self._engine.find_wrong_body
         self._lock = StoreLock(config.node_dir / "lock")
         self._is_started = False
         self._is_disk_full = False
         self._callback: Callable[[int], None] = lambda _index: None
         self._flush_service: FlushDataService | None = None
+        self._scrub_service: ScrubService | None = None
         self._clean_service: CleanSpaceService | None = None
         self._wake: Callable[[], None] | None = None
         self._files = LogFiles(config, self._engine)
@@ -120,6 +123,7 @@ class MmapFileStore(DLedgerStore):
             self.ledger_end_index,
         )
         self._own_from = self.end_pos
+        files.record_boot(min(self.committed_index, self.flushed_index), self.flushed_index)
         assert current.curr_term is not None
         self.curr_term, self.vote_leader = current.curr_term, current.vote_leader
         if self._end_term > self.curr_term:
@@ -130,10 +134,10 @@ class MmapFileStore(DLedgerStore):
         if not self._is_started:
             return
         self._wake = None
-        for service in (self._clean_service, self._flush_service):
+        for service in (self._scrub_service, self._clean_service, self._flush_service):
             if service is not None:
                 service.stop()
-        self._clean_service = self._flush_service = None
+        self._clean_service = self._flush_service = self._scrub_service = None
         try:
             if self.failure is None:
                 self.flush()
@@ -330,6 +334,31 @@ class MmapFileStore(DLedgerStore):
             self._begin = self._end_term = self.committed_index = self.flushed_index = -1
             self._next_index, self.end_pos = index, pos
             files.apply(lambda: files.reset(index, pos))
+
+    # Scrubbing
+
+    def start_scrubbing(self, on_damage: Callable[[dict[int, str]], None]) -> None:
+        """Start a thread that reads the log until shutdown. It calls `on_damage` with what is wrong, by index."""
+        rate = self.config.scrub_bytes_per_second
+        if rate:
+            self._scrub_service = ScrubService(self._scrub_bounds, self.scrub, on_damage, rate)
+            self._scrub_service.start()
+
+    def scrub(self, first: int, last: int) -> ScrubbedRange:
+        """Check some of the committed and durable entries ``[first, last]`` on disk; any thread may call it."""
+        return scrub(self._files.data, self._files.index, self._engine, first, last)
+
+    def _scrub_bounds(self) -> tuple[int, int]:
+        return self._begin, min(self.committed_index, self.flushed_index)
+
+    def repair(self, index: int, data: Buffer) -> None:
+        self._check_started()
+        self._files.check_failure()
+        check_index(index, self._begin, min(self.committed_index, self.flushed_index))
+        try:
+            self._reader.repair(index, data, self._begin, self.ledger_end_index)
+        except OSError as error:
+            raise self._files.disk_error(error) from error
 
     # Committing and flushing
 

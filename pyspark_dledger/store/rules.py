@@ -91,9 +91,14 @@ def check_next_entries(
     pos = _HEADER.unpack_from(data)[4]
     _check_position(pos, size, end, file_size)
     try:
-        return pos, engine.check_entries(data, end.next_index, pos, end.term, leader_term)
+        checked = engine.check_entries(data, end.next_index, pos, end.term, leader_term)
     except ValueError as error:
         raise InconsistentError(str(error)) from None
+    wrong = engine.find_wrong_body(data)
+    if wrong is not None:
+        header = _HEADER.unpack_from(data, wrong)
+        raise InconsistentError(f"expected a body with CRC {header[7]} in entry {header[2]}, found other bytes")
+    return pos, checked
 
 
 def _check_position(pos: int, size: int, end: LogEnd, file_size: int) -> None:

@@ -57,6 +57,9 @@ class StoreConfig(Retention):
     flush: str = "async"
     flush_file_interval_ms: int = option(10, COUNT, "ms between flushes, with flush=async", name="flushFileInterval")
     check_point_interval_ms: int = option(3000, COUNT, "ms between checkpoints", name="checkPointInterval")
+    scrub_bytes_per_second: int = option(
+        8 << 20, SIZE, "bytes a second that the scrubber reads; 0: off", name="scrubBytesPerSecond"
+    )
     truncate_at: int | None = option(None, INTEGER, "repair: moves this entry and all after it to a side file")
     old_log_dir: Path | None = None
     engine: str = "auto"

@@ -435,6 +435,51 @@ def test_find_torn_rejects_incomplete_entries() -> None:
     assert both("find_torn", entries_of(b"", b""), 0) is None
 
 
+# Checksums.
+
+
+def with_crcs(engine: Engine, *bodies: bytes) -> bytearray:
+    data = entries_of(*bodies)
+    engine.write_body_crcs(data)
+    return data
+
+
+@unhurried
+@given(st.lists(st.binary(max_size=60) | SPARSE, max_size=5), st.data())
+def test_engines_agree_on_checksums(bodies: list[bytes], data: st.DataObject) -> None:
+    entries = with_crcs(NATIVE, *bodies)
+    assert entries == with_crcs(PYTHON, *bodies)
+    assert entries == b"".join(
+        codec.encode_entry(5 + number, 3, 1000 + before, body, body_crc=codec.signed32(codec.crc32(body)))
+        for number, body in enumerate(bodies)
+        for before in [sum(48 + len(each) for each in bodies[:number])]
+    )
+    # A checksum proves zeros as well.
+    calls = [("find_wrong_body",), ("find_wrong_body", True), ("find_torn", 1000), ("find_damaged",)]
+    assert [both(name, entries, *more) for name, *more in calls] == [None] * 4
+    places = [
+        at for at in range(len(entries)) if at not in {start + at for start in starts(bodies) for at in range(48)}
+    ]
+    if places:
+        at = data.draw(st.sampled_from(places))
+        entries[at] ^= 1 << data.draw(st.integers(0, 7))
+        damaged = max(start for start in starts(bodies) if start < at)
+        assert [both(name, entries, *more) for name, *more in calls] == [damaged] * 4
+
+
+def starts(bodies: list[bytes]) -> list[int]:
+    return [sum(48 + len(body) for body in bodies[:number]) for number in range(len(bodies))]
+
+
+def test_only_a_check_that_needs_checksums_misses_them() -> None:
+    data = with_crcs(NATIVE, b"abc", b"") + codec.encode_entry(7, 3, 1099, b"without")
+    assert both("find_wrong_body", data) is None
+    assert both("find_wrong_body", data, True) == 99
+    for bad, text in BAD_ENTRIES[1:13]:
+        assert both("find_wrong_body", bad) == ("ValueError", text)
+        assert both("write_body_crcs", bytearray(bad)) == ("ValueError", text)
+
+
 # Memory of the caller.
 
 

@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.codec import crc32
 from pyspark_dledger.raft.core.pushed_entries import are_equal, only_entry, split
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
@@ -84,7 +85,8 @@ def test_duplicate_entries_are_accepted() -> None:
     core.follow()
     entries = [entry(index, 3) for index in range(6)]
     assert core.code(PushType.APPEND, *entries[:4]) == ResponseCode.SUCCESS
-    changed = [data[:36] + b"checksum" + data[44:] for data in entries]
+    checksums = b"\0\0\0\7" + crc32(entries[4][48:]).to_bytes(4, "big")
+    changed = [data[:36] + checksums + data[44:] for data in entries]
     for pushed in (entries[:2], entries[1:3], changed[:4], changed[2:5], entries[1:], entries):
         assert core.code(PushType.APPEND, *pushed) == ResponseCode.SUCCESS
     assert core.store.ledger_end_index == 5

@@ -32,11 +32,6 @@ _NOT_DONE = (GroupError, UnknownOutcomeError)
 Stores = dict[str, MmapFileStore]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="after a power loss under flush=async a member trusts index units and serves lost bodies as zeros",
-)
 def test_member_serves_no_zeros_for_what_a_power_loss_took(tmp_path: Path) -> None:
     body = b"payload " * 750
     with grouped(tmp_path, **SMALL) as (stores, members):
@@ -60,11 +55,6 @@ def test_member_serves_no_zeros_for_what_a_power_loss_took(tmp_path: Path) -> No
             should(found.body == body, f"entry 10 is served with {found.body.count(0)} zero bytes")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="a flipped bit in the term of its last entry makes a member that lags win an election",
-)
 def test_flipped_term_hides_no_committed_entry(tmp_path: Path) -> None:
     with grouped(tmp_path, **SMALL) as (stores, members):
         members.start(*THREE)

@@ -29,7 +29,6 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import (
     AppendRequest,
@@ -55,6 +54,7 @@ from tests.simulation import ledger
 from tests.simulation.checker import HEADER_SIZE, Checker
 from tests.simulation.disk import SimStore
 from tests.simulation.ledger import FILLER, Ledger, Message, pack
+from tests.support.stores import leaders_entry
 
 PUSHES = ("COMPARE", "TRUNCATE", "APPEND", "COMMIT")
 REQUESTS: dict[str, type[Request]] = {
@@ -84,7 +84,7 @@ def entry(index: int, term: int, what: str = "") -> bytes:
     body = b"%011d@%04d" % (index, term)
     if what:
         body = FILLER if what == "filler" else message(*map(int, what.split("@")))
-    return encode_entry(index, term, index * (HEADER_SIZE + BODY_SIZE), body)
+    return leaders_entry(index, term, index * (HEADER_SIZE + BODY_SIZE), body)
 
 
 def entries(text: str) -> tuple[int, bytes]:

@@ -50,7 +50,7 @@ def test_a_range_ends_before_a_damaged_message(store: MmapFileStore) -> None:
 
 def test_a_damaged_message_is_not_served(store: MmapFileStore) -> None:
     for call in (lambda: store.get(9), lambda: store.read(9, 1 << 20)):
-        with pytest.raises(StoreError, match="expected the message of index 9 to match its checksum"):
+        with pytest.raises(StoreError, match="expected the body of index 9 to match its checksum"):
             call()
     store.shutdown()
 
@@ -69,6 +69,42 @@ def test_entries_that_this_process_wrote_are_not_checked(tmp_path: Path) -> None
     store.append_as_leader([MESSAGE] * 5)
     assert store.read(0, 1 << 20).last_index == 4
     assert calls == []
+    store.shutdown()
+
+
+def test_bodies_that_do_not_match_their_checksum_are_not_served(tmp_path: Path) -> None:
+    """The default check: bodies that are no messages."""
+    first = store_in(tmp_path)
+    first.append_as_leader([b"x" * 200] * COUNT)
+    first.shutdown()
+    with next(tmp_path.rglob(f"data/{0:020}")).open("r+b") as file:
+        file.seek(9 * 248 + 100)
+        file.write(b"y")
+    again = store_in(tmp_path)
+    assert (again.read(0, 1 << 20).last_index, again.read(10, 1 << 20).last_index) == (8, COUNT - 1)
+    for call in (lambda: again.get(9), lambda: again.read(9, 1 << 20)):
+        with pytest.raises(StoreError, match="expected the body of index 9 to match its checksum"):
+            call()
+    again.shutdown()
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_term_is_compared_with_the_index_unit(tmp_path: Path, flush: str) -> None:
+    """The header of the last entry gets another term while the store runs; pending units count too."""
+    config = StoreConfig(self_id="n0", base_dir=tmp_path, data_file_size=64 * 1024, flush=flush)
+    store = MmapFileStore(config)
+    store.startup()
+    store.append_as_leader([b"x" * 200] * COUNT, 1)
+    store.shutdown()
+    store.startup()
+    store.append_as_leader([b"x" * 200] * COUNT, 1)
+    with next(tmp_path.rglob(f"data/{0:020}")).open("r+b") as file:
+        file.seek((COUNT - 1) * 248 + 22)
+        file.write(b"\1")
+    assert store.read(0, COUNT * 248).last_index == COUNT - 2
+    assert store.read(COUNT, 1 << 20).last_index == 2 * COUNT - 1
+    with pytest.raises(StoreError, match=r"index=29 term=1 .* found .* term=257"):
+        store.get(COUNT - 1)
     store.shutdown()
 
 

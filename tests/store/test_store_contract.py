@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
-from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit, encode_entry
+from pyspark_dledger.format.codec import crc32, decode_entry_header, decode_index_unit, encode_entry, signed32
 from pyspark_dledger.format.encode import entry_encoding
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.store.dledger_store import DLedgerStore, Entry, EntryRun
 from pyspark_dledger.store.memory_store import MemoryStore
-from tests.support.stores import FILE, bodies, entries, opened, where
+from tests.support.stores import FILE, bodies, entries, leaders_entry, opened, where
 
 Make = Callable[[str], DLedgerStore]
 
@@ -141,6 +141,20 @@ def test_append_hook_sees_entries_and_changes_bodies(store: DLedgerStore) -> Non
     assert [entry.body for entry in entries(store)] == [b"01aaa", b"02bbbb", b"03c"]
 
 
+def test_leader_writes_checksums_of_the_bodies_as_stored(store: DLedgerStore) -> None:
+    """Also of bodies that the hook has changed. The CRC of an empty body is 0, which means no checksum."""
+
+    def hook(data: bytearray, _: bytearray) -> None:
+        data[48] += 1
+
+    store.append_as_leader([b"before", b""])
+    store.append_hook = hook
+    store.append_as_leader([b"a"])
+    headers = [decode_entry_header(bytes(store.read(index, 1).data)) for index in range(3)]
+    assert [header.body_crc for header in headers] == [signed32(crc32(body)) for body in (b"before", b"", b"b")]
+    assert [(header.channel, header.chain_crc) for header in headers] == [(0, 0)] * 3
+
+
 def test_failing_hook_appends_nothing(store: DLedgerStore) -> None:
     store.append_as_leader(bodies(0, 3))
 
@@ -186,6 +200,8 @@ def test_follower_becomes_equal(make: Make, max_bytes: int) -> None:
         (encode_entry(1, 1, 49, b"b") + encode_entry(2, 1, 99, b"c"), "pos"),
         (encode_entry(1, 2, 49, b"b") + encode_entry(2, 1, 98, b"c"), "term"),
         (encode_entry(1, 2, 49, b"x" * (FILE - 49 - 48 - 7)), "data file"),
+        (leaders_entry(1, 1, 49, b"b")[:-1] + b"c", f"CRC {signed32(crc32(b'b'))} in entry 1"),
+        (leaders_entry(1, 1, 49, b"b") + encode_entry(2, 1, 98, b"c", body_crc=5), "CRC 5 in entry 2"),
     ],
 )
 def test_follower_rejects_entries_that_do_not_continue_its_log(store: DLedgerStore, data: bytes, text: str) -> None:
@@ -211,7 +227,7 @@ def test_ranges_are_of_one_file_and_of_at_most_the_requested_bytes(store: DLedge
     ]
     assert found == [(0, 4, 0), (1, 2, 148), (1, 2, 148), (1, 1, 148), (4, 4, 592), (10, 11, 2 * FILE)]
     part = store.read(1, 300)
-    wanted = b"".join(encode_entry(index, 0, 148 * index, body) for index, body in enumerate(bodies(0, 3)))
+    wanted = b"".join(leaders_entry(index, 0, 148 * index, body) for index, body in enumerate(bodies(0, 3)))
     assert bytes(part.data) == wanted[148:]
 
 

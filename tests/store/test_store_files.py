@@ -81,6 +81,9 @@ def test_abnormal_recovery(tmp_path: Path, engine: str) -> None:
     assert len(names(store)) == 12
     for file in data_files(store)[-2:]:
         file.unlink()
+    with pytest.raises(StoreError, match="entries up to 99 were on disk"):
+        opened(tmp_path, engine=engine)
+    (store.config.node_dir / "boot").unlink()  # as in a store of Java, whose checkpoint proves less
     again = opened(tmp_path, engine=engine)
     assert (len(names(again)), again.ledger_begin_index, again.ledger_end_index) == (10, 0, 89)
     assert entries(again)[-1].body == b"x" * 1024
@@ -528,7 +531,8 @@ def test_get_and_read_reject_a_damaged_header(tmp_path: Path, engine: str, at: i
     store.append_as_leader(bodies(0, 34))
     store.flush()
     change(data_files(store)[1], 2 * 148 + at, data)
-    text = f"{FILE:020} at byte 296: expected the entry of index 7, magic=1 size=148 index=7 pos=1044 bodySize=100, "
+    text = f"{FILE:020} at byte 296: expected the entry of index 7, magic=1 size=148 index=7 term=0 pos=1044 "
+    text += "bodySize=100, "
     for reading in (lambda: store.get(7), lambda: store.read(7, 1), lambda: store.read(7, FILE)):
         with pytest.raises(StoreError, match=rf"{text}found .*{found}.* copy its folder from another member"):
             reading()

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.store.files import mapped_files
 from pyspark_dledger.store.log_files import LogFiles
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.recovery.log_walk import LogWalk
 from pyspark_dledger.store.recovery.recover import Recovery
+from pyspark_dledger.store.rules import entry_position
 from tests.store.test_store_files import Disk
 from tests.support.power import one_run
 from tests.support.stores import (
@@ -87,6 +89,13 @@ def test_units_reach_the_index_after_their_data(tmp_path: Path) -> None:
     assert findings(again) == []
 
 
+def append_from_java(store: MmapFileStore, body: bytes) -> None:
+    """Append an entry without a checksum."""
+    index, size = store.ledger_end_index + 1, store._files.data.file_size
+    pos = entry_position(store.end_pos, 48 + len(body), size)
+    store.append_as_follower(encode_entry(index, 0, pos, body), 0)
+
+
 def test_index_is_synced_before_zeros_are_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path, flush="sync", data_file_size=1 << 16)
     synced: list[str] = []
@@ -105,8 +114,10 @@ def test_index_is_synced_before_zeros_are_acknowledged(tmp_path: Path, monkeypat
     store.append_as_leader(bodies(3, 3))
     assert flush() == ["data"]
     store.append_as_leader([bytes(600)])
+    assert flush() == ["data"], "its checksum proves it"
+    append_from_java(store, bytes(600))
     assert flush() == ["data", "index"]
-    store.append_as_leader(bodies(7, 1))
+    store.append_as_leader(bodies(8, 1))
     assert flush() == ["data"]
     store.write_checkpoint()
     assert synced == ["data", "index"]
@@ -123,7 +134,7 @@ def test_full_disk_leaves_units_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
     disk.left = 0
     assert store.flush() == 3
     disk.left = None
-    store.append_as_leader([bytes(600)])
+    append_from_java(store, bytes(600))
     disk.left = 0
     assert store.flush() == 3
     assert store.needs_flush

@@ -11,6 +11,7 @@ import pytest
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.store.files.node_files import write_members
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.interop import damages
@@ -26,6 +27,7 @@ from tests.support.stores import (
     entries,
     findings,
     index_files,
+    leaders_entry,
     opened,
 )
 
@@ -147,16 +149,21 @@ def test_lost_data_of_a_committed_log_can_be_given_up(tmp_path: Path) -> None:
 # Above the committed index
 
 
-def test_invalid_tail_above_the_committed_index_is_truncated(tmp_path: Path) -> None:
+def test_invalid_tail_that_no_unit_proves_is_truncated(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    store.append_as_leader(bodies(0, 33))
+    store.append_as_leader(bodies(0, 21))
     store.update_committed_index(0, 20)
-    store.shutdown()
+    store.flush()
+    store.write_checkpoint()
+    store.append_as_leader(bodies(21, 12))
     change(data_files(store)[4], 2 * 148, b"damage")  # index 22
-    again = opened(tmp_path)
+    with pytest.raises(StoreError, match=r"expected the entry of index 22, found .*, and the index unit "):
+        abandoned(store)
+    change(index_files(store)[2], 2 * 32, bytes(32))
+    again = abandoned(store)
     assert (again.ledger_end_index, again.committed_index, len(data_files(again))) == (21, 20, 5)
     (side,) = again.config.node_dir.glob("cut-*.bin")
-    assert encode_entry(23, 0, 4 * FILE + 3 * 148, bodies(23, 1)[0]) in side.read_bytes()
+    assert leaders_entry(23, 0, 4 * FILE + 3 * 148, bodies(23, 1)[0]) in side.read_bytes()
     again.append_as_leader(bodies(22, 9))
     again.shutdown()
     assert findings(again) == []
@@ -277,10 +284,15 @@ def test_zeros_in_a_durable_body_are_kept_without_an_index(base: MmapFileStore) 
 
 
 def test_entry_of_zeros_without_unit_and_checkpoint_is_truncated(base: MmapFileStore) -> None:
-    base.append_as_leader([b"whole", bytes(600), b"later"])
+    """Unless its checksum proves the zeros."""
+    base.append_as_leader([bytes(600)])
+    pos, entries_of_java = base.end_pos, b""
+    for index, body in enumerate((b"whole", bytes(600), b"later"), start=8):
+        entries_of_java += encode_entry(index, 0, pos + len(entries_of_java), body)
+    base.append_as_follower(entries_of_java, 0)
     shutil.rmtree(base.config.node_dir / "index")
     again = abandoned(base)
-    assert [entry.body for entry in entries(again)][7:] == [b"whole"]
+    assert [entry.body for entry in entries(again)][7:] == [bytes(600), b"whole"]
     again.shutdown()
 
 
@@ -371,3 +383,103 @@ def test_files_that_do_not_belong_to_the_log(tmp_path: Path, name: str, text: st
     (store.config.node_dir / name).write_bytes(bytes(FILE))
     with pytest.raises(StoreError, match=text):
         opened(tmp_path)
+
+
+# Headers and index units
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize("at", [3, 7, 15, 22, 23, 31, 47], ids=lambda at: f"byte {at}")
+@pytest.mark.parametrize("index", [0, 3, 4, 20, 22], ids=lambda index: f"entry {index}")
+def test_flipped_bit_of_a_header_is_no_torn_tail(tmp_path: Path, index: int, at: int, flush: str) -> None:
+    """The store does not start, or has every entry; nothing is known to be committed."""
+    store = opened(tmp_path, flush=flush)
+    store.append_as_leader(bodies(0, 23), 1)
+    store.flush()
+    before = store_files(store)
+    file, offset = data_files(store)[index // 5], index % 5 * 148 + at
+    change(file, offset, bytes([file.read_bytes()[offset] ^ 4]))
+    refusal = ""
+    try:
+        again = abandoned(store)
+    except StoreError as error:
+        refusal = str(error)
+    if refusal:
+        assert f"--truncate-at {index}" in refusal
+        changed = store_files(store)
+        assert {name for name in before if before[name] != changed[name]} <= {f"data/{file.name}"}
+        return
+    # Damage before the last files is found when it is read, or a flipped term cannot be right.
+    assert again.ledger_end_index == 22
+    assert again.ledger_end_term == 1
+    again.shutdown()
+
+
+def test_members_that_may_have_the_entry_are_named(tmp_path: Path) -> None:
+    store = opened(tmp_path, flush="sync")
+    write_members(store.config.node_dir, ["n0", "n1", "n2"])
+    store.append_as_leader(bodies(0, 23))
+    store.flush()
+    change(data_files(store)[4], 148, b"\0\0\0\7")
+    with pytest.raises(
+        StoreError, match=r"\(dledger-n1 or dledger-n2: 'dledger metadata' shows .* endIndex 21 or more"
+    ):
+        abandoned(store)
+
+
+def test_damaged_term_of_a_unit_is_corrected_if_it_cannot_be_right(tmp_path: Path) -> None:
+    """Terms never fall; where both terms are possible, the store does not start."""
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 23), 1)
+    store.flush()
+    before = content(index_files(store))
+    change(index_files(store)[1], 2 * 32 + 30, b"\1")
+    abandoned(store).shutdown()
+    assert content(index_files(store)) == before
+    change(index_files(store)[2], 2 * 32 + 30, b"\1")
+    with pytest.raises(StoreError, match=r"index 22, found .* term=1 .* index unit .* term=257"):
+        abandoned(store)
+
+
+# After a restart of the machine, with flush=async
+
+
+def java_entries(first: int, count: int, pos: int) -> bytes:
+    return b"".join(encode_entry(first + n, 0, pos + 148 * n, bodies(first + n, 1)[0]) for n in range(count))
+
+
+@pytest.mark.parametrize(("is_rebooted", "last"), [(False, 18), (True, 14)])
+def test_entries_after_the_durable_point_need_checksums_after_a_restart(
+    tmp_path: Path, is_rebooted: bool, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0 to 4 were durable at the checkpoint. Java led when 0 to 4 and 15 to 18 were written, and wrote no checksums."""
+    store = opened(tmp_path, data_file_size=64 * 1024)
+    store.append_as_follower(java_entries(0, 5, 0), 0)
+    store.flush()
+    store.write_checkpoint()
+    store.append_as_leader(bodies(5, 10))
+    store.append_as_follower(java_entries(15, 4, 15 * 148), 0)
+    if is_rebooted:
+        monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+        (tmp_path / "boot").write_text("another\n")
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, last + 1)
+    assert len(list(again.config.node_dir.glob("cut-*.bin"))) == is_rebooted
+    # What a start found is durable.
+    monkeypatch.undo()
+    assert abandoned(again).ledger_end_index == last
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_wrong_body_after_the_durable_point(tmp_path: Path, flush: str) -> None:
+    """With flush=sync an entry with its unit was complete: it is damaged, and stays."""
+    store = opened(tmp_path, data_file_size=64 * 1024, flush=flush)
+    store.append_as_leader(bodies(0, 9))
+    store.flush()
+    change(data_files(store)[0], 5 * 148 + 60, bytes(40))
+    again = abandoned(store)
+    assert again.ledger_end_index == (8 if flush == "sync" else 4)
+    if flush == "sync":
+        with pytest.raises(StoreError, match="expected the body of index 5 to match its checksum"):
+            again.get(5)
+    again.shutdown()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.format.codec import crc32, encode_entry, signed32
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.store.dledger_store import DLedgerStore, Entry
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -45,6 +46,11 @@ def abandoned(store: MmapFileStore, **config: Any) -> MmapFileStore:
 def bodies(first: int, count: int, size: int = 100) -> list[bytes]:
     """Bodies that all differ and hold no zeros."""
     return [(b"%d," % (first + number)).ljust(size, b"x") for number in range(count)]
+
+
+def leaders_entry(index: int, term: int, pos: int, body: bytes) -> bytes:
+    """An entry as a leader of this package writes it."""
+    return encode_entry(index, term, pos, body, body_crc=signed32(crc32(body)))
 
 
 def entries(store: DLedgerStore) -> list[Entry]:

@@ -26,6 +26,7 @@ from pyspark_dledger.format.message import MESSAGE_CRC_MASK, has_message_magic, 
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)
+_CRC = struct.Struct(">I")
 _MAX_POSITION = 2**62  # also of indexes: no sum of them overflows
 _SECTOR = 512
 
@@ -108,6 +109,11 @@ def find_torn(data: Buffer, pos: int) -> int | None:
     pos = _integer("pos", pos, 0, _MAX_POSITION)
     view = _bytes_of(data, "entries")
     for entry in _entries(view):
+        stored = entry.header.body_crc
+        if stored:
+            if signed32(crc32(_body_of(view, entry))) != stored:
+                return entry.offset
+            continue
         start, end = entry.offset + layout.ENTRY_HEADER_SIZE, entry.offset + entry.header.size
         while start < end:
             sector_end = min(end, start + _SECTOR - (pos + start) % _SECTOR)
@@ -120,11 +126,29 @@ def find_torn(data: Buffer, pos: int) -> int | None:
 def find_damaged(data: Buffer) -> int | None:
     view = _bytes_of(data, "entries")
     for entry in _entries(view):
-        body = view[entry.offset + layout.ENTRY_HEADER_SIZE : entry.offset + entry.header.size].tobytes()
-        stored = entry.header.body_crc
-        if (stored and signed32(crc32(body)) != stored) or _is_damaged_message(body):
+        stored, body = entry.header.body_crc, _body_of(view, entry)
+        if signed32(crc32(body)) != stored if stored else _is_damaged_message(body):
             return entry.offset
     return None
+
+
+def find_wrong_body(data: Buffer, needs_crc: bool = False) -> int | None:
+    view = _bytes_of(data, "entries")
+    for entry in _entries(view):
+        stored, body = entry.header.body_crc, _body_of(view, entry)
+        if (stored or needs_crc) and signed32(crc32(body)) != stored:
+            return entry.offset
+    return None
+
+
+def write_body_crcs(data: bytearray) -> None:
+    view = _bytes_of(data, "entries")
+    for entry in _entries(view):
+        _CRC.pack_into(view, entry.offset + layout.BODY_CRC_OFFSET, crc32(_body_of(view, entry)))
+
+
+def _body_of(view: memoryview, entry: _Entry) -> bytes:
+    return view[entry.offset + layout.ENTRY_HEADER_SIZE : entry.offset + entry.header.size].tobytes()
 
 
 def _is_damaged_message(body: bytes) -> bool:

@@ -24,6 +24,7 @@ from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.leader.transfer import Transfer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.membership import join_members
+from pyspark_dledger.raft.core.repairs import Repairs
 from pyspark_dledger.raft.core.summary_copy import SummaryCopy
 from pyspark_dledger.raft.messages import (
     AppendRequest,
@@ -106,6 +107,7 @@ class Core:
         peers = [PeerProgress(member, peer_id) for peer_id in member.others]
         self._commit_index = CommitIndex(member, self._appends, peers)
         self._replication = Replication(member, self._commit_index, peers)
+        self._repairs = Repairs(member)
         self._reads = Reads(member, self._commit_index, self._heartbeats)
         self._cluster_id = ClusterId(member)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
@@ -168,6 +170,12 @@ class Core:
         self._appends.tick()
         self._application.tick()
         self._summary_copy.tick()
+        self._repairs.tick()
+
+    def found_damage(self, damaged: Mapping[int, str], now: int) -> None:
+        """Entries of this member's log are damaged: their indexes, and what is wrong with them."""
+        self._member.now = now
+        self._repairs.found(damaged)
 
     def persisted(self, index: int, now: int) -> None:
         """The log is durable up to that index."""
@@ -216,6 +224,11 @@ class Core:
     def transferee(self) -> str | None:
         """The member that this leader is transferring leadership to."""
         return self._member.transferee
+
+    @property
+    def damaged_entries(self) -> int:
+        """The number of entries that are known to be damaged, and not repaired yet."""
+        return len(self._repairs)
 
     @property
     def problems(self) -> deque[str]:

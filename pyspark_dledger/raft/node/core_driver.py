@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
@@ -95,6 +96,11 @@ class CoreDriver:
         except RuntimeError:
             # The loop is closed: the node has stopped.
             return
+
+    def damaged_in_thread(self, damaged: Mapping[int, str]) -> None:
+        """Entries are damaged; called by the scrub thread."""
+        with suppress(RuntimeError):  # the loop is closed: the node has stopped
+            self._loop.call_soon_threadsafe(self._run, lambda: self._core.found_damage(damaged, self._now()))
 
     def flush_later(self, channel: Channel) -> None:
         """Flush `channel` after all inputs at hand were handled."""

@@ -91,6 +91,7 @@ class Node:
             if peer_id != config.self_id:
                 self._links[peer_id] = self._new_link(peer_id, address, contexts[1])
         driver.start(self._links)
+        store.start_scrubbing(driver.damaged_in_thread)
         self._connections.start()
         for link in self._links.values():
             link.start()
@@ -179,7 +180,7 @@ class Node:
                 future.set_exception(self._not_running())
 
     def status(self) -> dict[str, Any]:
-        """Role, term, leaderId, and the indexes of its log."""
+        """Role, term, leaderId, the indexes of its log, and the number of its damaged entries."""
         core, store = self.core, self.store
         return {
             "role": core.role.value,
@@ -189,6 +190,7 @@ class Node:
             "endIndex": store.ledger_end_index,
             "committedIndex": store.committed_index,
             "flushedIndex": store.flushed_index,
+            "damagedEntries": core.damaged_entries,
         }
 
     # Constructing the parts

@@ -5,6 +5,7 @@ The end is searched in the last three data files (``DLedgerMmapFileStore.recover
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,10 +14,17 @@ import numpy as np
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, record_dtype
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER_SIZE,
+    INDEX_UNIT,
+    INDEX_UNIT_SIZE,
+    MAGIC_NORMAL,
+    MIN_BLANK_SIZE,
+)
 from pyspark_dledger.format.spec import PrecedingEntry
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.store.files.mapped_files import MappedFile
+from pyspark_dledger.store.recovery.contradictions import Contradiction, is_unwritten, other_term
 from pyspark_dledger.store.recovery.log_view import BLANK, LogView, has_data_before, segment_of, unit_of
 
 _SCANNED_FILES = 3
@@ -24,6 +32,7 @@ _SCANNED_FILES = 3
 _STEP_BYTES = 64 * 1024 * 1024
 _UNITS_AT_ONCE = 256 * 1024
 _UNIT = record_dtype(INDEX_UNIT)
+_LOWEST_TERM = -1
 
 
 class NextEntry(NamedTuple):
@@ -46,12 +55,20 @@ class LogWalk:
     """Walks over the entries of a log: `find_begin`, then `find_end`.
 
     ``has_later_entries``: entries after the end would continue the log. ``is_damaged_early``: the damage is before the
-    last files. ``unindexed``: entries whose index units are missing or wrong.
+    last files. ``unindexed``: entries whose index units are missing or wrong. ``contradiction``: the first entry whose
+    header and index unit cannot both be right. ``has_torn_unit``: the end is an entry that has its unit.
+
+    `is_sync`: units were written only after their entries were durable. `is_rebooted`: without that, the machine was
+    restarted since, so entries that were not durable at the last checkpoint need a checksum.
     """
 
-    def __init__(self, view: LogView, engine: Engine, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, view: LogView, engine: Engine, checkpoint: Checkpoint, *, is_sync: bool, is_rebooted: bool
+    ) -> None:
         self._view = view
         self._engine = engine
+        self._is_sync = is_sync
+        self._is_rebooted = is_rebooted
         # The indexes up to which entries were committed, and durable, at the last checkpoint.
         self.committed = -1 if checkpoint.committed_index is None else checkpoint.committed_index
         self.durable = -1 if checkpoint.end_index is None else checkpoint.end_index
@@ -59,6 +76,9 @@ class LogWalk:
         self.has_later_entries = False
         self.is_damaged_early = False
         self.unindexed: list[FileEntries] = []
+        self.contradiction: Contradiction | None = None
+        self.has_torn_unit = False
+        self._walked: list[FileEntries] = []
         self._last_indexed = -1
 
     def find_begin(self) -> NextEntry | None:
@@ -74,10 +94,10 @@ class LogWalk:
         if unit is not None and first.base < unit.pos < first.end:
             header = view.header(first, unit.pos)
             if header is not None and header.index == unit.index and not has_data_before(first, unit.pos):
-                return NextEntry(header.index, header.pos, header.term)
+                return NextEntry(header.index, header.pos, _LOWEST_TERM)
         if len(files) > 1 or self._engine.log_end(segment_of(first, None), first.base, True).entries:
             self.has_damaged_begin = True
-            return NextEntry(unit.index if unit is not None else 0, first.base, -1)
+            return NextEntry(unit.index if unit is not None else 0, first.base, _LOWEST_TERM)
         return None
 
     def _checked_begin(self, file: MappedFile, header: EntryHeader) -> NextEntry:
@@ -87,14 +107,17 @@ class LogWalk:
         if following is not None and following.index != index + 1 and following.term >= header.term:
             self.has_damaged_begin = True
             index = following.index - 1
-        return NextEntry(index, header.pos, header.term)
+        return NextEntry(index, header.pos, _LOWEST_TERM)
 
     def find_end(self, begin: NextEntry) -> NextEntry:
         """The end of a log with this begin, before any torn entry."""
         files, unit = self._view.index.files, begin.index * INDEX_UNIT_SIZE
         self._view.has_index = bool(files) and files[0].base <= unit < files[-1].end
         number, first = self._first_scanned(begin)
-        return self._torn_end(self._walk(number, first))
+        end = self._walk(number, first)
+        if self.contradiction is None:
+            self.contradiction = self._contradicted_end(end)
+        return self._torn_end(end)
 
     def _first_scanned(self, begin: NextEntry) -> tuple[int, NextEntry]:
         """The number of the first scanned file, and its first entry.
@@ -210,6 +233,8 @@ class LogWalk:
     def _compare_units(self, entries: FileEntries, units: bytearray) -> None:
         """Compare the units of entries with those in the index files."""
         first, count = entries.first.index, len(units) // INDEX_UNIT_SIZE
+        if first + count > max(self.committed, self.durable) + 1:
+            self._walked.append(entries)
         stored = self._view.units(first, count)
         if stored == units:
             self._last_indexed = first + count - 1
@@ -220,19 +245,50 @@ class LogWalk:
         indexed = np.flatnonzero(same.all(axis=1))
         if len(indexed):
             self._last_indexed = first + int(indexed[-1])
+        number = other_term(stored, units, entries.first.term)
+        if number is not None and self.contradiction is None:
+            unit = self._view.unit(first + number)
+            assert unit is not None
+            self.contradiction = Contradiction(unit.index, entries.file, unit.pos, unit)
+
+    def _contradicted_end(self, end: NextEntry) -> Contradiction | None:
+        """The end, if an index unit says that an entry is there which a power loss cannot have taken."""
+        unit = self._view.unit(end.index)
+        file = self._view.data.find(end.pos) if unit is None else self._view.data.find(unit.pos)
+        if unit is None or file is None or unit.pos not in (end.pos, file.base) or unit.pos < end.pos:
+            return None
+        fits = unit.index == end.index and unit.term >= end.term and unit.pos + unit.size + MIN_BLANK_SIZE <= file.end
+        if not fits or unit.magic != MAGIC_NORMAL or unit.size < ENTRY_HEADER_SIZE:
+            return None
+        if not self._is_sync and is_unwritten(self._view.read(file, unit.pos), unit.pos - file.base, unit):
+            return None
+        return Contradiction(end.index, file, unit.pos, unit)
 
     def _torn_end(self, end: NextEntry) -> NextEntry:
         """The first entry whose body may not have been written completely, else `end`.
 
-        Index units are written after their entries, so an entry that has its unit is complete. So is one that was
-        committed or durable at the last checkpoint.
+        An entry is complete if it was committed or durable at the last checkpoint, and, if index units are written
+        after their entries are durable, if it has its unit. Otherwise units prove nothing, and checksums decide.
         """
-        first = max(self._last_indexed, self.committed, self.durable) + 1
-        for entries in self.unindexed:
+        first = max(self.committed, self.durable) + 1
+        torn = self._first_torn(self.unindexed, max(first, self._last_indexed + 1), self._engine.find_torn)
+        if not self._is_sync:
+            wrong = self._first_torn(
+                self._walked, first, lambda data, _: self._engine.find_wrong_body(data, self._is_rebooted)
+            )
+            torn = min(filter(None, (torn, wrong)), default=None)
+        self.has_torn_unit = torn is not None and torn.index <= self._last_indexed
+        return torn or end
+
+    def _first_torn(
+        self, walked: list[FileEntries], first: int, find: Callable[[memoryview, int], int | None]
+    ) -> NextEntry | None:
+        """The first entry from index `first` on that `find` finds."""
+        for entries in walked:
             file, view = entries.file, self._view.data.view(entries.file)
             start = self._engine.seek(segment_of(file, None), entries.first.pos, entries.end, min(first, INT64_MAX))
-            torn = self._engine.find_torn(view[start - file.base : entries.end - file.base], start - file.base)
+            torn = find(view[start - file.base : entries.end - file.base], start - file.base)
             if torn is not None:
                 header = decode_entry_header(bytes(view[start + torn - file.base :][:ENTRY_HEADER_SIZE]))
                 return NextEntry(header.index, header.pos, header.term)
-        return end
+        return None

@@ -15,11 +15,12 @@ from pyspark_dledger.common.durable import sync_dir, sync_file, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.files import data_extents
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
-from pyspark_dledger.store.files.node_files import write_checkpoint
+from pyspark_dledger.store.files.node_files import load_members, write_checkpoint
+from pyspark_dledger.store.recovery.contradictions import Contradiction
 from pyspark_dledger.store.recovery.log_view import BLANK, LogView, describe, segment_of
 from pyspark_dledger.store.recovery.log_walk import LogWalk, NextEntry
 
@@ -44,8 +45,9 @@ class Recovered:
 class Recovery:
     """One recovery: `run` returns the end of the log, after any repair.
 
-    `unusable` index files are deleted. Raises StoreError for damage at or below the committed index, and for damage
-    that is more than a torn tail.
+    `unusable` index files are deleted. `is_sync` and `is_rebooted`: see `LogWalk`. `is_own`: a node of this package
+    wrote the checkpoint. Raises StoreError for damage that is more than a torn tail: checkpoint, index unit or later
+    entries contradict that.
     """
 
     def __init__(
@@ -57,6 +59,10 @@ class Recovery:
         checkpoint: Checkpoint,
         truncate_at: int | None,
         unusable: list[Path],
+        *,
+        is_sync: bool,
+        is_rebooted: bool,
+        is_own: bool,
     ) -> None:
         self._node_dir = node_dir
         self._data = data
@@ -66,7 +72,9 @@ class Recovery:
         self._truncate_at = truncate_at
         self._unusable = unusable
         self._view = LogView(data, index)
-        self._walk = LogWalk(self._view, engine, checkpoint)
+        self._walk = walk = LogWalk(self._view, engine, checkpoint, is_sync=is_sync, is_rebooted=is_rebooted)
+        # Java's checkpoint names entries that may not be durable yet.
+        self._vouched = max(walk.committed, walk.durable) if is_own else walk.committed
 
     def run(self) -> Recovered:
         walk = self._walk
@@ -78,7 +86,7 @@ class Recovery:
         end = walk.find_end(begin)
         if self._truncate_at is None:
             self._check_end(begin, end)
-            return self._repair(begin, end, keeps_tail=walk.has_later_entries)
+            return self._repair(begin, end, keeps_tail=walk.has_later_entries or walk.has_torn_unit)
         return self._repair(begin, self._requested_end(self._truncate_at, begin, end), keeps_tail=True)
 
     def _without_entries(self) -> Recovered:
@@ -114,9 +122,11 @@ class Recovery:
     def _check_end(self, begin: NextEntry, end: NextEntry) -> None:
         """Raises StoreError if more than a torn tail would be lost."""
         walk = self._walk
+        if walk.contradiction is not None:
+            self._reject_contradiction(walk.contradiction)
         has_more = walk.has_later_entries
         is_unknown = has_more and self._checkpoint.committed_index is None
-        if end.index <= walk.committed or walk.is_damaged_early or is_unknown or (has_more and end.pos == begin.pos):
+        if end.index <= self._vouched or walk.is_damaged_early or is_unknown or (has_more and end.pos == begin.pos):
             file, pos = self._missing_entry(end)
             self._reject(file, pos, end.index, describe(self._view.read(file, pos)))
 
@@ -129,20 +139,36 @@ class Recovery:
             return following, following.base
         return file, end.pos
 
+    def _reject_contradiction(self, found: Contradiction) -> NoReturn:
+        unit = " ".join(f"{field.name}={getattr(found.unit, field.name)}" for field in INDEX_UNIT)
+        header = describe(self._view.read(found.file, found.pos))
+        self._reject(found.file, found.pos, found.index, f"{header}, and the index unit {unit}")
+
     def _reject(self, file: MappedFile, pos: int, index: int, found: str) -> NoReturn:
         committed = f"the committed index is {self._walk.committed}"
+        if self._vouched > self._walk.committed:
+            committed += f", and entries up to {self._vouched} were on disk"
         if self._checkpoint.committed_index is None:
             committed = f"the committed index is unknown ({self._checkpoint.problem})"
         raise StoreError(
             f"{file.path} at byte {pos - file.base}: expected the entry of index {index}, found {found}; {committed}: "
-            f"copy the folder {self._node_dir.name} from another member of the group, or give up index {index} and all "
-            f"later ones with --truncate-at {index}"
+            f"copy the folder {self._node_dir.name} from another member of the group{self._donors(index)}, or give up "
+            f"index {index} and all later ones with --truncate-at {index}"
         )
+
+    def _donors(self, index: int) -> str:
+        """Which members can have an entry."""
+        others = [f"dledger-{node_id}" for node_id in load_members(self._node_dir)]
+        others = [name for name in others if name != self._node_dir.name]
+        if not others:
+            return ""
+        return f" ({' or '.join(others)}: 'dledger metadata' shows which has endIndex {index} or more)"
 
     def _requested_end(self, index: int, begin: NextEntry, end: NextEntry) -> NextEntry:
         """The entry that the operator truncates at. Raises StoreError unless the store needs that."""
         walk = self._walk
-        if end.index > walk.committed and not walk.has_later_entries and not walk.is_damaged_early:
+        is_damaged = walk.has_later_entries or walk.is_damaged_early or walk.contradiction is not None
+        if end.index > self._vouched and not is_damaged:
             raise StoreError(
                 f"{self._node_dir}: expected damage for --truncate-at {index} to repair, found none up to the end at "
                 f"{end.index - 1}: start without it"

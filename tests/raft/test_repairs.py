@@ -1,0 +1,104 @@
+"""Damaged entries of a member are replaced by copies of other members."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger as dl
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
+from pyspark_dledger.store.memory_store import MemoryStore
+from tests.support.groups import SMALL, eventually, nodes
+from tests.support.one_core import OneCore, filled, problem_of
+from tests.support.stores import change
+
+
+class Repaired(MemoryStore):
+    """A store that takes the copies that the test calls right."""
+
+    def __init__(self, right: bytes) -> None:
+        super().__init__()
+        self.right = right
+
+    def repair(self, index: int, data: object) -> None:
+        if data != self.right:
+            raise ValueError("another entry")
+
+
+@pytest.fixture
+def core() -> OneCore:
+    """A core with three entries, of which 1 is damaged; n1 and n2 are of this package."""
+    store = Repaired(b"right")
+    store.append_as_leader([b"0000", b"0001", b"0002"], 1)
+    core = OneCore(store)
+    for peer in ("n1", "n2"):
+        core.core.set_peer_binary(peer, True)
+    core.core.found_damage({1: "a wrong body"}, core.now)
+    return core
+
+
+def asked(core: OneCore) -> list[tuple[str, int]]:
+    """The members that were asked in the next 2 s, and for which entries."""
+    before = len(core.sent)
+    for _ in range(20):
+        core.now += 100
+        core.core.tick(core.now)
+        core.drain()
+    return [(s.peer_id, s.request.first_index) for s in core.sent[before:] if isinstance(s.request, ReadRequest)]
+
+
+def respond(core: OneCore, data: bytes, **fields: object) -> None:
+    token = next(send.token for send in reversed(core.sent) if isinstance(send.request, ReadRequest))
+    response = ReadResponse(**{"group": "g", "first_index": 1, "count": 1, "data": data, **fields})  # type: ignore[arg-type]
+    core.core.handle_response(token, response, core.now)
+
+
+def test_members_are_asked_in_turn_until_one_gives_the_entry(core: OneCore) -> None:
+    assert asked(core) == [("n1", 1), ("n2", 1)]
+    assert "1 entries are damaged, the first is 1 (a wrong body)" in problem_of(core)
+    respond(core, b"", code=ResponseCode.DISK_ERROR, count=0)
+    assert asked(core)
+    respond(core, b"other")
+    assert core.core.damaged_entries == 1
+    assert asked(core)
+    respond(core, b"right", first_index=2)
+    assert core.core.damaged_entries == 1
+    assert asked(core)
+    respond(core, b"right")
+    assert (core.core.damaged_entries, problem_of(core)) == (0, "")
+    assert asked(core) == []
+    assert any("entry 1 was damaged and has been repaired with the copy of n" in text for text in core.core.problems)
+
+
+def test_java_members_are_not_asked(core: OneCore) -> None:
+    core.core.set_peer_binary("n1", False)
+    assert asked(core) == [("n2", 1)] * 2
+    core.core.set_peer_binary("n2", False)
+    assert asked(core) == []
+    assert core.core.damaged_entries == 1
+
+
+def test_expired_entries_are_forgotten() -> None:
+    core = OneCore(filled(1, 1))
+    core.core.found_damage({0: "bad"}, 0)
+    core.store.reset(5, 0)
+    assert asked(core) == []
+    assert core.core.damaged_entries == 0
+
+
+def test_scrubber_repairs_a_damaged_follower(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, flush="sync", store_options=SMALL) as group, dl.connect("g", group.peers) as client:
+        last = client.append_batch([b"entry %d " % number * 20 for number in range(50)]).last_index
+        leader = group.leader()
+        follower = next(node_id for node_id in group.ids if node_id != leader)
+        eventually(lambda: group.status(follower)["committedIndex"] == last.index)
+        pos = client.get(20).pos
+        group.stop(follower)
+        file = tmp_path / f"dledger-{follower}" / "data" / f"{0:020}"
+        before = file.read_bytes()
+        change(file, pos + 60, b"?")
+        group.start(follower)
+        eventually(lambda: file.read_bytes() == before)
+        eventually(lambda: group.status(follower)["damagedEntries"] == 0)

@@ -1,0 +1,151 @@
+"""The scrubber finds damaged entries on disk, and intact copies replace them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.errors import IndexRangeError
+from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.scrub import ScrubbedRange, ScrubService
+from tests.support.generate import mq_message
+from tests.support.stores import bodies, change, content, data_files, entries, index_files, leaders_entry, opened
+
+COUNT = 38
+
+
+@pytest.fixture(params=["native", "python"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> MmapFileStore:
+    """A store of eight data files and four index files; all is committed and durable."""
+    store = opened(tmp_path, engine=request.param)
+    store.append_as_leader(bodies(0, COUNT))
+    store.flush()
+    store.update_committed_index(0, COUNT - 1)
+    return store
+
+
+def damaged(store: MmapFileStore) -> dict[int, str]:
+    """What a pass over the store finds."""
+    found: dict[int, str] = {}
+    first, last = store._scrub_bounds()
+    while first <= last:
+        part = store.scrub(first, last)
+        assert part.next_index > first
+        found |= part.damaged
+        first = part.next_index
+    return found
+
+
+def test_intact_store_has_no_damage(store: MmapFileStore) -> None:
+    assert damaged(store) == {}
+    store.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [(48 + 99, "match its checksum"), (41, "match its checksum"), (15, "found "), (22, "found "), (0, "found ")],
+    ids=["body", "bodyCrc", "index", "term", "magic"],
+)
+def test_damaged_entry_is_found_and_repaired(store: MmapFileStore, at: int, text: str) -> None:
+    intact = bytes(store.read(12, 1).data)
+    before = content(data_files(store))
+    file, offset = data_files(store)[2], 2 * 148
+    change(file, offset + at, bytes([file.read_bytes()[offset + at] ^ 64]))
+    found = damaged(store)
+    assert list(found) == [12]
+    assert text in found[12]
+    assert f"{file} at byte 296: " in found[12]
+    store.repair(12, intact)
+    assert damaged(store) == {}
+    assert content(data_files(store)) == before
+    store.shutdown()
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        leaders_entry(13, 0, 1792, bodies(12, 1)[0]),
+        leaders_entry(12, 1, 1792, bodies(12, 1)[0]),
+        leaders_entry(12, 0, 1793, bodies(12, 1)[0]),
+        leaders_entry(12, 0, 1792, bodies(12, 1)[0][:-1]),
+        leaders_entry(12, 0, 1792, bodies(12, 1)[0])[:-1] + b"?",
+        leaders_entry(12, 0, 1792, bodies(12, 1)[0]) + b"more",
+        encode_entry(12, 0, 1792, bodies(12, 1)[0]),
+        b"",
+    ],
+    ids=["index", "term", "pos", "size", "body", "more", "no checksum", "nothing"],
+)
+def test_only_the_same_entry_with_a_right_checksum_is_taken(store: MmapFileStore, copy: bytes) -> None:
+    change(data_files(store)[2], 2 * 148 + 60, b"?")
+    before = content(data_files(store))
+    with pytest.raises(ValueError, match="expected"):
+        store.repair(12, copy)
+    assert content(data_files(store)) == before
+    store.shutdown()
+
+
+def test_repair_does_not_trust_a_damaged_unit(store: MmapFileStore) -> None:
+    """It would overwrite another entry."""
+    change(index_files(store)[1], 2 * 32 + 4, (1792 - 148).to_bytes(8, "big"))
+    found = damaged(store)
+    assert list(found) == [12]
+    assert "expected the index unit of index 12" in found[12]
+    with pytest.raises(ValueError, match="continue its neighbours"):
+        store.repair(12, leaders_entry(12, 0, 1792 - 148, bodies(12, 1)[0]))
+    store.shutdown()
+
+
+def test_only_committed_and_durable_entries_are_read(store: MmapFileStore) -> None:
+    store.append_as_leader(bodies(COUNT, 3))
+    change(data_files(store)[-1], 4 * 148 + 60, b"?")
+    assert damaged(store) == {}
+    with pytest.raises(IndexRangeError):
+        store.repair(COUNT + 1, b"")
+    store.shutdown()
+
+
+def test_messages_without_a_body_checksum_are_checked_by_their_own(tmp_path: Path) -> None:
+    store = opened(tmp_path, data_file_size=4096)
+    message = mq_message(body=b"x" * 200).make(0)
+    size = 48 + len(message)
+    copies = [encode_entry(number, 0, number * size, message) for number in range(5)]
+    store.append_as_follower(b"".join(copies), 0)
+    store.flush()
+    store.update_committed_index(0, 4)
+    change(data_files(store)[0], 3 * size + 48 + message.index(b"xxx"), b"y")
+    assert list(damaged(store)) == [3]
+    store.repair(3, copies[3])
+    assert damaged(store) == {}
+    assert [entry.body for entry in entries(store)] == [message] * 5
+    store.shutdown()
+
+
+def test_bytes_that_cannot_be_read_are_damage(store: MmapFileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = store.scrub.__globals__["scrub"].__globals__["read_at"]
+    bad = str(data_files(store)[2])
+    monkeypatch.setattr(
+        "pyspark_dledger.store.scrub.read_at", lambda path, *rest: b"" if path == bad else real(path, *rest)
+    )
+    assert list(damaged(store)) == [10, 11, 12, 13, 14]
+    store.shutdown()
+
+
+def test_service_reads_again_and_again_at_its_rate() -> None:
+    bounds, read, found = (5, 9), [], []
+    is_done = threading.Event()
+
+    def check(first: int, last: int) -> ScrubbedRange:
+        read.append((first, last))
+        if len(read) == 4:
+            is_done.set()
+        return ScrubbedRange(first + 3, 10, {first: "bad"} if first == 8 else {})
+
+    service = ScrubService(lambda: bounds, check, found.append, 10_000, min_pass_seconds=0.0)
+    service.start()
+    assert is_done.wait(10)
+    service.stop()
+    assert read[:4] == [(5, 9), (8, 9), (5, 9), (8, 9)]
+    assert found[0] == {8: "bad"}
