@@ -90,7 +90,7 @@ def test_expired_entries_are_forgotten() -> None:
 
 def test_scrubber_repairs_a_damaged_follower(tmp_path: Path) -> None:
     with nodes(tmp_path, 3, flush="sync", store_options=SMALL) as group, dl.connect("g", group.peers) as client:
-        last = client.append_batch([b"entry %d " % number * 20 for number in range(50)]).last_index
+        last = list(client.append_batch([b"entry %d " % number * 20 for number in range(50)]))[-1]
         leader = group.leader()
         follower = next(node_id for node_id in group.ids if node_id != leader)
         eventually(lambda: group.status(follower)["committedIndex"] == last.index)
