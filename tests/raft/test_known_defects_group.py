@@ -22,7 +22,7 @@ from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import AppendRequest, AppendResponse, Request, Response, Role, VoteRequest
 from pyspark_dledger.store.files.node_files import write_current_term
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.known_defects import DefectShown, should
+from tests.known_defects import should
 from tests.support.groups import SMALL, THREE, eventually, packed
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
 from tests.support.stores import abandoned, bodies, change, data_files, opened
