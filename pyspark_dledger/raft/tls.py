@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark_dledger.common.log_records import record
 from pyspark_dledger.errors import OptionError
+
+# Returns the context for the next connection.
+TlsContext = Callable[[], ssl.SSLContext]
 
 
 @dataclass(frozen=True)
 class Tls:
     """PEM files: a certificate with its chain, its key, and the CA that signed the certificates of all other sides.
 
-    Every holder of a certificate of this CA can act as a client and as a member. A node's certificate must name the
-    host or address that others use for it.
+    Every holder of a certificate of this CA can act as a client. A node's certificate must name the host or address
+    that others use for it.
     """
 
     cert: Path
@@ -28,6 +34,14 @@ class Tls:
     def client_context(self) -> ssl.SSLContext:
         """For a connecting side: the other side's certificate and host are checked. Raises OptionError."""
         return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    def server_contexts(self) -> TlsContext:
+        """`server_context` for each next connection: the files are loaded again when they have changed."""
+        return _Reloaded(self, self.server_context)
+
+    def client_contexts(self) -> TlsContext:
+        """`client_context` for each next connection: the files are loaded again when they have changed."""
+        return _Reloaded(self, self.client_context)
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         for name in ("cert", "key", "ca"):
@@ -46,10 +60,43 @@ class Tls:
         return context
 
 
+class _Reloaded:
+    """A context that is made again after one of its files has changed. Files that OpenSSL rejects change nothing."""
+
+    def __init__(self, tls: Tls, make: TlsContext) -> None:
+        self._files = (tls.cert, tls.key, tls.ca)
+        self._make = make
+        self._versions = self._found_versions()
+        self._context = make()
+
+    def __call__(self) -> ssl.SSLContext:
+        versions = self._found_versions()
+        if versions != self._versions:
+            self._versions = versions
+            try:
+                self._context = self._make()
+                record(logging.INFO, "certificates loaded", files=", ".join(map(str, self._files)))
+            except OptionError as error:
+                record(logging.ERROR, "certificates not loaded", reason=str(error))
+        return self._context
+
+    def _found_versions(self) -> list[tuple[int, ...]]:
+        """What changes with a file's content; nothing for a missing file."""
+        found: list[tuple[int, ...]] = []
+        for file in self._files:
+            try:
+                status = Path(file).stat()
+            except OSError:
+                found.append(())
+            else:
+                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return found
+
+
 def tls_of(cert: str | None, key: str | None, ca: str | None) -> Tls | None:
     """TLS with the files of the options tlsCert, tlsKey and tlsCa; None without them.
 
-    Raises OptionError if one or two of them are missing. The files are read for each connection.
+    Raises OptionError if one or two of them are missing.
     """
     given = {"tlsCert": cert, "tlsKey": key, "tlsCa": ca}
     missing = [name for name, value in given.items() if value is None]

@@ -230,6 +230,40 @@ def test_tls_clients_check_the_server(tmp_path: Path, tls: Tls, other_ca: Tls) -
         tls_caller(group, "n0", other_ca.client_context())
 
 
+def test_replaced_certificates_count_for_the_next_connection(
+    tmp_path: Path, tls: Tls, other_ca: Tls, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pyspark_dledger.node")
+    files = Tls(*(tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem")))
+
+    def replace(cert: Path, key: Path, ca: Path) -> None:
+        for source, target in zip((cert, key, ca), (files.cert, files.key, files.ca), strict=True):
+            (tmp_path / "new").write_bytes(source.read_bytes())
+            (tmp_path / "new").replace(target)
+
+    def is_accepted(used: Tls) -> bool:
+        try:
+            with closing(tls_caller(group, "n0", used.client_context())) as caller:
+                return bool(caller.call(MetadataRequest()).code == 200)
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+    replace(tls.cert, tls.key, tls.ca)
+    with nodes(tmp_path, 1, core_options={}, tls=files) as group:
+        group.leader()
+        contexts = files.client_contexts()
+        old = contexts()
+        with closing(tls_caller(group, "n0", tls.client_context())) as opened:
+            # A half of a replacement changes nothing.
+            replace(other_ca.cert, tls.key, tls.ca)
+            assert is_accepted(tls) and contexts() is old
+            replace(other_ca.cert, other_ca.key, other_ca.ca)
+            assert is_accepted(other_ca) and not is_accepted(tls) and contexts() is not old
+            assert opened.call(MetadataRequest()).code == 200
+    events = [each.getMessage() for each in caplog.records]
+    assert events.count("certificates loaded") == events.count("certificates not loaded") == 2
+
+
 def test_invalid_tls_files_are_rejected(tmp_path: Path, tls: Tls) -> None:
     with pytest.raises(OptionError, match="tls cert: expected a PEM file, found none"):
         Tls(tmp_path / "none", tls.key, tls.ca).server_context()

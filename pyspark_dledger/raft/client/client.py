@@ -41,7 +41,7 @@ from pyspark_dledger.raft.client.session import Session
 from pyspark_dledger.raft.loops import cancel, new_loop
 from pyspark_dledger.raft.peers import Address, parse_peers
 from pyspark_dledger.raft.secret import check_secret
-from pyspark_dledger.raft.tls import Tls
+from pyspark_dledger.raft.tls import Tls, TlsContext
 from pyspark_dledger.store.dledger_store import Entry
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def connect(
         raise OptionError(
             f"peers: expected a text such as n0-127.0.0.1:20911;n1-127.0.0.1:20912, found {type(peers).__name__}"
         )
-    context = tls.client_context() if isinstance(tls, Tls) else tls
+    context = tls.client_contexts() if isinstance(tls, Tls) else None if tls is None else lambda: tls
     check_secret(secret)
     return Client(group, parse_peers(peers), context, timeout_ms / 1000, max_retries, secret)
 
@@ -98,7 +98,7 @@ class Client:
         self,
         group: str,
         addresses: dict[str, Address],
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         timeout: float,
         max_retries: int,
         secret: str | None = None,

@@ -13,6 +13,7 @@ from pyspark_dledger.raft.client.member_connection import LostError, MemberConne
 from pyspark_dledger.raft.client.outcomes import WRONG_MEMBER, AnyResponse, code_name, leader_named
 from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse
 from pyspark_dledger.raft.peers import Address, parse_address
+from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 
 # Seconds between two rounds of the search for the leader.
@@ -58,7 +59,7 @@ class Members:
         self,
         group: str,
         addresses: Mapping[str, Address],
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         timeout: float,
         secret: str | None = None,
     ) -> None:
@@ -140,7 +141,7 @@ class Members:
         opening = loop.create_connection(
             lambda: MemberConnection(member_id, self._secret),
             *(address.host, address.port),
-            ssl=self._tls,
+            ssl=None if self._tls is None else self._tls(),
             server_hostname=named,
         )
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -48,6 +47,7 @@ from pyspark_dledger.raft.messages import (
     VoteResponse,
 )
 from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.raft.wire import EncodeError
 from pyspark_dledger.store.dledger_store import Entry
 
@@ -71,7 +71,7 @@ class Session:
         self,
         group: str,
         addresses: Mapping[str, Address],
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         timeout: float,
         max_retries: int,
         secret: str | None = None,

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import resource
 import socket
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.raft.node.channel import host_of
 from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.tls import TlsContext
 
 _BACKLOG = 256
 # Connections that are accepted before other work goes on.
@@ -31,7 +31,7 @@ async def listen(
     new_protocol: _NewProtocol,
     address: Address,
     log: RateLimitedLog,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsContext | None = None,
     handshake_seconds: float = 10.0,
     may_use_reserve: Callable[[str], bool] = lambda _: False,
 ) -> Listener:
@@ -61,7 +61,7 @@ class Listener:
         new_protocol: _NewProtocol,
         sockets: list[socket.socket],
         log: RateLimitedLog,
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         handshake_seconds: float,
         may_use_reserve: Callable[[str], bool],
     ) -> None:
@@ -133,7 +133,7 @@ class Listener:
             await self._loop.connect_accepted_socket(
                 self._new_protocol,
                 accepted,
-                ssl=self._tls,
+                ssl=None if self._tls is None else self._tls(),
                 ssl_handshake_timeout=self._handshake_seconds if self._tls is not None else None,
             )
         except OSError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 import time
 from collections.abc import Collection
 from typing import Any
@@ -26,6 +25,7 @@ from pyspark_dledger.raft.node.listener import Listener, listen
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
 # The time for the last responses when it stops.
@@ -74,7 +74,7 @@ class Node:
         self,
         store: DLedgerStore,
         core_config: CoreConfig,
-        contexts: tuple[ssl.SSLContext | None, ssl.SSLContext | None],
+        contexts: tuple[TlsContext | None, TlsContext | None],
     ) -> None:
         loop = asyncio.get_running_loop()
         addresses = {peer_id: str(address) for peer_id, address in self._members.items()}
@@ -195,9 +195,9 @@ class Node:
 
     # Constructing the parts
 
-    def _contexts(self) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    def _contexts(self) -> tuple[TlsContext | None, TlsContext | None]:
         tls = self.config.tls
-        return (None, None) if tls is None else (tls.server_context(), tls.client_context())
+        return (None, None) if tls is None else (tls.server_contexts(), tls.client_contexts())
 
     def _open_store(self) -> DLedgerStore:
         """The started store. Until the driver exists, flushes are not reported: old entries are durable anyway."""
@@ -217,7 +217,7 @@ class Node:
         if self._driver is not None:
             self._driver.flushed_in_thread(index)
 
-    async def _listen_at(self, address: Address, tls: ssl.SSLContext | None) -> None:
+    async def _listen_at(self, address: Address, tls: TlsContext | None) -> None:
         try:
             self._server = await listen(
                 *(self._new_inbound, address, self._log, tls, self.config.handshake_timeout_ms / 1000),
@@ -236,7 +236,7 @@ class Node:
             hello=self._hello,
         )
 
-    def _new_link(self, peer_id: str, address: Address, tls: ssl.SSLContext | None) -> PeerLink:
+    def _new_link(self, peer_id: str, address: Address, tls: TlsContext | None) -> PeerLink:
         assert self._driver is not None
         config, driver = self.config, self._driver
         hello = MetadataRequest(group=config.group, remote_id=peer_id, local_id=config.self_id)

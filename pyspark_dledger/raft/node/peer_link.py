@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from pyspark_dledger.raft.loops import cancel
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, TransferRequest
 from pyspark_dledger.raft.node.channel import Channel, host_of
 from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal, WireError
 
 # Timeouts of DLedgerRpcNettyService in milliseconds.
@@ -40,7 +40,7 @@ class PeerLink:
         peer_id: str,
         address: Address,
         hello: MetadataRequest,
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         max_frame_bytes: int,
         on_response: OnResponse,
         on_connected: Callable[[str, bool], None],
@@ -133,7 +133,7 @@ class PeerLink:
             lambda: _PeerChannel(self._max_frame_bytes, self._on_response, self._secret, self._own_hello),
             host,
             port,
-            ssl=self._tls,
+            ssl=None if self._tls is None else self._tls(),
             server_hostname=host if self._tls is not None else None,
         )
         _, channel = await asyncio.wait_for(connecting, _CONNECT_SECONDS)
