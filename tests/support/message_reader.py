@@ -6,7 +6,7 @@ Source: RocketMQ 5.3.3 ``DLedgerCommitLog.getMessage``, ``DefaultMessageStore.ge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
-from pyspark_dledger.log.io.key_files import index_files, offsets_of_key
+from pyspark_dledger.log.io.key_files import hash_slots, index_files, key_hash, newest_unit, read_header, read_units
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import is_valid_queue
@@ -148,3 +148,25 @@ def _has_key(data: bytes, topic: str, key: str, begin: int, end: int) -> bool:
         return False
     keys = found.properties.get(layout.PROPERTY_KEYS, "").split(" ")
     return key in keys or key == found.properties.get(layout.PROPERTY_UNIQ_KEY)
+
+
+def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+    """The commitLogOffsets of the units with a key's hash, newest first.
+
+    Yields nothing if the file has no message stored in ``[begin, end]``, in milliseconds since 1970.
+    """
+    header, slots = read_header(path), hash_slots(path)
+    if header is None or slots is None or header.end_timestamp < begin or header.begin_timestamp > end:
+        return
+    wanted = key_hash(topic, key)
+    number = newest_unit(path, wanted % slots)
+    limit = header.index_count
+    # Numbers in a chain only fall, so that a damaged chain cannot loop.
+    while 0 < number < limit:
+        limit = number
+        units = read_units(path, slots, number, number + 1)
+        if not len(units):
+            return
+        if int(units["keyHash"][0]) == wanted:
+            yield int(units["commitLogOffset"][0])
+        number = int(units["previous"][0])

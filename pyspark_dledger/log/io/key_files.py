@@ -145,32 +145,16 @@ def hashes_of_keys(topic: str, properties: Mapping[str, str]) -> set[int]:
     return {key_hash(topic, key) for key in keys if key}
 
 
-def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
-    """The commitLogOffsets of the units with a key's hash, newest first.
-
-    Yields nothing if the file has no message stored in ``[begin, end]``, in milliseconds since 1970.
-    """
-    header, slots = read_header(path), hash_slots(path)
-    if header is None or slots is None or header.end_timestamp < begin or header.begin_timestamp > end:
-        return
-    wanted = key_hash(topic, key)
-    number = newest_unit(path, wanted % slots)
-    limit = header.index_count
-    # Numbers in a chain only fall, so that a damaged chain cannot loop.
-    while 0 < number < limit:
-        limit = number
-        units = read_units(path, slots, number, number + 1)
-        if not len(units):
-            return
-        if int(units["keyHash"][0]) == wanted:
-            yield int(units["commitLogOffset"][0])
-        number = int(units["previous"][0])
-
-
 @dataclass(frozen=True)
 class KeyUnit:
-    """A unit of an IndexFile: a key's hash, its message's offset, and its time to a second, in microseconds."""
+    """A unit of an IndexFile: a key's hash, its message's offset, and its time to a second, in microseconds.
 
+    ``number`` is its number in the file, ``position`` where it begins there.
+    """
+
+    file: Path
+    number: int
+    position: int
     key_hash: int
     offset: int
     first_stored: int
@@ -202,6 +186,8 @@ def _key_units_of(path: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[n
         stop = header.index_count
     for start in range(1, stop, _UNITS_PER_READ):
         units = read_units(path, slots, start, min(start + _UNITS_PER_READ, stop))
-        for unit in units[choose(units)]:
+        for place in np.flatnonzero(choose(units)).tolist():
+            unit, number = units[place], start + place
             stored = (header.begin_timestamp + int(unit["seconds"]) * 1000) * 1000
-            yield KeyUnit(int(unit["keyHash"]), int(unit["commitLogOffset"]), stored, stored + 999_999)
+            key_hash, offset = int(unit["keyHash"]), int(unit["commitLogOffset"])
+            yield KeyUnit(path, number, unit_position(slots, number), key_hash, offset, stored, stored + 999_999)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.log.io.files import raise_error
+from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.verify.findings import Report
-from pyspark_dledger.log.witness.key_offsets import message_starts, units_with
+from pyspark_dledger.log.witness.key_offsets import message_starts
 
 
 class KeyCheck:
@@ -32,10 +36,15 @@ class KeyCheck:
             low, high = np.searchsorted(self._starts, [start, end]).tolist()
             self._is_found[low:high] = True
         wrong = self._starts[~self._is_found]
-        for unit in units_with(wrong, self._root) if len(wrong) else ():
+        of_wrong = partial(_points_to, wrong)
+        for unit in key_units(self._root, of_wrong, raise_error) if len(wrong) else ():
             self._report.add(
                 "keyIndexUnit",
                 unit.file,
                 f"expected a message at commitLogOffset {unit.offset} of unit {unit.number}, found none",
                 offset=unit.position,
             )
+
+
+def _points_to(offsets: npt.NDArray[np.int64], units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.isin(units["commitLogOffset"], offsets)

@@ -116,11 +116,12 @@ def _claims(segment: Segment, witness: StoreWitness, ranges: list[tuple[int, int
         positions.append(units.pos)
         yield _INDEX_UNIT, np.stack([units.pos, units.pos + units.size, units.index, units.term], axis=1)
     if witness.root is not None:
-        for queue, pairs in messages_by_queue(low, high + own, path_of(witness.root)):
-            unknown = np.full(len(pairs), -1, np.int64)
-            pos = pairs[:, 0] - own
+        for queue, found in messages_by_queue(low, high + own, path_of(witness.root)):
+            unknown = np.full(len(found.pos), -1, np.int64)
+            pos = found.pos - own
             positions.append(pos)
-            rows = np.stack([pos, pos + own + pairs[:, 1], unknown, unknown], axis=1)
+            rows = np.stack([pos, found.pos + found.size, unknown, unknown], axis=1)
+            rows = rows[rows[:, 1] <= high + own]
             yield f"ConsumeQueue {queue.topic}/{queue.queue_id}", rows
         starts = message_starts(low + own, high + own, path_of(witness.root)) - own
         yield _INDEX_FILE, np.stack([starts, starts, *np.full((2, len(starts)), -1, np.int64)], axis=1)

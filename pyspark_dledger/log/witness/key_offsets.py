@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,6 @@ from pyspark_dledger.log.io.key_files import (
     index_files,
     read_header,
     read_units,
-    unit_position,
 )
 from pyspark_dledger.log.io.store_paths import file_size
 
@@ -25,7 +23,6 @@ Longs = npt.NDArray[np.int64]
 
 _PROBE = 1024
 """Units of one probe, 20 KiB: a damaged page of 4 KiB does not decide it."""
-_UNITS_AT_ONCE = 64 * 1024
 
 
 def message_starts(start: int, end: int, root: Path) -> Longs:
@@ -36,28 +33,6 @@ def message_starts(start: int, end: int, root: Path) -> Longs:
         return np.empty(0, np.int64)
     found = map_reads(lambda file: list(_starts_in(file, start, end)), files, str(root))
     return np.unique(np.concatenate([np.empty(0, np.int64), *(part for parts in found for part in parts)]))
-
-
-class KeyUnitPlace(NamedTuple):
-    """A unit of an IndexFile: its file, its number, where it is in the file, and its commitLogOffset."""
-
-    file: Path
-    number: int
-    position: int
-    offset: int
-
-
-def units_with(offsets: Longs, root: Path) -> Iterator[KeyUnitPlace]:
-    """The units that have one of the offsets; reads all IndexFiles. Raises UnreadableError."""
-    for file in index_files(root):
-        header, slots = read_header(file), hash_slots(file)
-        for start in range(1, header.index_count if header is not None else 0, _UNITS_AT_ONCE):
-            if header is None or slots is None:
-                break
-            units = read_units(file, slots, start, min(start + _UNITS_AT_ONCE, header.index_count))
-            for found in np.flatnonzero(np.isin(units["commitLogOffset"], offsets)).tolist():
-                number, offset = start + found, int(units["commitLogOffset"][found])
-                yield KeyUnitPlace(file, number, unit_position(slots, number), offset)
 
 
 def _starts_in(file: Path, start: int, end: int) -> Iterator[Longs]:

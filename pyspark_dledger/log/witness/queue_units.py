@@ -1,4 +1,4 @@
-"""Finds the messages in a part of the log that a broker's ConsumeQueues know."""
+"""Finds the messages in a part of the log that a broker's ConsumeQueues know: what their units say."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
-from pyspark_dledger.log.io.files import ignore_error, map_reads
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, Queue, QueueFile, Units, queues, readable_units
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error, map_reads
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Queue, QueueFile, Units, queues, read_units
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
 Longs = npt.NDArray[np.int64]
@@ -19,7 +20,10 @@ Bools = npt.NDArray[np.bool_]
 
 _PROBE = 1024
 """Units of one probe, 20 KiB: a damaged page of 4 KiB does not decide it."""
-_NO_PAIRS = np.empty((0, 2), np.int64)
+_MAX_EMPTY = 8
+"""After so many probes without a message, nothing more is written."""
+_NO_UNITS = np.empty(0, UNIT_DTYPE)
+_FIELDS = ("commitLogOffset", "size", "tagsCode")
 
 
 class Messages(NamedTuple):
@@ -29,20 +33,37 @@ class Messages(NamedTuple):
     size: Longs
 
 
+class QueueMessages(NamedTuple):
+    """Messages that the units of one queue point to: their positions, sizes in bytes, queue offsets and tags codes."""
+
+    pos: Longs
+    size: Longs
+    queue_offset: Longs
+    tags_code: Longs
+
+
+_NOTHING = QueueMessages(*[np.empty(0, np.int64)] * 4)
+
+
 def messages_in(start: int, end: int, root: Path) -> Messages:
     """The messages in ``[start, end)`` that units of any queue point to, by position; each once."""
-    pairs = np.unique(np.concatenate([*(found for _, found in messages_by_queue(start, end, root)), _NO_PAIRS]), axis=0)
+    found = [_NOTHING, *(found for _, found in messages_by_queue(start, end, root))]
+    pairs = np.unique(np.concatenate([np.stack([each.pos, each.size], axis=1) for each in found]), axis=0)
+    pairs = pairs[pairs.sum(axis=1) <= end]
     return Messages(pairs[:, 0], pairs[:, 1])
 
 
-def messages_by_queue(start: int, end: int, root: Path) -> Iterator[tuple[Queue, Longs]]:
-    """For each queue, position and size of the messages in ``[start, end)`` that its units point to."""
-    found = queues(root, ignore_error)
-    return zip(found, map_reads(lambda queue: _of_queue(queue, start, end), found, str(root)), strict=True)
+def messages_by_queue(
+    start: int, end: int, root: Path, on_unreadable: OnUnreadable = ignore_error
+) -> Iterator[tuple[Queue, QueueMessages]]:
+    """For each queue, the messages that begin in ``[start, end)``, as its units say."""
+    found = queues(root, on_unreadable)
+    messages = map_reads(lambda queue: _of_queue(queue, start, end, on_unreadable), found, str(root))
+    return zip(found, messages, strict=True)
 
 
-def _of_queue(queue: Queue, start: int, end: int) -> Longs:
-    """Position and size of the queue's messages in ``[start, end)``."""
+def _of_queue(queue: Queue, start: int, end: int, on_unreadable: OnUnreadable) -> QueueMessages:
+    """The queue's messages that begin in ``[start, end)``."""
     probes = [(file, number) for file in queue.files for number in range(0, file.units, _PROBE)]
     low, high = 0, len(probes)
     while low < high:
@@ -51,21 +72,32 @@ def _of_queue(queue: Queue, start: int, end: int) -> Longs:
             low = middle + 1
         else:
             high = middle
-    return np.concatenate([*_from(probes[max(low - 1, 0) :], start, end), _NO_PAIRS])
+    parts = [_NOTHING, *_from(probes[max(low - 1, 0) :], start, end, on_unreadable)]
+    return QueueMessages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _from(probes: list[tuple[QueueFile, int]], start: int, end: int) -> Iterator[Longs]:
-    is_found = False
-    for number, (file, first) in enumerate(probes):
-        for units in readable_units(file, first, first + _PROBE):
-            units = units[_is_message(units)]
-            pos = units["commitLogOffset"].astype(np.int64)
-            size = units["size"].astype(np.int64)
-            is_inside = (pos >= start) & (pos + size <= end)
-            if not is_inside.any() and (is_found or number > 1):
-                return
-            is_found = is_found or bool(is_inside.any())
-            yield np.stack([pos[is_inside], size[is_inside]], axis=1)
+def _from(
+    probes: list[tuple[QueueFile, int]], start: int, end: int, on_unreadable: OnUnreadable
+) -> Iterator[QueueMessages]:
+    """The messages of the probes, up to one that points after `end`, or to the end of what is written."""
+    empty = 0
+    for file, first in probes:
+        units = _probe(file, first, on_unreadable)
+        numbers = np.flatnonzero(_is_message(units))
+        pos, size, tags_code = (units[name][numbers].astype(np.int64) for name in _FIELDS)
+        empty = 0 if len(pos) else empty + 1
+        if empty > _MAX_EMPTY or (len(pos) and np.median(pos) >= end):
+            return
+        inside = (pos >= start) & (pos < end)
+        yield QueueMessages(pos[inside], size[inside], file.first + first + numbers[inside], tags_code[inside])
+
+
+def _probe(file: QueueFile, start: int, on_unreadable: OnUnreadable = ignore_error) -> Units:
+    try:
+        return next(read_units(file, start, start + _PROBE), _NO_UNITS)
+    except UnreadableError as error:
+        on_unreadable(error)
+        return _NO_UNITS
 
 
 def _is_message(units: Units) -> Bools:
@@ -75,8 +107,7 @@ def _is_message(units: Units) -> Bools:
 
 def _is_before(file: QueueFile, start: int, pos: int) -> bool:
     """Whether most units of a probe point below a position."""
-    for units in readable_units(file, start, start + _PROBE):
-        found = units["commitLogOffset"][_is_message(units)]
-        # Fillers stand before the first unit of a queue.
-        return bool(np.median(found) < pos) if len(found) else bool((units["size"] == FILLER_SIZE).any())
-    return False
+    units = _probe(file, start)
+    found = units["commitLogOffset"][_is_message(units)]
+    # Fillers stand before the first unit of a queue.
+    return bool(np.median(found) < pos) if len(found) else bool((units["size"] == FILLER_SIZE).any())

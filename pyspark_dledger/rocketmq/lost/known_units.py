@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import IndexUnit, decode_records
 from pyspark_dledger.format.layout import (
@@ -19,14 +18,12 @@ from pyspark_dledger.format.layout import (
     ENTRY_MAGICS,
     INDEX_UNIT,
     INDEX_UNIT_SIZE,
-    MIN_MESSAGE_SIZE,
 )
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OnUnreadable
 from pyspark_dledger.log.io.key_files import key_units
-from pyspark_dledger.log.io.queue_files import Queue, queues, read_units
-from pyspark_dledger.rocketmq.consume_queue.queue_units import has_message
+from pyspark_dledger.log.witness.queue_units import messages_by_queue
 
 Longs = npt.NDArray[np.int64]
 
@@ -78,6 +75,11 @@ class Places:
     def __len__(self) -> int:
         return len(self._starts)
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The positions from the first range to the last one."""
+        return int(self._starts[0]), int(self._ends[-1])
+
     def number_of(self, offsets: Longs) -> Longs:
         """The number of the range that has each offset; -1 for none."""
         number = np.searchsorted(self._starts, offsets, "right") - 1
@@ -116,8 +118,9 @@ def add_queue_units(root: Path, places: Places, known: dict[int, KnownMessage], 
     """Add what the ConsumeQueues of `root` know of messages in `places` to `known`, by offset."""
     if not len(places):
         return
-    for queue in queues(root, on_unreadable):
-        for offset, size, queue_offset, tags_code in _units_in(queue, places, on_unreadable):
+    for queue, found in messages_by_queue(*places.extent, root, on_unreadable):
+        is_inside = places.number_of(found.pos) >= 0
+        for offset, size, queue_offset, tags_code in zip(*(each[is_inside].tolist() for each in found), strict=True):
             message = known.setdefault(offset, KnownMessage(offset))
             message.seen_by(CONSUME_QUEUE)
             # A message can be in further queues, those of a light topic.
@@ -125,36 +128,6 @@ def add_queue_units(root: Path, places: Places, known: dict[int, KnownMessage], 
                 message.topic, message.queue_id, message.queue_offset = queue.topic, queue.queue_id, queue_offset
                 message.tags_code = tags_code
             message.size = message.size or size
-
-
-def _units_in(queue: Queue, places: Places, on_unreadable: OnUnreadable) -> Iterator[tuple[int, int, int, int]]:
-    """Offset, size, queueOffset and tagsCode of the units in `places`; damaged units are left out."""
-    before = np.array([-1, -1])
-    for file in queue.files:
-        first = file.first
-        try:
-            for units in read_units(file):
-                numbers = np.flatnonzero(has_message(units) & (units["size"] >= MIN_MESSAGE_SIZE))
-                offsets = units["commitLogOffset"][numbers].astype(np.int64)
-                is_known = (places.number_of(offsets) >= 0) & _in_order(before, offsets)
-                for number in np.flatnonzero(is_known).tolist():
-                    unit = units[numbers[number]]
-                    yield int(offsets[number]), int(unit["size"]), first + int(numbers[number]), int(unit["tagsCode"])
-                before = np.concatenate([before, offsets])[-2:]
-                first += len(units)
-        except UnreadableError as error:
-            on_unreadable(error)
-
-
-def _in_order(before: Longs, offsets: Longs) -> npt.NDArray[np.bool_]:
-    """Which offsets rise from the one before to the one after; one of these may itself be damaged, and is skipped.
-
-    `before` has the two offsets before the first one.
-    """
-    padded = np.concatenate([before, offsets, [INT64_MAX, INT64_MAX]])
-    last, last_but_one = padded[1:-3] < offsets, padded[:-4] < offsets
-    following, next_but_one = offsets < padded[3:-1], offsets < padded[4:]
-    return np.asarray((last & following) | (last_but_one & following) | (last & next_but_one))
 
 
 def add_key_units(root: Path, places: Places, known: dict[int, KnownMessage], on_unreadable: OnUnreadable) -> None:
