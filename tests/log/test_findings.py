@@ -443,6 +443,22 @@ def unit_of_another_size(root: Path) -> None:
     patch_queue(root, 10, store.rows[10]["commitLogOffset"], 1)
 
 
+def another_topic(root: Path) -> None:
+    store = broker(root)
+    patch_row(store, 10, store.rows[10]["entryBody"].index(b"Orders") + 48, b"B")
+
+
+def another_queue_offset(root: Path) -> None:
+    store = broker(root)
+    patch_row(store, 10, 48 + 20, (70).to_bytes(8, "big"))
+
+
+def messages_in_two_queues(root: Path) -> None:
+    """The audit finds this; the messages are not damaged."""
+    store = broker(root)
+    write_consume_queue(root, [row | {"topic": "Other"} for row in store.rows])
+
+
 def lost_header_and_a_unit_of_another_size(root: Path) -> None:
     store = broker(root)
     patch_row(store, 10, 0, bytes(48))
@@ -595,6 +611,8 @@ CASES: dict[str, Case] = {
     "old files after the divided offset": Case({"dividedOffset"}, overlapping, upgraded),
     "a unit into a message": Case({"consumeQueueUnit"}, misplaced_unit, unit_out_of_order),
     "a unit of another size": Case({"consumeQueueUnit"}, unit_of_another_size, queue_that_begins_in_a_file),
+    "a message of another topic": Case({"messageQueue"}, another_topic, messages_in_two_queues),
+    "a message of another queue offset": Case({"messageQueue"}, another_queue_offset, unit_out_of_order),
     "units that disagree": Case(
         {"corruptBytes", "consumeQueueUnit", "witnessesDisagree"}, lost_header_and_a_unit_of_another_size, broker
     ),
@@ -808,10 +826,10 @@ def test_queues_are_checked_in_windows(tmp_path: Path, monkeypatch: pytest.Monke
     store = broker(tmp_path, count=120)
     write_consume_queue(tmp_path, [row | {"queueId": 1} for row in store.rows[::3]], 20 * 10)
     assert codes_of(tmp_path) == []
-    wrong = {3: 5, 40: 0, 77: store.end * 5, 101: -9, 119: 2**62}
+    wrong = {4: 5, 40: 0, 77: store.end * 5, 101: -9, 119: 2**62}
     for number, offset in wrong.items():
         patch_queue(tmp_path, number, offset, 100)
-    patch_queue(tmp_path, 60, store.rows[7]["commitLogOffset"], store.rows[7]["storeSize"])
+    patch_queue(tmp_path, 61, store.rows[7]["commitLogOffset"], store.rows[7]["storeSize"])
     findings = dl.open_log(tmp_path).findings()
     at = {finding.offset // CQ_UNIT for finding in findings if "/0/" in finding.file}
     assert at == {number % 100 for number in wrong}

@@ -20,7 +20,7 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 from pyspark_dledger.rocketmq.lost.lost_messages import count_of
 from pyspark_dledger.rocketmq.tables.registry import read_table
-from tests.support.generate import mq_message, write_commitlog, write_dledger
+from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue, write_dledger
 from tests.support.queues import tags_code, units_of, write_units
 
 Row = dict[str, Any]
@@ -43,6 +43,14 @@ def rows_of(path: Path, **options: Any) -> list[Row]:
 def lost_of(path: Path, *replicas: Path) -> list[Row]:
     given = {"replicas": json.dumps([str(replica) for replica in replicas])} if replicas else {}
     return [row for batch in read_table(open_log(path, **given), "lost") for row in batch.to_pylist()]
+
+
+def patch(store: Store, row: Row, offset: int) -> None:
+    """Change one byte of a row."""
+    segment = next(each for each in store.segments if each.name == row["segment"])
+    with Path(segment.path).open("r+b") as file:
+        file.seek(row["pos"] - segment.base + offset)
+        file.write(b"Q")
 
 
 def segments_of(root: Path) -> list[Path]:
@@ -74,6 +82,11 @@ def intact(rows: list[Row]) -> dict[int, Row]:
     }
 
 
+def place_of(row: Row | None) -> tuple[object, ...] | None:
+    """Where a message says that it is in its queue: no checksum covers that."""
+    return (row["topic"], row["queueId"], row["queueOffset"]) if row is not None else None
+
+
 @pytest.fixture
 def store(request: pytest.FixtureRequest, case_folder: Callable[[str], Path], tmp_path: Path) -> Path:
     copy = tmp_path / "store"
@@ -94,7 +107,7 @@ def test_exactly_the_lost_messages_are_listed(store: Path, seed: int) -> None:
     found_rows = lost_of(store)
     lost = {row["pos"]: row for row in found_rows if row["entries"] == 1}
     ranges = [range(row["pos"], row["pos"] + row["size"]) for row in found_rows if row["entries"] != 1]
-    gone = {pos: row for pos, row in before.items() if pos not in after}
+    gone = {pos: row for pos, row in before.items() if place_of(row) != place_of(after.get(pos))}
     in_queue = {pos: row for pos, row in gone.items() if row["transaction"] not in ("prepared", "rollback")}
     assert set(in_queue) <= set(lost) <= set(gone)
     for pos, row in gone.items():
@@ -135,7 +148,7 @@ def test_damaged_units_invent_no_message(store: Path, seed: int) -> None:
     damage(store, seed)
     damage_units(store, seed)
     after = intact(rows_of(store))
-    gone = {pos: row for pos, row in before.items() if pos not in after}
+    gone = {pos: row for pos, row in before.items() if place_of(row) != place_of(after.get(pos))}
     indexes = {row["index"] for row in gone.values()}
     found = lost_of(store)
     for row in found:
@@ -250,6 +263,50 @@ def change(root: Path, pos: int, data: bytes) -> None:
     with Path(segment.path).open("r+b") as file:
         file.seek(pos - segment.base)
         file.write(data)
+
+
+def test_a_message_that_its_queue_knows_by_another_topic_is_lost(tmp_path: Path) -> None:
+    """No checksum covers the topic; without the unit nobody could name the message."""
+    store = write_commitlog(tmp_path, [mq_message("Orders", b"x" * 90, queue_offset=n) for n in range(20)])
+    write_consume_queue(tmp_path, store.rows)
+    assert lost_of(tmp_path) == []
+    row = store.rows[7]
+    patch(store, row, row["entryBody"].index(b"Orders"))
+    (found,) = lost_of(tmp_path)
+    assert [found[name] for name in ("pos", "topic", "queueOffset")] == [row["pos"], "Orders", 7]
+
+
+def test_a_blank_that_another_replica_has_is_no_lost_message(tmp_path: Path) -> None:
+    for name in "ab":
+        store = write_commitlog(tmp_path / name, [mq_message("Orders", b"x" * 90, queue_offset=n) for n in range(60)])
+        write_consume_queue(tmp_path / name, store.rows)
+    lost = [row["pos"] for row in store.rows if row["segment"] == store.segments[1].name]
+    Path(store.segments[1].path).unlink()
+    found = lost_of(tmp_path / "b", tmp_path / "a")
+    assert [row["pos"] for row in found] == lost
+    assert {(*row["lostOn"], *row["intactOn"]) for row in found} == {(str(tmp_path / "b"), str(tmp_path / "a"))}
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_copy_that_no_check_judges_is_neither_lost_nor_intact(
+    tmp_path: Path, is_checked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The body of one copy is damaged, the topic of the other one."""
+    for name in "ab":
+        store = write_commitlog(tmp_path / name, [mq_message("Orders", b"x" * 90, queue_offset=n) for n in range(9)])
+        write_consume_queue(tmp_path / name, store.rows)
+        row = store.rows[4]
+        patch(store, row, row["entryBody"].index(b"Orders" if name == "b" else b"xx"))
+    if not is_checked:
+        shutil.rmtree(tmp_path / "a" / "consumequeue")
+        shutil.rmtree(tmp_path / "b" / "consumequeue")
+    assert main(["lost", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    printed = capsys.readouterr().out
+    if is_checked:
+        unclear = f"cannot tell for positions {row['pos']} to {row['pos'] + row['size'] - 1}"
+        assert f"\nlost for good: {unclear}" in printed and "intact on others" not in printed
+    else:
+        assert "\nlost on some replicas and intact on others: 1 message\n" in printed
 
 
 def test_a_lost_end_is_lost(tmp_path: Path) -> None:

@@ -100,9 +100,7 @@ def lost_text(verdict: CommitLogVerdict) -> str:
         parts.append(f"positions {ranges_text(verdict.lost)}: damaged on every replica")
     parts += [f"the end of {each.node}, which no replica has: {each.proof}" for each in verdict.lost_ends]
     if verdict.unclear.entries:
-        parts.append(
-            f"cannot tell for positions {ranges_text(verdict.unclear)}: copies differ, and no checksum decides"
-        )
+        parts.append(unclear_positions_text(verdict.unclear))
     parts += unread_ends_text(verdict.members)
     yet = [
         f"{member.node} would lose {member.truncation.confirmed_bytes} confirmed bytes as slave of {member.ahead}"
@@ -112,6 +110,13 @@ def lost_text(verdict: CommitLogVerdict) -> str:
     if yet and not parts:
         parts.append("nothing yet")
     return "; ".join([*parts, *yet]) or "nothing"
+
+
+def unclear_positions_text(ranges: Ranges) -> str:
+    """That nothing tells whether the bytes at these positions are lost."""
+    return (
+        f"cannot tell for positions {ranges_text(ranges)}: copies differ, or only one is left, and no checksum decides"
+    )
 
 
 def member_text(member: MemberVerdict) -> str:

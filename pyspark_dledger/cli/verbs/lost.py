@@ -11,6 +11,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_table
+from pyspark_dledger.cli.stores.commit_log_text import unclear_positions_text
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.verdict_text import unclear_text
 from pyspark_dledger.common.plurals import counted
@@ -20,14 +21,14 @@ from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.files import path_of
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.rocketmq.lost.candidates import Candidates
+    from pyspark_dledger.rocketmq.lost.group_losses import GroupLosses
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
 # The columns that fit a terminal; --json has all.
 _COLUMNS = (
     *("index", "pos", "size", "topic", "queueId", "queueOffset", "firstStoreTimestamp", "lastStoreTimestamp"),
-    *("entries", "witnesses", "lostOn", "intactOn"),
+    *("entries", "witnesses", "lostOn", "intactOn", "unclearOn"),
 )
 
 
@@ -46,19 +47,27 @@ def run(args: argparse.Namespace, out: Output) -> int:
     logs: list[Log] = [log, *log.replicas]
     failed: list[UnreadableError] = []
     names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None
-    found, unclear = lost_in_group(log, failed.append, out.progress)
+    losses = lost_in_group(log, failed.append, out.progress)
+    found, unclear = losses.messages, _unclear(losses)
     out.progress.clear()
     rows = _rows(found, names)
     if args.json:
         for row in rows:
             out.line(json_line(row))
-        if unclear.entries:
-            note(unclear_text(unclear))
+        for text in unclear:
+            note(text)
     else:
         _print_text(out, rows, found, len(logs), unclear)
     for error in dict.fromkeys(map(str, failed)):
         note(f"{error}: what it knows is missing here")
-    return FINDINGS if found or failed or unclear.entries else CLEAN
+    return FINDINGS if found or failed or unclear else CLEAN
+
+
+def _unclear(losses: GroupLosses) -> list[str]:
+    """What no check judges."""
+    entries, positions = losses.unclear, losses.unclear_positions
+    texts = [unclear_text(entries)] if entries.entries else []
+    return texts + ([unclear_positions_text(positions)] if positions.entries else [])
 
 
 def _lines(file: str) -> list[str]:
@@ -82,7 +91,7 @@ def _rows(found: list[LostMessage], names: Candidates | None) -> list[Row]:
     return shown
 
 
-def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: int, unclear: Ranges) -> None:
+def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: int, unclear: list[str]) -> None:
     if rows:
         more = tuple(name for name in ("candidateKeys", "candidateTags") if name in rows[0])
         shown = [{name: row[name] for name in (*_COLUMNS, *more)} for row in rows]
@@ -93,13 +102,13 @@ def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: 
         out.line(line)
 
 
-def _summary(found: list[LostMessage], unclear: Ranges) -> Iterable[str]:
+def _summary(found: list[LostMessage], unclear: list[str]) -> Iterable[str]:
     """The answer: how much is lost for good, and how much a replica has."""
-    for_good = [lost for lost in found if not lost.intact_on]
-    parts = [_count(for_good)] if for_good or not unclear.entries else []
-    yield f"lost for good: {'; '.join([*parts, *([unclear_text(unclear)] if unclear.entries else [])])}"
-    if len(for_good) < len(found):
-        yield f"lost on some replicas and intact on others: {_count(lost for lost in found if lost.intact_on)}"
+    for_good = [lost for lost in found if not lost.intact_on and not lost.unclear_on]
+    parts = [_count(for_good)] if for_good or not unclear else []
+    yield f"lost for good: {'; '.join([*parts, *unclear])}"
+    if elsewhere := [lost for lost in found if lost.intact_on]:
+        yield f"lost on some replicas and intact on others: {_count(elsewhere)}"
 
 
 def _count(found: Iterable[LostMessage]) -> str:

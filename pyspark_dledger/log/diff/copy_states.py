@@ -1,4 +1,4 @@
-"""How each replica of a group has an entry: intact, damaged, or not at all."""
+"""How each replica of a group has an entry: intact, damaged, not at all, or as a copy that no check judges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 from pyspark_dledger.log.diff.replica_group import Replica, group_of
 from pyspark_dledger.log.store_view import StoreView
 
-INTACT, DAMAGED, ABSENT = range(3)
+INTACT, DAMAGED, ABSENT, UNCLEAR = range(4)
 
 
 class _Range(NamedTuple):
@@ -23,13 +23,15 @@ class _Range(NamedTuple):
     last: int
     terms: tuple[int | None, ...]
     damaged: frozenset[int]
+    unclear: frozenset[int]
     is_silent: tuple[bool, ...]
 
 
 class CopyStates:
     """The copies of all entries and old messages of a store and its replicas, numbered in this order.
 
-    ``unclear`` are the entries for which no check tells which copy is intact. Raises OptionError without replicas,
+    ``unclear`` are the entries for which no check tells which copy is intact, ``unclear_positions`` those of old
+    messages. Raises OptionError without replicas,
     StoreError if one cannot be opened or read.
     """
 
@@ -43,13 +45,21 @@ class CopyStates:
             parts = plan_parts(group, self._replicas, store.options)
             for found in (found for part in parts for found in read_ranges(part)):
                 damaged = frozenset((*damaged_on(found, group), *fillers_on(found)))
-                self._ranges.append(_Range(found.first_index, found.last_index, found.terms, damaged, found.is_silent))
-                if unclear_on(found, group) and not is_lost(found, group):
+                unknown = frozenset(unclear_on(found, group))
+                self._ranges.append(
+                    _Range(found.first_index, found.last_index, found.terms, damaged, unknown, found.is_silent)
+                )
+                if unknown and not is_lost(found, group):
                     unclear.add(found.first_index, found.last_index, max(found.sizes))
         self.unclear: Ranges = unclear.ranges_found()
         old = commit_log_replicas(stores)
         self._names = [each.name for each in old]
         self._rows = list(pos_rows(old, compare_positions(old))) if old else []
+        positions = RangeCounter()
+        for row in self._rows:
+            if row.unclear:
+                positions.add(row.first_pos, row.last_pos)
+        self.unclear_positions = positions.ranges_found()
 
     @property
     def has_commit_logs(self) -> bool:
@@ -64,6 +74,8 @@ class CopyStates:
         found = self._ranges[place]
         if number in found.damaged:
             return DAMAGED
+        if number in found.unclear:
+            return UNCLEAR
         return ABSENT if found.terms[number] is None or term not in (None, found.terms[number]) else INTACT
 
     def of_bytes(self, number: int, start: int, end: int) -> int:
@@ -73,6 +85,8 @@ class CopyStates:
         rows = [row for row in takewhile(lambda row: row.first_pos < end, self._rows[first:]) if row.last_pos >= start]
         if any(name in row.damaged for row in rows):
             return DAMAGED
+        if any(name in row.unclear for row in rows):
+            return UNCLEAR
         return INTACT if rows and all(name in row.terms for row in rows) else ABSENT
 
     def silently_damaged(self, number: int) -> Iterator[tuple[int, int]]:

@@ -21,7 +21,7 @@ from pyspark_dledger.format.layout import (
     MIN_MESSAGE_SIZE,
 )
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
-from pyspark_dledger.format.spec import COMMITLOG
+from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import read_at, read_existing, segment_at
 from pyspark_dledger.log.io.files import map_reads
@@ -77,14 +77,14 @@ def _check_store_checkpoint(store: StoreView, root: Path, log_end: int, report: 
 def _last_stored(store: StoreView) -> int | None:
     """The storeTimestamp of the log's last message, in milliseconds since 1970; None if its last entry is none."""
     for _, end in store.ends.values():
-        found = message_at(store, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
+        found = message_at(store.segments, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
         return found[0].store_timestamp if found is not None else None
     return None
 
 
-def message_at(store: StoreView, offset: int) -> tuple[Message, bytes] | None:
+def message_at(segments: list[Segment], offset: int) -> tuple[Message, bytes] | None:
     """The intact message at an offset of the log, and its bytes."""
-    segment = segment_at(store.segments, offset)
+    segment = segment_at(segments, offset)
     if segment is None:
         return None
     at = offset - segment.base
@@ -131,7 +131,7 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
         for number in range(-start % step, len(units), step):
             position = key_files.unit_position(slots, start + number)
             sampled.append(_KeyUnit(position, int(units["commitLogOffset"][number]), int(units["keyHash"][number])))
-    found = map_reads(lambda unit: message_at(store, unit.offset), sampled, store.path)
+    found = map_reads(lambda unit: message_at(store.segments, unit.offset), sampled, store.path)
     for unit, message in zip(sampled, found, strict=True):
         if message is not None:  # else expired or damaged, which is a finding about the log
             _check_key(path, unit, *message, report)

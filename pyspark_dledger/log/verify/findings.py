@@ -357,6 +357,12 @@ CATALOGUE: tuple[Code, ...] = (
         "A consumer of that offset gets nothing or a broken message.",
     ),
     Code(
+        "messageQueue",
+        ERROR,
+        "A message names another topic, queue or offset than its ConsumeQueue unit: its CRC does not cover them.",
+        "Delivers it by the unit; a rebuild of the queues delivers it by the message.",
+    ),
+    Code(
         "consumeQueueBeyondEnd",
         WARNING,
         "ConsumeQueue units point after the end of the log: the log lost its end later. Compare replicas.",
@@ -378,7 +384,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "keyIndexUnit",
         ERROR,
-        "An IndexFile unit is damaged, or its message lacks the key. Run dledger rebuild index.",
+        "An IndexFile unit is damaged, or its message lacks the key. If the log is intact, run dledger rebuild index.",
         "Queries by key miss messages.",
     ),
     Code(

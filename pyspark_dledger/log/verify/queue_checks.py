@@ -1,4 +1,4 @@
-"""Findings about ConsumeQueues: units that do not point to a message of their size.
+"""Findings about ConsumeQueues: units that do not point to a message of their size and queue.
 
 Offsets rise along a queue, so units for one segment are adjacent, and each segment is checked with its own units. A
 binary search finds their bounds. It assigns each unit to exactly one segment, even in a damaged queue whose offsets do
@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_consume_queue_unit
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.message import has_message_magic, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.files import OnUnreadable, OpenFile, open_file
@@ -35,9 +38,14 @@ from pyspark_dledger.log.io.queue_files import (
     read_units,
     written_units,
 )
+from pyspark_dledger.log.verify.broker_checks import message_at
 from pyspark_dledger.log.verify.findings import Report
 
 Numbers = npt.NDArray[np.int64]
+
+QUEUE_COLUMNS = ("topic", "queueId", "queueOffset")
+MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+"""The property with further queues of a message."""
 
 # Bytes of the log whose units are in memory at the same time.
 _WINDOW = 64 * 1024 * 1024
@@ -159,6 +167,13 @@ def _lower_bound(file: OpenFile, count: int, offset: int) -> int:
     return low
 
 
+class QueuePlaces(NamedTuple):
+    """Where messages are in their queues: the number of each queue, -1 for none, and the queue offsets."""
+
+    queue: Numbers
+    offset: Numbers
+
+
 class QueueCheck:
     """Compares the messages of ``[low, high)``, in order, with the units that point there."""
 
@@ -171,6 +186,11 @@ class QueueCheck:
         found = queues(root, on_unreadable) if low < high else []
         self._queues = [WrittenUnits(queue, on_unreadable) for queue in found]
         self._files = [file for queue in self._queues for file, _ in queue.files]
+        self._numbers = {(one.queue.topic, one.queue.queue_id): n for n, one in enumerate(self._queues)}
+        self._queue_of_file = np.array([n for n, one in enumerate(self._queues) for _ in one.files], np.int64)
+        self._first_of_file = np.array([file.first for file in self._files], np.int64)
+        self.contradicted: list[tuple[int, int]] = []
+        """Where messages with the finding messageQueue begin and end."""
         borders = [*range(low, high, _WINDOW), high] if self._queues else []
         self._windows = iter(pairwise(borders))
         self._bounds = [queue.lower_bound(low) for queue in self._queues]
@@ -180,8 +200,24 @@ class QueueCheck:
     def _segments(self) -> list[Segment]:
         return self._list_segments()
 
-    def add(self, offsets: Numbers, sizes: Numbers) -> None:
-        """Compare messages: their positions, ascending, and their sizes."""
+    def places_of(self, batch: pa.RecordBatch) -> QueuePlaces:
+        """Where messages say that they are: columns `QUEUE_COLUMNS` of rows of the log."""
+        topics = batch.column("topic").dictionary_encode()
+        names = topics.dictionary.to_pylist()
+        width = max((queue_id + 1 for _, queue_id in self._numbers), default=0)
+        numbers = [[self._numbers.get((name, queue_id), -1) for queue_id in range(width)] for name in [*names, None]]
+        name, queue_id, offset = (
+            values.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            for values in (topics.indices, batch.column("queueId"), batch.column("queueOffset"))
+        )
+        is_known = (queue_id >= 0) & (queue_id < width)
+        table = np.array(numbers, np.int64).reshape(len(names) + 1, width)
+        queue = np.full(len(name), -1, np.int64)
+        queue[is_known] = table[name[is_known], queue_id[is_known]]
+        return QueuePlaces(queue, offset)
+
+    def add(self, offsets: Numbers, sizes: Numbers, places: QueuePlaces) -> None:
+        """Compare messages: their positions, ascending, their sizes, and where they say that they are."""
         if not len(offsets):
             return
         last = int(offsets[-1])
@@ -191,8 +227,47 @@ class QueueCheck:
             place = np.minimum(np.searchsorted(offsets, units.offsets), len(offsets) - 1)
             fits = (offsets[place] == units.offsets) & (sizes[place] == units.sizes)
             self._look_up(units.take(~fits))
+            is_own = places.queue[place] == self._queue_of_file[units.files]
+            is_own &= places.offset[place] == self._first_of_file[units.files] + units.numbers
+            self._check_places(units.take(fits & ~is_own))
             if len(self._units):
                 return
+
+    def _check_places(self, units: UnitBatch) -> None:
+        """Report units whose message says that it is elsewhere, if it is not there too."""
+        for number, of_file, size, offset in zip(
+            units.files.tolist(), units.numbers.tolist(), units.sizes.tolist(), units.offsets.tolist(), strict=True
+        ):
+            file, queue = self._files[number], self._queues[int(self._queue_of_file[number])].queue
+            if self._report.is_full("messageQueue", file.path):
+                self._report.add_uncounted("messageQueue", file.path, 1)
+                continue
+            found = message_at(self._segments, offset)
+            if found is None:
+                continue
+            message, data = found
+            topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
+            raw = data[message.properties_start : message.properties_start + message.properties_length]
+            is_listed = queue.topic in parse_properties(raw).get(MULTI_DISPATCH, "").split(",")
+            if is_listed or self._has_unit(topic, message.queue_id, message.queue_offset, offset):
+                continue
+            self.contradicted.append((offset, offset + size))
+            self._report.add(
+                "messageQueue",
+                file.path,
+                f"expected a message of {queue.topic}/{queue.queue_id} at queue offset {file.first + of_file}, found "
+                f"{topic}/{message.queue_id} and {message.queue_offset} at commitLogOffset {offset}",
+                offset=of_file * CONSUME_QUEUE_UNIT_SIZE,
+            )
+
+    def _has_unit(self, topic: str, queue_id: int, queue_offset: int, offset: int) -> bool:
+        """Whether the unit at a queue offset points to the message at `offset`."""
+        number = self._numbers.get((topic, queue_id))
+        files = self._queues[number].queue.files if number is not None else ()
+        return any(
+            0 <= queue_offset - file.first < file.units and _offset_in(file, queue_offset - file.first) == offset
+            for file in files
+        )
 
     def finish(self) -> None:
         while len(self._units) or self._load():

@@ -23,7 +23,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import MAX_LISTED, Finding, Report
 from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
 from pyspark_dledger.log.verify.key_checks import KeyCheck
-from pyspark_dledger.log.verify.queue_checks import QueueCheck
+from pyspark_dledger.log.verify.queue_checks import QUEUE_COLUMNS, QueueCheck
 
 _BATCH_ROWS = 16 * 1024
 
@@ -71,6 +71,27 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
     except (OSError, StoreError) as error:
         report.add("unreadableFile", part.segment.path, str(error).removeprefix(f"{part.segment.path}: "))
     return report.findings()
+
+
+def messages_elsewhere(part: SegmentCheckPart) -> list[tuple[int, int]]:
+    """Where entries and old messages begin and end that have the finding messageQueue. Raises StoreError."""
+    check = _queue_check(part, Report(part.paths))
+    header = ENTRY_HEADER_SIZE if part.segment.source == DLEDGER else 0
+    if check is None or part.segment.base >= part.end:
+        return []
+    columns = ("storeSize", "pos", "size", *QUEUE_COLUMNS)
+    request = ScanRequest(part.segment, part.segment.base, part.end, columns, verify_crc=False)
+    for batch, _ in read_engine(part.options.engine).scan(request):
+        known = _known(batch)
+        entries = _entries(known)
+        check.add(entries["pos"] + header, entries["size"] - header, check.places_of(known))
+    return [(start - header, end) for start, end in check.contradicted]
+
+
+def _queue_check(part: SegmentCheckPart, report: Report) -> QueueCheck | None:
+    if part.queue_root is None:
+        return None
+    return QueueCheck(part.queue_root, partial(_segments, part), part.queue_low, part.queue_high, report)
 
 
 def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
@@ -151,7 +172,7 @@ def _last_by_scan(engine: Engine, segment: Segment) -> tuple[int, int, int] | No
     last = None
     request = ScanRequest(segment, segment.base, segment.end, FIELDS, verify_crc=False, max_batch_rows=_BATCH_ROWS)
     for batch, _ in engine.scan(request):
-        entries = _entries(batch)
+        entries = _entries(_known(batch))
         if len(entries["pos"]):
             last = {name: int(values[-1]) for name, values in entries.items()}
     return (last["index"], last["term"], last["pos"] + last["size"]) if last is not None else None
@@ -168,16 +189,14 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, su
     segment = part.segment
     index = IndexCheck(files.files, report)
     magics = _NewerMagics()
-    check = (
-        QueueCheck(part.queue_root, partial(_segments, part), part.queue_low, part.queue_high, report)
-        if part.queue_root is not None
-        else None
-    )
+    check = _queue_check(part, report)
     keys = KeyCheck(part.key_root, segment.base, part.end, report) if part.key_root is not None else None
-    columns = FIELDS if segment.source == DLEDGER else ("storeSize", "pos", "size")
+    columns: tuple[str, ...] = FIELDS if segment.source == DLEDGER else ("storeSize", "pos", "size")
+    columns += QUEUE_COLUMNS if check is not None else ()
     if segment.source == DLEDGER or check is not None or keys is not None:
         request = ScanRequest(segment, segment.base, part.end, columns, verify_crc=False, max_batch_rows=_BATCH_ROWS)
         for batch, _ in engine.scan(request) if segment.base < part.end else ():
+            batch = _known(batch)
             entries = _entries(batch)
             header = 0
             if segment.source == DLEDGER:
@@ -185,7 +204,7 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, su
                 index.add(entries)
                 magics.add(entries)
             if check is not None:
-                check.add(entries["pos"] + header, entries["size"] - header)
+                check.add(entries["pos"] + header, entries["size"] - header, check.places_of(batch))
             if keys is not None:
                 keys.add(entries["pos"] + header)
     index.finish()
@@ -201,15 +220,19 @@ def _segments(part: SegmentCheckPart) -> list[Segment]:
     return StoreView(part.path, part.options).segments
 
 
-def _entries(batch: pa.RecordBatch) -> dict[str, Numbers]:
-    """The columns of a batch without its corrupt rows, as 64-bit integers."""
+def _known(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch without its corrupt rows."""
     # Corrupt rows lack an index, and in a CommitLog a message. A filter loads pyarrow.compute, which takes 30 ms.
     known = batch.column("index" if "index" in batch.schema.names else "storeSize")
-    if known.null_count:
-        batch = batch.filter(known.is_valid())
+    return batch.filter(known.is_valid()) if known.null_count else batch
+
+
+def _entries(batch: pa.RecordBatch) -> dict[str, Numbers]:
+    """The columns of a batch about entries, as 64-bit integers."""
     return {
         name: batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         for name in batch.schema.names
+        if name not in QUEUE_COLUMNS
     }
 
 

@@ -79,17 +79,17 @@ def _of_queue(queue: Queue, start: int, end: int, on_unreadable: OnUnreadable) -
 def _from(
     probes: list[tuple[QueueFile, int]], start: int, end: int, on_unreadable: OnUnreadable
 ) -> Iterator[QueueMessages]:
-    """The messages of the probes, up to one that points after `end`, or to the end of what is written."""
+    """The messages of the probes, up to one that mostly points after `end`, or to the end of what is written."""
     empty = 0
     for file, first in probes:
         units = _probe(file, first, on_unreadable)
         numbers = np.flatnonzero(_is_message(units))
         pos, size, tags_code = (units[name][numbers].astype(np.int64) for name in _FIELDS)
+        inside = (pos >= start) & (pos < end)
+        yield QueueMessages(pos[inside], size[inside], file.first + first + numbers[inside], tags_code[inside])
         empty = 0 if len(pos) else empty + 1
         if empty > _MAX_EMPTY or (len(pos) and np.median(pos) >= end):
             return
-        inside = (pos >= start) & (pos < end)
-        yield QueueMessages(pos[inside], size[inside], file.first + first + numbers[inside], tags_code[inside])
 
 
 def _probe(file: QueueFile, start: int, on_unreadable: OnUnreadable = ignore_error) -> Units:

@@ -19,7 +19,7 @@ from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
 from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("kind", "source", "pos", "size", "index", "problem", "storeTimestamp", "topic", "queueId", "queueOffset")
-_CONTRADICTED = "expected the bytes that another replica has, or that units confirm, found others"
+_CONTRADICTED = "expected what another replica has, or what units say, found other bytes"
 
 Progress = Callable[[int, int], None]
 

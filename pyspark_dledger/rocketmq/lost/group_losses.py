@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
-from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, CopyStates
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
+from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, UNCLEAR, CopyStates
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import plan_between, read_partition
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
+from pyspark_dledger.log.verify.verify_store import plan_findings
 from pyspark_dledger.rocketmq.lost.damaged_ranges import (
     DamagedRange,
     Progress,
@@ -26,10 +31,11 @@ from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messag
 
 
 class GroupLosses(NamedTuple):
-    """What replicas have lost, and the entries for which no check tells which copy is intact."""
+    """What replicas have lost, and the entries and the positions for which no check tells which copy is intact."""
 
     messages: list[LostMessage]
     unclear: Ranges
+    unclear_positions: Ranges
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,17 @@ class _Replica:
 
 
 def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progress | None = None) -> GroupLosses:
-    """What a store and its replicas have lost, with ``lost_on`` and ``intact_on``, in the order of the log.
+    """What a store and its replicas have lost, in the order of the log, with the replicas that lost it and have it.
 
-    What is intact on none of them is lost for good. Raises StoreError.
+    What is neither intact nor unclear on any of them is lost for good. Raises StoreError.
     """
     logs = [log, *log.replicas]
     states = CopyStates(log) if len(logs) > 1 else None
     replicas = []
     for number, (name, each) in enumerate(zip(replica_names(logs), logs, strict=True)):
         ranges = damaged_ranges(each, progress=_part_of(progress, number, len(logs)))
-        if states is not None:
-            ranges = sorted([*ranges, *contradicted_ranges(each, states.silently_damaged(number))], key=_start)
+        doubted = states.silently_damaged(number) if states is not None else _elsewhere(each)
+        ranges = sorted([*ranges, *contradicted_ranges(each, doubted)], key=_start)
         replicas.append(_Replica(name, each, number, states, ranges))
     found: dict[tuple[object, ...], LostMessage] = {}
     for replica in replicas:
@@ -79,9 +85,19 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
             found[key] = _joined(found[key], lost) if key in found else lost
     known = [lost for lost in found.values() if lost.entries == 1]
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
-    placed = (_placed(lost, replicas) for lost in [*known, *rest])
-    messages = sorted((lost for lost in placed if lost.lost_on), key=lambda lost: (lost.pos, lost.size or 0))
-    return GroupLosses(messages, states.unclear if states is not None else Ranges())
+    placed = (_counted(_placed(lost, replicas), replicas) for lost in [*known, *rest])
+    messages = sorted(
+        (lost for lost in placed if lost.lost_on and lost.entries != 0), key=lambda lost: (lost.pos, lost.size or 0)
+    )
+    if states is None:
+        return GroupLosses(messages, Ranges(), Ranges())
+    return GroupLosses(messages, states.unclear, states.unclear_positions)
+
+
+def _elsewhere(log: StoreView) -> Iterator[tuple[int, int]]:
+    """Where messages begin and end whose queue has them at another place than they say."""
+    for part in plan_findings(log) if not isinstance(log.path, RemoteUri) else ():
+        yield from messages_elsewhere(part) if isinstance(part, SegmentCheckPart) else ()
 
 
 def _start(place: DamagedRange) -> int:
@@ -135,5 +151,18 @@ def _unknown(lost: LostMessage, known: list[LostMessage], has_replicas: bool) ->
 def _placed(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
     states = {replica.name: replica.state_of(lost) for replica in replicas}
     damaged = [name for name, state in states.items() if state == DAMAGED or name in lost.lost_on]
-    intact = [name for name, state in states.items() if state == INTACT and name not in damaged]
-    return replace(lost, lost_on=tuple(damaged), intact_on=tuple(intact))
+    intact, unclear = (
+        tuple(name for name, state in states.items() if state == wanted and name not in damaged)
+        for wanted in (INTACT, UNCLEAR)
+    )
+    return replace(lost, lost_on=tuple(damaged), intact_on=intact, unclear_on=unclear)
+
+
+def _counted(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
+    """Lost bytes with the number of entries that a replica has intact there: 0 if they were a blank."""
+    donor = next((replica.log for replica in replicas if replica.name in lost.intact_on), None)
+    if lost.entries is not None or lost.size is None or donor is None:
+        return lost
+    options = ReadOptions(engine=donor.options.engine)
+    partitions = plan_between(donor, ("kind", "pos"), options, Filters(), None, lost.pos, lost.end)
+    return replace(lost, entries=sum(batch.num_rows for each in partitions for batch in read_partition(each)))

@@ -51,6 +51,7 @@ class LostMessage:
     problem: str
     lost_on: tuple[str, ...] = ()
     intact_on: tuple[str, ...] = ()
+    unclear_on: tuple[str, ...] = ()
 
     @property
     def end(self) -> int:

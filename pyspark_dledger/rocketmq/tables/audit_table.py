@@ -32,6 +32,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
+from pyspark_dledger.log.verify.queue_checks import MULTI_DISPATCH
 from pyspark_dledger.rocketmq import message_arrays
 from pyspark_dledger.rocketmq.consume_queue.queue_units import (
     LAST_EXT_ADDRESS,
@@ -61,7 +62,6 @@ AUDIT_CODES = {
 
 # Longer queues are not searched for units that do not ascend.
 _MAX_SEARCHED_UNITS = 4_000_000
-_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 _MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 
 Row = dict[str, Any]
@@ -221,7 +221,7 @@ class QueueAudit:
     def _multi_dispatched(self, offset: int, topic: str) -> int | None:
         """The queueOffset of a message in the queue `topic`, from its list of queues; None if it is not listed."""
         found = message_at(self.log, offset)
-        names = found.properties.get(_MULTI_DISPATCH, "").split(",") if found is not None else []
+        names = found.properties.get(MULTI_DISPATCH, "").split(",") if found is not None else []
         offsets = found.properties.get(_MULTI_QUEUE_OFFSET, "").split(",") if found is not None else []
         listed = dict(zip(names, offsets, strict=False)).get(topic, "")
         return int(listed) if listed.isdecimal() else None

@@ -36,7 +36,10 @@ COLUMNS = (
     TableColumn("witnesses", pa.list_(pa.string()), _WITNESSES),
     TableColumn("problem", pa.string(), "what was expected and found"),
     TableColumn("lostOn", pa.list_(pa.string()), "replicas that lost it"),
-    TableColumn("intactOn", pa.list_(pa.string()), "replicas that have it; empty: lost for good"),
+    TableColumn(
+        "intactOn", pa.list_(pa.string()), "replicas that have it; lost for good if none, and `unclearOn` is empty"
+    ),
+    TableColumn("unclearOn", pa.list_(pa.string()), "replicas with a copy that no check judges"),
 )
 
 
