@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -55,8 +56,14 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than processors: tests also wait for clocks, timers and other processes."""
-    return (os.cpu_count() or 1) + 1
+    """Two workers more than processors: tests also wait for clocks, timers and other processes."""
+    return (os.cpu_count() or 1) + 2
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is searched in what the tests make, not in the modules and the thousands of collected tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
