@@ -48,6 +48,7 @@ class Faults:
             "crash all": self.crash_all,
             "strangers": Hostile(world).strangers,
             "forgers": Hostile(world).forgers,
+            "wrong peers": self.give_wrong_peers,
         }
 
     def run(self, until: int) -> None:
@@ -70,6 +71,7 @@ class Faults:
             node.store.power_cut_in = node.store.full = node.store.failures = 0
             node.fsync = 2
             node.paused_until = 0
+            self.correct_peers(node)
             node.restart()
 
     # Random nodes and times
@@ -112,6 +114,24 @@ class Faults:
             time = self.world.scenario.faulty_time // self.random.randint(3, 8)
             self.restart_later(node, time)
             self.world.at(self.world.now + time * 3 // 4, self.expire, 1.0)
+
+    def give_wrong_peers(self) -> None:
+        """Some nodes are restarted with too few members, which are a majority of their own."""
+        wrong = tuple(self.world.members)[:3]
+        for node in self.random.sample(self.world.nodes[:3], min(2, len(self.world.nodes))):
+            if node.core is not None and len(self.world.nodes) > 3:
+                node.stop("wrong peers")
+                node.peers = wrong
+                node.start()
+                self.world.at(self.world.now + self.long(), self.correct_peers, node)
+
+    def correct_peers(self, node: SimNode) -> None:
+        if node.peers != tuple(self.world.members):
+            if node.core is not None:
+                node.stop("its peers are corrected")
+            node.peers, node.changes_members = tuple(self.world.members), True
+            node.restart()
+            node.changes_members = False
 
     def cut_power(self, node: SimNode) -> None:
         """The node loses power in one of its next disk operations."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.raft.core import Core
+from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.messages import (
     AppendRequest,
@@ -318,6 +318,23 @@ class MakesItsOwnClusterId(Mutant):
     def focus(cls, scenario: Scenario) -> Scenario:
         faults = ("crash leader", "isolate leader", "pause leader", "split")
         return replace(scenario, nodes=3, faults=faults, java_pairs=frozenset(), fault_pause=200)
+
+
+class TakesAnyMembers(Mutant):
+    """Starts with other members than those of its store, and accepts members with other lists."""
+
+    ignores_hellos = True
+
+    def __init__(self, config: CoreConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(replace(config, changes_members=True), *args, **kwargs)
+
+    def damage(self) -> None:
+        pass
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        faults = ("wrong peers", "isolate leader", "split")
+        return replace(scenario, nodes=5, faults=faults, fault_pause=400, java_pairs=frozenset())
 
 
 class PushesRaiseTerms(Mutant):

@@ -78,6 +78,7 @@ FAULTS = (
     "crash all",
 )
 HOSTILE = ("strangers", "forgers")
+WRONG = ("wrong peers",)
 
 
 def make(seed: int) -> Scenario:
@@ -89,6 +90,7 @@ def make(seed: int) -> Scenario:
     if _putters(seed) and Random(seed ^ 0xD15C).random() < 0.3:
         kinds += ["expire", "expire", "replace disk"]
     hostile = Random(seed ^ 0xBAD).choice(((), (), (), HOSTILE))
+    wrong = WRONG * (Random(seed ^ 0xFEE5).random() < 0.2)
     faulty_time = min(60_000, heart_beat * random.randint(25, 70))
     pairs = [(a, b) for b in range(nodes) for a in range(b)]
     java = random.choice((0.0, 0.0, 0.4, 1.0))
@@ -111,7 +113,7 @@ def make(seed: int) -> Scenario:
         is_appending=seed % 3 > 0 or not _putters(seed),
         client_pause=max(20, faulty_time // random.choice((40, 80, 150))),
         body_size=random.choice((10, 40, 300)),
-        faults=(*kinds, *hostile),
+        faults=(*kinds, *hostile, *wrong),
         fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
     )
 

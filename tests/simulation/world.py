@@ -8,10 +8,12 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, NamedTuple
 
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role
 from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
-from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.peers import Address, format_peers
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.disk import PowerCut, SimStore
 from tests.simulation.frames import through_frames
@@ -53,6 +55,9 @@ class SimNode:
         self.waiting: dict[int, int] = {}
         self.checkpoint_due = 0
         self.roles = Roles(world.members, self.id)
+        # The members that an operator gave it, and whether they replace those of its store.
+        self.peers = tuple(world.members)
+        self.changes_members = False
         self._new_process()
 
     def _new_process(self) -> None:
@@ -93,7 +98,16 @@ class SimNode:
         except PowerCut:
             self.lose_power("start")
             return
+        except OptionError as error:
+            world.trace(self.id, "does not start: %s", error)
+            world.checker.count("starts with other members refused")
+            return
         world.at(world.now, self.tick, self.process)
+
+    @property
+    def hello(self) -> MemberHello:
+        peers = format_peers({id_: self.world.members[id_] for id_ in self.peers})
+        return MemberHello(self.id, "", "g", peers, self.store.cluster_id)
 
     def restart(self) -> None:
         if self.core is None:
@@ -254,6 +268,7 @@ class World:
         self.members = {id_: Address(f"10.0.0.{number}", 20911) for number, id_ in enumerate(ids)}
         self.addresses = {id_: str(address) for id_, address in self.members.items()}
         self.takes_strangers = getattr(core_class, "takes_strangers", False)
+        self.ignores_hellos = getattr(core_class, "ignores_hellos", False)
         self.base_config = CoreConfig(
             group="g",
             self_id="n0",
@@ -266,7 +281,7 @@ class World:
         self.checker.nodes = self.nodes
 
     def config(self, node: SimNode) -> CoreConfig:
-        return replace(self.base_config, self_id=node.id)
+        return replace(self.base_config, self_id=node.id, peers=node.peers, changes_members=node.changes_members)
 
     def is_java(self, a: SimNode, b: SimNode) -> bool:
         return (min(a.number, b.number), max(a.number, b.number)) in self.scenario.java_pairs
@@ -362,6 +377,8 @@ class World:
     def deliver(self, call: Call, process: int) -> None:
         if not self.filter(call):
             return
+        if not self.are_of_one_group(call.source, call.target):
+            return
         if not self.admits(call.target, call.request, self.host(call.source.id)):
             raise Violation(f"{call.target.id} refuses {describe(call.request)} of {call.source.id}")
         if self.is_tracing:
@@ -386,6 +403,13 @@ class World:
     def host(self, node_id: str) -> str:
         """The network address of a member."""
         return self.members[node_id].host
+
+    def are_of_one_group(self, source: SimNode, target: SimNode) -> bool:
+        """Whether two nodes accept each other's hello at the begin of a connection."""
+        if source.peers == target.peers or self.ignores_hellos or target.hello.mismatch(source.hello) is None:
+            return True
+        self.checker.count("messages between other peer lists refused")
+        return False
 
     def admits(self, node: SimNode, request: Request, host: str) -> bool:
         """Whether a node handles a request that comes from that address."""
