@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,14 @@ class Group:
         process.kill()
         process.wait()
         self.paused.discard(node)
+
+    def lose_disk(self, node: str) -> None:
+        """A killed node begins with an empty log; it keeps its term and vote."""
+        store = self.folder / f"dledger-{node}"
+        kept = (store / "currterm").read_bytes()
+        shutil.rmtree(store)
+        store.mkdir()
+        (store / "currterm").write_bytes(kept)
 
     def pause(self, node: str) -> None:
         self.processes[node].send_signal(signal.SIGSTOP)

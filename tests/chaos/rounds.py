@@ -49,7 +49,7 @@ class Faults:
     def choose(self) -> Callable[[], None]:
         kills = (self.kill_leader, self.kill_one, self.kill_two, self.kill_all)
         partitions = (self.disconnect, self.drop_all, self.drop_incoming, self.drop_outgoing)
-        return self.rng.choice((*kills, self.pause, self.pause, *partitions))
+        return self.rng.choice((*kills, self.pause, self.pause, *partitions, self.replace_disk))
 
     def leader(self) -> str:
         """The leader if one is known, else any node."""
@@ -75,6 +75,28 @@ class Faults:
     def kill_all(self) -> None:
         for node in list(self.group.ids):
             self.group.kill(node)
+
+    def replace_disk(self) -> None:
+        """A follower loses its disk, and begins empty as docs/operations.md says; `heal` starts it."""
+        leader = self.leader()
+        lost, other = self.rng.sample([node for node in self.group.ids if node != leader], 2)
+        self.group.kill(lost)
+        deadline = time.monotonic() + RECOVERY_SECONDS
+        while time.monotonic() < deadline:
+            if self._has_all(leader, other):
+                self.group.lose_disk(lost)
+                return
+            time.sleep(0.1)
+
+    def _has_all(self, leader: str, other: str) -> bool:
+        """Whether another member has what its leader had before."""
+        try:
+            with dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=500, max_retries=0) as client:
+                first, second = client.status(leader), client.status(other)
+        except DLedgerError:
+            return False
+        is_led = first.leader_id == second.leader_id == leader and first.term == second.term
+        return is_led and second.end_index >= first.end_index
 
     def pause(self) -> None:
         self.group.pause(self.rng.choice((self.leader(), self.any())))
