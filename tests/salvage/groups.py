@@ -119,6 +119,8 @@ def _log_over(sizes: tuple[int, int], common: Bodies, stale: Bodies, newer: Bodi
     truncated = {(old.pos, old.index) for old in log.entries[len(common) :]}
     if stale:
         log.truncate(len(common))
+        # As the leader, whose entries are not after a blank.
+        log.at = log.entries[-1].pos + log.entries[-1].size
     for body, term in newer:
         log.append(lambda _, body=body: body, term)
     return log, (log.at, log.entries[-1].index + 1) in truncated

@@ -71,7 +71,7 @@ def test_goldens(tmp_path: Path, case: str) -> None:
     assert (report.lost, report.findings) == (0, ())
 
 
-@pytest.mark.parametrize("seed", [5, 13])
+@pytest.mark.parametrize("seed", [5, 21])
 def test_stale_entries_of_later_terms_are_not_restored(tmp_path: Path, seed: int) -> None:
     group = older_terms_group(tmp_path, seed)
     damage(group, seed, 10)
@@ -95,6 +95,24 @@ def test_sources_with_several_data_folders(tmp_path: Path, monkeypatch: pytest.M
         plan(SalvageRequest.of([f"{near[0]},n0/path9", *near[1:]]))
     with pytest.raises(StoreError, match="is in the store"):
         salvage(SalvageRequest.of(near), tmp_path / "n0/path1/result")
+
+
+def test_a_source_with_few_files_does_not_change_their_size(tmp_path: Path) -> None:
+    group = generated_group(tmp_path, 7)
+    first, second, third, *others = sorted((group.members[1] / "dledger-n1/data").iterdir())
+    first.write_bytes(first.read_bytes()[:500])
+    for file in (second, *others):
+        file.unlink()
+    assert third.stat().st_size == int(second.name)
+    report = salvage(SalvageRequest.of([group.members[1], group.members[0]]), tmp_path / "result")
+    assert (report.lost, report.findings) == (0, ())
+    assert list(differences(group, tmp_path / "result")) == []
+
+
+def test_a_source_that_committed_an_entry_has_its_bytes(tmp_path: Path) -> None:
+    group = generated_group(tmp_path, 30131)
+    damage(group, 30131, 15)
+    assert salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result").lost == 0
 
 
 def test_a_path_with_a_comma_is_one_path(tmp_path: Path) -> None:

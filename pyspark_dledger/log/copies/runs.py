@@ -96,7 +96,8 @@ def compare_copies(part: SegmentPart) -> Evidence:
         for number, folder in part.index_folders if part.source == DLEDGER else ():
             table.add_units(number, DLedgerIndex(path_of(folder)))
         _leave_out_torn(table, files)
-        variants = _different(table, files, unequal)
+        committed = {copy.source: copy.committed for copy in part.copies}
+        variants = _different(table, files, unequal, committed)
     runs = sorted(_runs(table, variants, part.source == DLEDGER))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages))
 
@@ -226,7 +227,7 @@ _Groups = tuple[tuple[int, ...], ...]
 
 
 def _different(
-    table: _Table, files: dict[int, SegmentBytes], unequal: dict[int, list[Range]]
+    table: _Table, files: dict[int, SegmentBytes], unequal: dict[int, list[Range]], committed: dict[int, int]
 ) -> dict[int, tuple[_Groups, int]]:
     """The groups of sources with equal bytes, and `Run.majority`, by the row of each entry whose bytes differ.
 
@@ -241,14 +242,19 @@ def _different(
             rows = rows[(_lowest_bit(holders[rows]) == first) & (holders[rows] >> other & 1 == 1)]
             if len(rows):
                 differing.update(_unequal_rows(table, rows, files[first], files[other]))
-    # A source that shares a later entry has this one as well, even where its header is damaged.
+    # A source that shares a later entry, or committed this one, has it as well, even where its header is damaged.
     shared = np.flatnonzero(table.intact & (table.intact - 1) != 0)
     last_shared = {number: _last(shared[table.intact[shared] >> number & 1 == 1]) for number in files}
     found = {}
     for row in differing:
         start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
         having = int(table.intact[row] | table.suspect[row])
-        voters = [number for number in files if having >> number & 1 or row < last_shared[number]]
+        index = int(table.columns["index"][row])
+        voters = [
+            number
+            for number in files
+            if having >> number & 1 or row < last_shared[number] or 0 <= index <= committed[number]
+        ]
         copies = {number: files[number].read(start, start + size) for number in voters}
         groups: dict[bytes, list[int]] = {}
         for number in sources_of(int(holders[row])):

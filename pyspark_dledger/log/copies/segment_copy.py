@@ -40,7 +40,7 @@ class SegmentCopy:
     """The file of the source with number ``source``; its log ends at position ``end`` of the file or with the file.
 
     ``index`` is the folder of the DLedger index, if there is one. ``fillers`` are the positions of the fillers that a
-    salvage listed: they are not intact.
+    salvage listed: they are not intact. ``committed`` is the source's committed index, -1 if not known.
     """
 
     source: int
@@ -48,6 +48,7 @@ class SegmentCopy:
     end: int
     index: str | None = None
     fillers: frozenset[int] = frozenset()
+    committed: int = -1
 
 
 class Damage(NamedTuple):

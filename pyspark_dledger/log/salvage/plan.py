@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from pyspark_dledger.errors import OptionError, StoreError
@@ -23,6 +24,7 @@ from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.pieces import MAJORITY, QUEUE_UNIT, TAKEN, Decide, Piece, Undecided
 from pyspark_dledger.log.salvage.restored_log import RestoredLog, Witnesses, restore
+from pyspark_dledger.log.salvage.stale_tails import OwnEnd
 from pyspark_dledger.log.store_view import StoreView
 
 REFUSE, FILL, BY_MAJORITY = "refuse", "filler", "majority"
@@ -120,7 +122,7 @@ def plan_salvage(
         for number, store in enumerate(stores)
         if store.ledger_segments and (bound := _committed(store)) is not None
     }
-    parts = [*segment_parts(stores, COMMITLOG), *segment_parts(stores, DLEDGER)]
+    parts = [*segment_parts(stores, COMMITLOG), *segment_parts(stores, DLEDGER, committed)]
     found = list(_compared(parts, map_parts, progress))
     for source in (COMMITLOG, DLEDGER):
         evidence = sorted((each for each in found if each.source == source), key=lambda each: each.base)
@@ -174,8 +176,13 @@ def _compared(parts: Sequence[SegmentPart], map_parts: MapParts, progress: Progr
             progress(min(done, total), total)
 
 
-def segment_parts(stores: Sequence[StoreView], source: str) -> list[SegmentPart]:
-    """The segments of all sources by base, up to the last one that has entries in any of them."""
+def segment_parts(
+    stores: Sequence[StoreView], source: str, committed: Mapping[int, int] | None = None
+) -> list[SegmentPart]:
+    """The segments of all sources by base, up to the last one that has entries in any of them.
+
+    `committed` are the indexes that the sources, by their numbers, know to be committed.
+    """
     segments: dict[int, list[tuple[int, StoreView, Segment]]] = {}
     for number, store in enumerate(stores):
         for segment in store.segments:
@@ -188,20 +195,40 @@ def segment_parts(stores: Sequence[StoreView], source: str) -> list[SegmentPart]
     )
     fillers = [SalvageFillers(store.paths).positions for store in stores]
     parts = []
-    for base, found in sorted(segments.items()):
-        ends = [store.segment_end(segment) for _, store, segment in found]
-        if max(ends) > base:
-            pairs = zip(found, ends, strict=True)
-            copies = tuple(_copy(*one, end, max(ends), fillers[one[0]]) for one, end in pairs)
-            kept = tuple(copy for copy in copies if copy.end > base)
+    for base, following in zip_longest(sorted(segments), sorted(segments)[1:]):
+        found = [
+            (number, store, _before(segment, following), store.segment_end(segment))
+            for number, store, segment in segments[base]
+        ]
+        longest = max(end for *_, end in found)
+        if longest > base:
+            copies = [_copy(*one, longest, fillers[one[0]]) for one in found]
+            known = committed or {}
+            kept = tuple(replace(copy, committed=known.get(copy.source, -1)) for copy in copies if copy.end > base)
             parts.append(SegmentPart(base, found[0][2].size, source, kept, index_folders, stores[0].options.engine))
     return parts
+
+
+def _before(segment: Segment, following: int | None) -> Segment:
+    """The segment, up to the base of the file that another source has after it, unless its file is longer.
+
+    In a source that lost files, a short one seems to have space for a lost one as well.
+    """
+    if following is None or segment.end <= following:
+        return segment
+    try:
+        with open_file(segment.path) as file:
+            size = file.size()
+    except OSError:
+        size = 0
+    return segment if segment.base + size > following else replace(segment, size=following - segment.base)
 
 
 def _copy(
     number: int, store: StoreView, segment: Segment, end: int, longest: int, fillers: frozenset[int]
 ) -> SegmentCopy:
     """A copy, read up to where another source has entries: damage can hide where its own log ends."""
+    end = min(end, segment.end)
     if end < min(longest, segment.end):
         try:
             with open_file(segment.path) as file:
@@ -244,6 +271,11 @@ def _committed(store: StoreView) -> int | None:
     return found if found >= 0 else None
 
 
+def _checkpoint_end(store: StoreView) -> int:
+    end = store.checkpoint.end_index if store.checkpoint is not None else None
+    return -1 if end is None else end
+
+
 def _witnesses(
     stores: Sequence[StoreView], names: tuple[str, ...], source: str, committed: dict[int, int], file_size: int
 ) -> Witnesses:
@@ -258,6 +290,7 @@ def _witnesses(
     return Witnesses(
         names,
         tuple(store.index_files for store in stores),
+        tuple(OwnEnd(store.end.last_index, _checkpoint_end(store)) for store in stores),
         committed if source == DLEDGER else {},
         max(terms) if terms and source == DLEDGER else None,
         partial(_has_blank, segments, file_size),

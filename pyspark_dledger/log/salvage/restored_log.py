@@ -15,6 +15,7 @@ from pyspark_dledger.log.salvage.lost_entries import Gap, LostEntry, entries_bef
 from pyspark_dledger.log.salvage.matching import LastEntry, Tail, common_end, last_entries, matching, tails
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
 from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, repaired
+from pyspark_dledger.log.salvage.stale_tails import OwnEnd, stale_runs
 
 Extent = Piece | LostEntry | Repair
 """A part of a restored log."""
@@ -24,13 +25,14 @@ Extent = Piece | LostEntry | Repair
 class Witnesses:
     """What the sources know apart from the entries themselves, by their numbers.
 
-    ``committed`` are the indexes that their files prove committed. ``max_term`` is the highest term of any of their
-    currterm files, None if unknown: no entry can have a higher one. ``has_blank`` says whether a source ends a file of
-    old messages at a position; ``read`` reads a source.
+    ``ends`` are those of their own logs. ``committed`` are the indexes that their files prove committed. ``max_term``
+    is the highest term of any of their currterm files, None if unknown: no entry can have a higher one. ``has_blank``
+    says whether a source ends a file of old messages at a position; ``read`` reads a source.
     """
 
     names: tuple[str, ...]
     index_files: tuple[DLedgerIndex, ...]
+    ends: tuple[OwnEnd, ...]
     committed: dict[int, int]
     max_term: int | None
     has_blank: Callable[[int], bool]
@@ -110,6 +112,11 @@ def restore(
     """
     source = evidence[0].source
     runs = [_checked(run, witnesses.max_term) for each in evidence for run in each.runs]
+    stale: list[Run] = []
+    if source == DLEDGER and log_of is None:
+        committed = max(witnesses.committed.values(), default=-1)
+        stale = stale_runs([run for run in runs if not run.is_suspect], witnesses.ends, committed, witnesses.max_term)
+        runs = [run for run in runs if run not in stale]
     lasts = last_entries(runs, range(len(witnesses.names)))
     if not lasts:
         raise StoreError(
@@ -132,7 +139,7 @@ def restore(
     lost += builder.lost_at_end(pieces, lost, limits[leader])
     end = max(pieces[-1].end, lost[-1].pos + lost[-1].size if lost else 0)
     unclear = {each.pos for each in undecided}
-    left_out = tuple(tails(runs, limits))
+    left_out = (*tails(runs, limits), *tails(stale, {}))
     read = _without_tails(witnesses.read, left_out)
     kept, repairs = repaired([each for each in lost if each.pos not in unclear], sorted(limits), read)
     lost = sorted([*kept, *(each for each in lost if each.pos in unclear)])
