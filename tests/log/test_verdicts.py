@@ -70,6 +70,14 @@ def check(members: list[Member], found: Comparison) -> None:
             assert verdict.start != "yes" and verdict.elect not in ("yes", "withLoss")
 
 
+def assert_no_order_matters(members: list[Member], found: Comparison, engine: str, seed: int) -> None:
+    """Two other orders of the members for each seed; the seeds have all of them."""
+    others = list(permutations(members))[1:]
+    for number in (seed, seed + 2):
+        order = others[number % len(others)]
+        assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+
+
 @pytest.mark.parametrize("as_messages", [True, False], ids=["messages", "raw"])
 @pytest.mark.parametrize("seed", range(20))
 def test_an_intact_copy_is_never_blamed(tmp_path: Path, engine: str, seed: int, as_messages: bool) -> None:
@@ -80,8 +88,7 @@ def test_an_intact_copy_is_never_blamed(tmp_path: Path, engine: str, seed: int, 
     check(members, found)
     assert found.verdict.lost in ("nothing", "unknown")
     assert found.verdict.lost_entries.entries == 0
-    for order in list(permutations(members))[1:]:
-        assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+    assert_no_order_matters(members, found, engine, seed)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -105,8 +112,7 @@ def test_a_damaged_group_of_brokers(case_folder: Callable[[str], Path], tmp_path
     found = comparison(members, engine)
     check(members, found)
     assert found.verdict.lost_entries.entries == 0
-    for order in list(permutations(members))[1:]:
-        assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+    assert_no_order_matters(members, found, engine, seed)
 
 
 def test_diff_salvage_and_lost_agree_on_copies_that_differ(
@@ -155,8 +161,7 @@ def test_a_group_that_was_damaged_while_it_was_diverged(
     found = comparison(members, engine)
     check(members, found)
     assert found.verdict.lost_entries.entries == 0
-    for order in list(permutations(members))[1:]:
-        assert verdict_of(comparison(list(order), engine)) == verdict_of(found)
+    assert_no_order_matters(members, found, engine, seed)
 
 
 def test_entries_whose_headers_alone_are_damaged_are_restorable(tmp_path: Path, engine: str) -> None:

@@ -131,10 +131,32 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
         for number in range(-start % step, len(units), step):
             position = key_files.unit_position(slots, start + number)
             sampled.append(_KeyUnit(position, int(units["commitLogOffset"][number]), int(units["keyHash"][number])))
-    found = map_reads(lambda unit: message_at(store.segments, unit.offset), sampled, store.path)
-    for unit, message in zip(sampled, found, strict=True):
-        if message is not None:  # else expired or damaged, which is a finding about the log
-            _check_key(path, unit, *message, report)
+    # A message has a unit for each of its keys.
+    offsets = list(dict.fromkeys(unit.offset for unit in sampled))
+    hashes = map_reads(lambda offset: _key_hashes(store.segments, offset), offsets, store.path)
+    hashes_of = dict(zip(offsets, hashes, strict=True))
+    for unit in sampled:
+        of_message = hashes_of[unit.offset]
+        # Of a hash of -2^31 Java's absolute value is negative.
+        if of_message is not None and unit.key_hash not in of_message | {-key_files.MAX_HASH - 1}:
+            expected = f"a key of the message at commitLogOffset {unit.offset}"
+            report.add(
+                "keyIndexUnit",
+                path,
+                f"expected {expected}, found keyHash {unit.key_hash}, which none has",
+                offset=unit.position,
+            )
+
+
+def _key_hashes(segments: list[Segment], offset: int) -> set[int] | None:
+    """The hashes of a message's keys; None if it is expired or damaged, which is a finding about the log."""
+    found = message_at(segments, offset)
+    if found is None:
+        return None
+    message, data = found
+    topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
+    raw = data[message.properties_start : message.properties_start + message.properties_length]
+    return key_files.hashes_of_keys(topic, parse_properties(raw))
 
 
 def _header_problem(header: IndexHeader) -> str | None:
@@ -190,14 +212,3 @@ def _runs(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     numbers = np.flatnonzero(flags)
     cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
     yield from ((int(part[0]), int(part[-1])) for part in np.split(numbers, cuts) if len(part))
-
-
-def _check_key(path: Path, unit: _KeyUnit, message: Message, data: bytes, report: Report) -> None:
-    """Check that the message of a unit has a key with its hash."""
-    topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
-    raw = data[message.properties_start : message.properties_start + message.properties_length]
-    hashes = key_files.hashes_of_keys(topic, parse_properties(raw))
-    # Of a hash of -2^31 Java's absolute value is negative.
-    if unit.key_hash not in hashes and unit.key_hash != -key_files.MAX_HASH - 1:
-        text = f"a key of the message at commitLogOffset {unit.offset}, found keyHash {unit.key_hash}, which none has"
-        report.add("keyIndexUnit", path, f"expected {text}", offset=unit.position)
