@@ -24,6 +24,7 @@ from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode
 from tests.interop.java_stores import prepare
 from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost_indexes, stored_entries
 from tests.support.groups import free_ports, peers_text
+from tests.support.stores import opened
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
@@ -137,6 +138,12 @@ def test_new_member_gets_a_log_with_expired_front(
         # Copied without file times: old files would expire.
         store = case_folder("raw-expired") / "dledger-n0"
         shutil.copytree(store, tmp_path / f"dledger-{node}", copy_function=shutil.copy)
+    if (leader, new_member) == (NEW, OURS):
+        # It was away so long that the others have none of its entries: it asks Java's leader before it resets its log.
+        old = opened(tmp_path, self_id="n2", data_file_size=data_size, index_file_size=index_size)
+        old.append_as_leader([b"old"] * 20, 0)
+        old.update_committed_index(0, 19)
+        old.shutdown()
     group = Group(tmp_path, {"n0": leader, "n1": NEW, "n2": new_member}, settings)
     try:
         group.start("n0", "n1")

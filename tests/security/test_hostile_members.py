@@ -74,6 +74,16 @@ def test_requests_of_members_from_another_address_are_refused(tmp_path: Path) ->
         _all_refused(group, connect)
 
 
+def test_members_connect_from_their_addresses_in_peers(tmp_path: Path) -> None:
+    """A machine with several addresses would choose another one: 127.0.0.1 for all."""
+    group = Nodes(tmp_path, 2)
+    with closing(group):
+        group.start(peers=f"n0-127.0.0.2:{group.ports[0]};n1-127.0.0.3:{group.ports[1]}")
+        assert group.leader() in ("n0", "n1")
+        hosts = {each.host for node in group.nodes.values() for each in node._connections.all()}
+        assert hosts == {"127.0.0.2", "127.0.0.3"}
+
+
 def test_requests_of_members_need_the_members_secret(tmp_path: Path) -> None:
     def connect(group: Nodes, node_id: str) -> Caller:
         caller = group.caller(node_id)

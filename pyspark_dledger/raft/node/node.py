@@ -24,6 +24,7 @@ from pyspark_dledger.raft.node.inbound import Inbound, LocalCaller
 from pyspark_dledger.raft.node.listener import Listener, listen
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink
+from pyspark_dledger.raft.node.roles import own_source
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.store.dledger_store import DLedgerStore
@@ -243,6 +244,7 @@ class Node:
         return PeerLink(
             *(peer_id, address, hello, tls, config.max_frame_bytes),
             *(driver.handle_response, driver.set_peer_binary, config.secrets().of_links, self._hello),
+            own_host=own_source(self._members[config.self_id]),
         )
 
     def _hello(self) -> MemberHello:

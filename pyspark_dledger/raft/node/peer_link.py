@@ -6,7 +6,8 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
@@ -46,6 +47,7 @@ class PeerLink:
         on_connected: Callable[[str, bool], None],
         secret: str | None = None,
         own_hello: Callable[[], MemberHello] | None = None,
+        own_host: str | None = None,
     ) -> None:
         self.peer_id = peer_id
         self._address = address
@@ -57,6 +59,8 @@ class PeerLink:
         self._on_connected = on_connected
         self._secret = secret
         self._own_hello = own_hello
+        # The network address to connect from: peers know this member by it.
+        self._own_host = own_host
         self._channel: _PeerChannel | None = None
         # The network addresses of the peer's host at the last lookup.
         self.hosts: frozenset[str] = frozenset()
@@ -135,6 +139,7 @@ class PeerLink:
             port,
             ssl=None if self._tls is None else self._tls(),
             server_hostname=host if self._tls is not None else None,
+            local_addr=self._source(found),
         )
         _, channel = await asyncio.wait_for(connecting, _CONNECT_SECONDS)
         self._channel = channel
@@ -148,6 +153,13 @@ class PeerLink:
             channel.send(*self._waiting.popleft(), now)
         channel.flush()
         return channel.gone
+
+    def _source(self, found: Sequence[tuple[Any, ...]]) -> tuple[str, int] | None:
+        """The local address to connect from, if the peer has one of the same family."""
+        if self._own_host is None:
+            return None
+        family = socket.AF_INET6 if ":" in self._own_host else socket.AF_INET
+        return (self._own_host, 0) if any(each[0] == family for each in found) else None
 
     def _drop_channel(self) -> None:
         self._is_connecting = False

@@ -7,6 +7,7 @@ network address, which must be that of the member in ``peers``.
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -125,6 +126,21 @@ def literal_hosts(address: Address) -> set[str]:
         ipaddress.ip_address(plain)
         return {plain}
     return set()
+
+
+def own_source(address: Address) -> str | None:
+    """The network address that a member's connections come from, so that others find it in ``peers``.
+
+    None if its host there is a name, or not an address of this machine, as behind address translation.
+    """
+    host = _plain(address.host)
+    if literal_hosts(address) != {host}:
+        return None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with suppress(OSError), socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return host
+    return None
 
 
 def _plain(name: str) -> str:
