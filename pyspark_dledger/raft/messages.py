@@ -322,9 +322,11 @@ class ConfigResponse(Response):
 class SummaryRequest(Request):
     """Extension: requests a part of a member's summary, the state of its application that its log does not tell.
 
-    ``snapshot`` 0 asks for a new one, with ``offset`` 0. Binary only.
+    ``begin_index``: the requester's log begins there, so it needs the state of all earlier entries. ``snapshot`` 0 asks
+    for a new one, with ``offset`` 0. Binary only.
     """
 
+    begin_index: int = -1
     snapshot: int = 0
     offset: int = 0
 

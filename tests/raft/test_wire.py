@@ -354,7 +354,7 @@ BINARY = st.one_of(
     put_responses(),
     build(m.ConfigRequest),
     build(m.ConfigResponse, files=st.dictionaries(NAME, BODY, max_size=4)),
-    build(m.SummaryRequest, snapshot=INT64, offset=INT64),
+    build(m.SummaryRequest, begin_index=INT64, snapshot=INT64, offset=INT64),
     build(m.SummaryResponse, snapshot=INT64, offset=INT64, size=INT64, data=BODY),
 )
 

@@ -222,7 +222,7 @@ def test_a_store_without_its_state_needs_that_of_another_member(expired: Path, l
     for _ in range(2):
         with member(expired) as one:
             assert one.needs_summary
-            rejected = one.service.summary(0, 0)
+            rejected = one.service.summary(0, 0, 0)
             assert isinstance(rejected, Rejected)
             assert rejected.code == ResponseCode.INDEX_OUT_OF_RANGE
 
@@ -272,7 +272,7 @@ def follow(one: Member, source: MmapFileStore, first: int) -> None:
 def copy_summary(source: Member, one: Member, limit: int = 10_000) -> None:
     number = offset = 0
     for _ in range(limit):
-        part = source.service.summary(number, offset)
+        part = source.service.summary(one.store.ledger_begin_index, number, offset)
         if isinstance(part, Rejected):
             assert part.code == ResponseCode.LEADER_NOT_READY
             time.sleep(0.01)
@@ -314,7 +314,7 @@ def test_a_replaced_member_gets_the_state_and_keeps_it(
 
 def test_a_summary_that_ends_before_the_log_begins_is_not_taken(expired: Path, tmp_path: Path) -> None:
     with member(expired) as source, member(tmp_path / "new") as one:
-        part = eventually(lambda: None if isinstance(found := source.service.summary(0, 0), Rejected) else found)
+        part = eventually(lambda: None if isinstance(found := source.service.summary(0, 0, 0), Rejected) else found)
         assert isinstance(part, SummaryPart)
         source.lead()
         end = source.store.ledger_end_index
@@ -325,8 +325,11 @@ def test_a_summary_that_ends_before_the_log_begins_is_not_taken(expired: Path, t
         eventually(lambda: one.service._summary._unpacking is None or not one.needs_summary)
         assert one.needs_summary
         assert not list(one.folder.glob("*incoming*"))
-        # A new snapshot is sent only after a while, but an old one by its number.
-        assert isinstance(source.service.summary(part.snapshot + 1, 0), Rejected)
+        late = source.service.summary(source.store.ledger_end_index + 2, 0, 0)
+        assert isinstance(late, Rejected)
+        assert late.code == ResponseCode.INDEX_OUT_OF_RANGE
+        copy_summary(source, one)
+        assert isinstance(source.service.summary(0, part.snapshot + 1, 0), Rejected)
 
 
 def test_an_old_commitlog_of_other_members_counts_as_expired(tmp_path: Path) -> None:

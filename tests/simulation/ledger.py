@@ -156,8 +156,8 @@ class Ledger:
     def save(self) -> None:
         self.store.summary = self.committed_tables.to_bytes(self.complete)
 
-    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
-        if self.needs_summary:
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
+        if self.needs_summary or self.complete + 1 < begin_index:
             return Rejected(ResponseCode.INDEX_OUT_OF_RANGE, "incomplete")
         if not snapshot and self.snapshot is None:
             self.snapshots += 1

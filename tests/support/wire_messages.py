@@ -108,7 +108,7 @@ SAMPLES: list[WireMessage] = [
     m.PutResponse(**IDS, code=505, reason="not ready"),
     m.ConfigRequest(**IDS),
     m.ConfigResponse(**IDS, files={"topics.json": b"{}", "delayOffset.json": b""}),
-    m.SummaryRequest(**IDS, snapshot=7, offset=1 << 20),
+    m.SummaryRequest(**IDS, begin_index=5, snapshot=7, offset=1 << 20),
     m.SummaryResponse(**IDS, snapshot=7, offset=1 << 20, size=1 << 21, data=b"state"),
 ]
 EXTENSIONS = (

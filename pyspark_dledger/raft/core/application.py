@@ -71,10 +71,10 @@ class Application(Protocol):
     def needs_summary(self) -> bool:
         """Whether state of entries before the log's first one is missing: this member must not lead."""
 
-    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
         """A part of the state of all committed entries, for a member that needs it; ``snapshot`` 0 makes a new one.
 
-        Rejects as `SummaryResponse` says.
+        Its log begins at ``begin_index``. Rejects as `SummaryResponse` says.
         """
 
     def take_summary(self, part: SummaryPart) -> bool:

@@ -81,10 +81,10 @@ class ApplicationCaller:
     def _needs_summary(self) -> bool:
         return self._call(lambda application: application.needs_summary)
 
-    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
         if self._application is None:
             return Rejected(ResponseCode.UNSUPPORTED, "no application")
-        return self._call(lambda application: application.summary(snapshot, offset))
+        return self._call(lambda application: application.summary(begin_index, snapshot, offset))
 
     def take_summary(self, part: SummaryPart) -> bool:
         return self._call(lambda application: application.take_summary(part))

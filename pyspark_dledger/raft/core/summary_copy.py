@@ -52,7 +52,7 @@ class SummaryCopy:
 
     def handle(self, request: SummaryRequest, token: object) -> None:
         member = self._member
-        found = self._application.summary(request.snapshot, request.offset)
+        found = self._application.summary(request.begin_index, request.snapshot, request.offset)
         response = SummaryResponse(group=member.group, leader_id=member.leader_id, term=member.term)
         if isinstance(found, SummaryPart):
             response.snapshot, response.offset, response.size, response.data = found
@@ -84,6 +84,7 @@ class SummaryCopy:
             group=member.group,
             remote_id=self._peer,
             local_id=member.self_id,
+            begin_index=member.store.ledger_begin_index,
             snapshot=self._snapshot,
             offset=self._offset,
         )

@@ -497,12 +497,13 @@ def _from_config_response(own: Values, body: memoryview) -> dict[str, Any]:
 
 
 def _summary_request(request: m.SummaryRequest) -> tuple[Values, Sequence[Buffer]]:
-    return (request.snapshot, request.offset), ()
+    return (request.begin_index, request.snapshot, request.offset), ()
 
 
 def _from_summary_request(own: Values, body: memoryview) -> dict[str, Any]:
     _check_empty(body)
-    return {"snapshot": own[0], "offset": own[1]}
+    begin_index, snapshot, offset = own
+    return {"begin_index": begin_index, "snapshot": snapshot, "offset": offset}
 
 
 def _summary_response(response: m.SummaryResponse) -> tuple[Values, Sequence[Buffer]]:

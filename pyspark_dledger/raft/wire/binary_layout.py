@@ -129,6 +129,7 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     (RequestCode.CONFIG, False): (),
     (RequestCode.CONFIG, True): (WireField("files", "H"),),
     (RequestCode.SUMMARY, False): (
+        WireField("beginIndex", "q"),
         WireField("snapshot", "q", "0: a new one"),
         WireField("offset", "q"),
     ),

@@ -316,8 +316,8 @@ class MessageService:
     def needs_summary(self) -> bool:
         return self._summary.is_needed
 
-    def summary(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
-        return self._summary.part(snapshot, offset)
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
+        return self._summary.part(begin_index, snapshot, offset)
 
     def take_summary(self, part: SummaryPart) -> bool:
         return self._summary.take(part)

@@ -67,6 +67,7 @@ class SummaryKeeper:
         self._written_at = 0.0
         self._snapshot: Future[Snapshot] | None = None
         self._made_at = self._used_at = 0.0
+        self._made_index = -1
         self._incoming = IncomingStream(self._folder)
         self._unpacking: Future[ReceivedSummary] | None = None
         self._installing: Future[ReceivedSummary] | None = None
@@ -219,14 +220,16 @@ class SummaryKeeper:
 
     # For other members
 
-    def part(self, snapshot: int, offset: int) -> SummaryPart | Rejected:
+    def part(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
         """See `Application.summary`."""
-        if self._store is None or self._is_missing():
+        end = self._dispatched.complete_index
+        if self._store is None or self._is_missing() or end + 1 < begin_index:
             return Rejected(ResponseCode.INDEX_OUT_OF_RANGE, "this member lacks state itself")
         now = time.monotonic()
-        if self._snapshot is None or (not snapshot and now - self._made_at > _SNAPSHOT_SECONDS):
+        is_old = now - self._made_at > _SNAPSHOT_SECONDS or self._made_index + 1 < begin_index
+        if self._snapshot is None or (not snapshot and is_old):
             self._snapshot = self._worker.submit(self._take_snapshot, dict(self._metadata.files()))
-            self._made_at = now
+            self._made_at, self._made_index = now, end
         self._used_at = now
         if not self._snapshot.done():
             return Rejected(ResponseCode.LEADER_NOT_READY, "the summary is being made")
