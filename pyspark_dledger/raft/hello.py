@@ -10,6 +10,7 @@ from typing import Any
 from pyspark_dledger.raft.wire.fastjson import parse_object
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
+_MAX_SHOWN = 500
 # The fields that must be equal, with their names in messages. Empty values are unknown.
 _COMPARED = {
     "group": "group",
@@ -41,12 +42,19 @@ class MemberHello:
         ``expected_id`` is the id that the other side should have.
         """
         if expected_id is not None and other.id != expected_id:
-            return f"expected member {expected_id}, found {other.id}"
+            return f"expected member {expected_id}, found {_short(other.id)}"
         for name, what in _COMPARED.items():
             own, its = getattr(self, name), getattr(other, name)
             if own and its and own != its:
-                return f"expected one {what} in a group, found {own} at {self.id} and {its} at {other.id}"
+                return (
+                    f"expected one {what} in a group, found {own} at {self.id} and {_short(its)} at {_short(other.id)}"
+                )
         return None
+
+
+def _short(value: object) -> str:
+    """A value of the other side, which may be long."""
+    return str(value)[:_MAX_SHOWN]
 
 
 def read_hello(text: str) -> MemberHello:

@@ -16,6 +16,7 @@ from pyspark_dledger.raft.messages import IdentityRequest, IdentityResponse, Res
 
 _INTERVAL_MS = 1000
 _ID_BITS = 128
+_MAX_LENGTH = 64
 
 
 class _SentRequest(NamedTuple):
@@ -91,7 +92,7 @@ class ClusterId:
         )
         is_of_leader = member.role is Role.FOLLOWER and request.leader_id == member.leader_id
         if is_of_leader and request.term == member.term:
-            wanted = request.cluster_id or ""
+            wanted = (request.cluster_id or "")[:_MAX_LENGTH]
             if wanted and not own:
                 self._save(wanted)
             elif wanted not in ("", own):

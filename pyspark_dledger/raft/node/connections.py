@@ -71,7 +71,7 @@ class Connections:
     def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
         """The first request names that member as its sender. Returns the reason to close the connection."""
         count = self._members.get(member_id or "", _PER_MEMBER)
-        if member_id is not None and count < _PER_MEMBER and self.refusal(inbound.shown, member_id) is None:
+        if member_id is not None and count < _PER_MEMBER and self.refusal(inbound.admission.shown, member_id) is None:
             self._forget_client(inbound)
             self._members[member_id] = count + 1
             self._member_ids[inbound] = member_id

@@ -11,11 +11,9 @@ from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
-from pyspark_dledger.raft.hello import MemberHello, read_hello
+from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import (
-    POSITION_SIZE,
     AppendRequest,
     AppendResponse,
     ConfigRequest,
@@ -27,21 +25,20 @@ from pyspark_dledger.raft.messages import (
     Request,
     Response,
     SummaryRequest,
-    TopicsRequest,
 )
+from pyspark_dledger.raft.node.admission import Admission
 from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
 from pyspark_dledger.raft.node.memory_budget import FREE_BYTES, MemoryBudget
+from pyspark_dledger.raft.node.response_sizes import max_response_size
 from pyspark_dledger.raft.node.roles import Credentials, acting_member, stranger_response
 from pyspark_dledger.raft.secret import NO_SECRETS, Secrets
 from pyspark_dledger.raft.wire import (
-    MAX_FRAME_SIZE,
     NO_PERMISSION,
     SYSTEM_ERROR,
     EncodeError,
     ReceivedRequest,
     ReceivedResponse,
     Refusal,
-    WireError,
 )
 
 # The maximum of outstanding requests of one connection, and of those whose responses have entries.
@@ -55,9 +52,6 @@ _ROOM_BYTES = 8 * 1024 * 1024
 # Bytes of an outstanding request, and of a TLS connection. The second is asyncio's receive buffer.
 _REQUEST_BYTES = 512
 _TLS_BYTES = 256 * 1024
-# The maximum of a response with one entry, also in base64.
-_ENTRY_BYTES = 6 * 1024 * 1024
-_TOPIC_BYTES = 512
 # The limit of the hello while a secret is required, in bytes.
 _HELLO_BYTES = 64 * 1024
 # A transfer has stopped if fewer bytes than these passed in its timeout.
@@ -167,9 +161,7 @@ class Inbound(Channel):
         on_lost: Callable[[Inbound], None] | None = None,
         hello: Callable[[], MemberHello] | None = None,
     ) -> None:
-        first_frame_bytes = max_frame_bytes if secrets.client is None else min(max_frame_bytes, _HELLO_BYTES)
-        super().__init__(first_frame_bytes, hello=hello)
-        self._hello = hello
+        super().__init__(max_frame_bytes if secrets.client is None else min(max_frame_bytes, _HELLO_BYTES), hello=hello)
         self._max_frame_bytes = max_frame_bytes
         self._handler = handler
         self._registry = registry
@@ -180,11 +172,7 @@ class Inbound(Channel):
         # The connection of a member of the group: limits of memory and idle time are for clients.
         self.is_member = False
         self.is_identified = False
-        self._secrets = secrets
-        self._lacks_secret = secrets.client is not None
-        # What the other side has shown, and the members that it may act as, as far as it did.
-        self.shown = Credentials(None)
-        self._acts_as: set[str] = set()
+        self.admission = Admission(secrets, hello, registry.refusal)
         self._outstanding = 0
         self._max_outstanding = _MIN_OUTSTANDING
         self._reads = 0
@@ -208,7 +196,7 @@ class Inbound(Channel):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.shown = Credentials(self.host, transport.get_extra_info("peercert"))
+        self.admission.shown = Credentials(self.host, transport.get_extra_info("peercert"))
         self.active_at = self._taken_at = self._received_at = asyncio.get_running_loop().time()
         self._opened_at = self.active_at
         if (reason := self._registry.opened(self)) is not None:
@@ -279,7 +267,7 @@ class Inbound(Channel):
         while self._postponed and self.is_open and self._has_room(self._postponed[0][0]):
             self._postponed.popleft()[1]()
         held = self._held
-        if held is not None and self.is_open and self._has_room(_max_response_size(held.request)):
+        if held is not None and self.is_open and self._has_room(max_response_size(held.request)):
             self._held = None
             self._handle(held)
         self.read_messages()
@@ -323,7 +311,7 @@ class Inbound(Channel):
     def received(self, message: ReceivedRequest | ReceivedResponse) -> None:
         if isinstance(message, ReceivedResponse):
             return
-        size = _max_response_size(message.request)
+        size = max_response_size(message.request)
         if size and not self._has_room(size):
             self._held = message
         else:
@@ -331,19 +319,20 @@ class Inbound(Channel):
 
     def _handle(self, received: ReceivedRequest) -> None:
         request = received.request
-        if not self.is_identified and not (self._check_first(received) and self._identify(request)):
+        if not self.is_identified and not (self._is_admitted(received) and self._identify(request)):
             return
         if isinstance(request, Refusal):
             self._refuse(received, request)
             return
         member_id = acting_member(request)
-        if member_id is not None and member_id not in self._acts_as and not self._check_member(received, member_id):
+        if member_id is not None and (reason := self.admission.member_refusal(member_id)) is not None:
+            self._refuse_stranger(received, request, reason)
             return
         if isinstance(request, AppendRequest) and self._follows_rejection(received, request):
             return
         self._outstanding += 1
         self._reads += isinstance(request, _READS)
-        reserved = _max_response_size(request)
+        reserved = max_response_size(request)
         self._reserved += reserved
         without_data = _WITHOUT_DATA.get(type(request))
         kept = received if without_data is None else received._replace(request=without_data)
@@ -361,41 +350,22 @@ class Inbound(Channel):
 
     # Secrets and roles
 
-    def _check_member(self, received: ReceivedRequest, member_id: str) -> bool:
-        """Whether the connection may act as that member; otherwise the request is rejected."""
-        assert not isinstance(received.request, Refusal)
-        reason = self._registry.refusal(self.shown, member_id)
-        if reason is None:
-            self._acts_as.add(member_id)
-            return True
-        name = type(received.request).__name__
+    def _refuse_stranger(self, received: ReceivedRequest, request: Request, reason: str) -> None:
+        name = type(request).__name__
         self._registry.refused[name] += 1
         self._log(logging.WARNING, "request refused", address=self.address, request=name, reason=reason)
-        self._send(received, stranger_response(received.request))
-        return False
+        self._send(received, stranger_response(request))
 
-    def _check_first(self, received: ReceivedRequest) -> bool:
-        """Whether the first request has a required secret, and no wrong hello; otherwise the connection is closed."""
-        self.shown = self.shown._replace(has_secret=self._secrets.is_member(received.secret))
-        reason = self._secrets.refusal(received.secret) or self._hello_refusal(received)
+    def _is_admitted(self, received: ReceivedRequest) -> bool:
+        """Whether the first request admits the connection; otherwise it is closed."""
+        reason = self.admission.first_refusal(received)
         if reason is None:
-            self._lacks_secret = False
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
         self._refuse(received, Refusal(NO_PERMISSION, reason))
         self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
         self.close()
         return False
-
-    def _hello_refusal(self, received: ReceivedRequest) -> str | None:
-        """Why the sender cannot be a member of this group; None if it can, or does not say that it is one."""
-        if received.member is None or self._hello is None:
-            return None
-        try:
-            hello = read_hello(received.member)
-        except WireError as error:
-            return str(error)
-        return self._hello().mismatch(hello) or self._registry.refusal(self.shown, hello.id)
 
     # Pipelines
 
@@ -491,7 +461,7 @@ class Inbound(Channel):
 
     def _overdue(self, now: float, timeouts: Timeouts) -> str | None:
         """What has taken too long."""
-        if self._lacks_secret and now - self._opened_at > timeouts.handshake:
+        if self.admission.lacks_secret and now - self._opened_at > timeouts.handshake:
             return f"expected the secret of this node in {timeouts.handshake:g} s, found no request"
         if not self.is_member and self.is_idle and now - self.active_at > timeouts.idle:
             return f"idle for more than {timeouts.idle:g} s"
@@ -525,19 +495,6 @@ class Inbound(Channel):
         self._registry.closed(self)
         if self._on_lost is not None:
             self._on_lost(self)
-
-
-def _max_response_size(request: Request | Refusal) -> int:
-    """The maximum size of a response that is made at once, in bytes; 0 for small ones."""
-    if isinstance(request, GetRequest):
-        return _ENTRY_BYTES
-    if isinstance(request, ConfigRequest):
-        return MAX_FRAME_SIZE
-    if isinstance(request, SummaryRequest):
-        return MAX_SUMMARY_PART
-    if isinstance(request, PutRequest):
-        return request.bodies.count * POSITION_SIZE
-    return len(request.names) * _TOPIC_BYTES if isinstance(request, TopicsRequest) else 0
 
 
 def _is_rejection(received: ReceivedRequest, response: Response) -> bool:
