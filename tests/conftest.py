@@ -40,6 +40,9 @@ for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SI
 # Spark and the Java judges run for minutes: less compilation makes them faster.
 for name, flags in {**SHORT_LIVED, **spark_archive.environment()}.items():
     os.environ.setdefault(name, flags)
+# Spark's workers import the sitecustomize of this folder.
+_WORKERS = str(Path(__file__).parent / "support" / "spark_python")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_WORKERS, os.environ.get("PYTHONPATH"))))
 
 
 def pytest_sessionstart() -> None:

@@ -34,7 +34,7 @@ print(dict(log.groupBy("source").count().collect()))
 
 def run(*line: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in an environment that names neither this checkout nor the tests' own Python."""
-    dropped = ("PYTHON", "PYSPARK", "SPARK_SUBMIT", "VIRTUAL_ENV")
+    dropped = ("PYTHON", "PYSPARK", "VIRTUAL_ENV")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(dropped)}
     return subprocess.run(
         list(map(str, line)), cwd=cwd, env={**kept, **environment}, capture_output=True, text=True, check=False

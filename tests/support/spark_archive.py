@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # Java archives no classes of a class path with files in a folder, so Spark's settings are given in another way.
 NO_CONF_DIR = ROOT / "build" / "no-spark-conf"
 _LOGGING = f"-Dlog4j2.configurationFile={(ROOT / 'examples' / 'conf' / 'log4j2.properties').as_uri()}"
-# A JVM takes properties named spark.* as Spark's settings.
-_DAEMON = "-Dspark.python.daemon.module=tests.support.spark_daemon"
 # An archive of other jars is ignored without a word.
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 _WARM_UP = """
@@ -40,10 +38,10 @@ spark.stop()
 
 
 def environment() -> dict[str, str]:
-    """What Spark's JVM is started with: quiet, with our `spark_daemon`, and from the archive where there is one."""
+    """What Spark's JVM is started with: quiet, and from the archive where there is one."""
     archive = archive_path()
     sharing = f" -XX:SharedArchiveFile={archive}" if archive.exists() and " " not in str(archive) else ""
-    return {"SPARK_CONF_DIR": str(NO_CONF_DIR), "SPARK_SUBMIT_OPTS": f"{_LOGGING} {_DAEMON} {_QUIET}{sharing}"}
+    return {"SPARK_CONF_DIR": str(NO_CONF_DIR), "SPARK_SUBMIT_OPTS": f"{_LOGGING} {_QUIET}{sharing}"}
 
 
 def archive_path() -> Path:
