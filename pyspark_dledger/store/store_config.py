@@ -9,7 +9,7 @@ from typing import Literal
 
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.java_text import escaped_path, is_utf8
-from pyspark_dledger.common.options import COUNT, INTEGER, SIZE, Parser, option, parse_text
+from pyspark_dledger.common.options import COUNT, INTEGER, SIZE, Parser, option, parse_size, parse_text, show_size
 from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.engine import ENGINES
@@ -25,6 +25,9 @@ def _parse_folders(value: object) -> tuple[Path, ...]:
     return tuple(Path(part.strip()) for part in parse_text(value).split(",") if part.strip())
 
 
+_RATE = Parser(
+    "a size in bytes such as 8m, or 0", lambda value: 0 if value in (0, "0") else parse_size(value), show_size
+)
 FOLDERS = Parser("folders, separated by commas", _parse_folders)
 
 
@@ -58,7 +61,7 @@ class StoreConfig(Retention):
     flush_file_interval_ms: int = option(10, COUNT, "ms between flushes, with flush=async", name="flushFileInterval")
     check_point_interval_ms: int = option(3000, COUNT, "ms between checkpoints", name="checkPointInterval")
     scrub_bytes_per_second: int = option(
-        8 << 20, SIZE, "bytes a second that the scrubber reads; 0: off", name="scrubBytesPerSecond"
+        8 << 20, _RATE, "bytes a second that the scrubber reads; 0: off", name="scrubBytesPerSecond"
     )
     truncate_at: int | None = option(None, INTEGER, "repair: moves this entry and all after it to a side file")
     old_log_dir: Path | None = None
@@ -89,6 +92,7 @@ class StoreConfig(Retention):
         _check(self.engine in ENGINES, "engine", ", ".join(ENGINES), self)
         _check(self.flush_file_interval_ms > 0, "flush_file_interval_ms", "at least 1", self)
         _check(self.check_point_interval_ms > 0, "check_point_interval_ms", "at least 1", self)
+        _check(self.scrub_bytes_per_second >= 0, "scrub_bytes_per_second", "at least 0", self)
         _check(self.truncate_at is None or self.truncate_at >= 0, "truncate_at", "an index of at least 0", self)
         _check(
             re.fullmatch(r"[^/\0]+", self.self_id) is not None,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,12 @@ class StoredEntry(NamedTuple):
     term: int
     pos: int
     body: bytes
+    body_crc: int
+    """As in the header; 0 means none."""
+
+    @property
+    def has_right_crc(self) -> bool:
+        return self.body_crc & 0xFFFFFFFF == zlib.crc32(self.body)
 
 
 def stored_entries(folder: Path) -> Iterator[StoredEntry]:
@@ -40,12 +47,12 @@ def stored_entries(folder: Path) -> Iterator[StoredEntry]:
     for file in sorted((folder / "data").iterdir()):
         base, data, at = int(file.name), file.read_bytes(), 0
         while at + 48 <= len(data):
-            magic, size, index, term, pos, *_ = _HEADER.unpack_from(data, at)
+            magic, size, index, term, pos, _, _, body_crc = _HEADER.unpack_from(data, at)
             if magic == _BLANK:
                 break
             if magic != 1 or pos != base + at or struct.unpack_from(">i", data, at + 44)[0] + 48 != size:
                 return
-            yield StoredEntry(index, term, pos, data[at + 48 : at + size])
+            yield StoredEntry(index, term, pos, data[at + 48 : at + size], body_crc)
             at += size
 
 

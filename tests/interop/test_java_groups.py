@@ -122,6 +122,43 @@ def test_mixed_group(mix: str, tmp_path: Path) -> None:
         group.stop()
     _check_logs(group, load, end)
     assert differing_files(group.folders()) == []
+    _check_checksums(group)
+
+
+def _check_checksums(group: Group) -> None:
+    """Our leaders write checksums, Java's do not; Java followers and leaders keep those of ours."""
+    entries = list(stored_entries(group.folders()[-1]))
+    with_checksum = [entry for entry in entries if entry.body_crc]
+    assert 0 < len(with_checksum) < len(entries)
+    assert all(entry.has_right_crc for entry in with_checksum)
+
+
+@pytest.mark.skipif(not SECONDS, reason="make interop runs it")
+@pytest.mark.parametrize("version", ["0.2.7", NEW, "0.3.2"])
+def test_java_pushes_checksums_of_our_leader(version: str, tmp_path: Path) -> None:
+    """A Java leader gives a new member of ours the entries that ours wrote; Java opens the store that it wrote."""
+    with Group(tmp_path, {"n0": OURS, "n1": version, "n2": OURS}) as group:
+        group.leader()
+        group.transfer("n0")
+        with Load(group, "a") as load:
+            load.wait_for(50)
+            group.transfer("n1")
+            load.wait_for(50)
+            group.kill("n2")
+            shutil.rmtree(tmp_path / "dledger-n2" / "data")
+            shutil.rmtree(tmp_path / "dledger-n2" / "index")
+            (tmp_path / "dledger-n2" / "checkpoint").unlink(missing_ok=True)
+            (tmp_path / "dledger-n2" / "boot").unlink()
+            group.start("n2")
+            load.wait_for(50)
+            group.kill("n1")
+            group.leader()
+            group.start("n1")
+            load.wait_for(50)
+        end = group.settle()
+        group.stop()
+    _check_logs(group, load, end)
+    _check_checksums(group)
 
 
 @pytest.mark.parametrize(("leader", "new_member"), [(NEW, OURS), (OURS, NEW), (OURS, OURS), (OURS, OLD)])
