@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from json import dumps
 from typing import Any
 
+from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.raft.wire.fastjson import parse_object
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
@@ -70,3 +71,5 @@ def _check(values: Mapping[str, Any]) -> None:
         kind = int if name.endswith("Size") else str
         if type(value) is not kind:
             raise WireError(f"expected {name} of a member's hello as {kind.__name__}, found {type(value).__name__}")
+        if isinstance(value, str) and not is_utf8(value):
+            raise WireError(f"expected {name} of a member's hello as Unicode text, found half of a surrogate pair")
