@@ -100,10 +100,11 @@ class IndexUnits:
 
     def _collect(self, segment: Segment, start: int, number: int, at_least: int) -> SegmentUnits:
         """The units from `number` on, to the end of the segment; at least those up to number `at_least`."""
-        before, inside = NO_UNITS, NO_UNITS
+        before = NO_UNITS
+        inside: list[Units] = []
         for at in range(number, self._total, _CHUNK):
             units = _joined(self._read(at, at + _CHUNK))
-            if not len(inside.pos):
+            if not any(len(part.pos) for part in inside):
                 is_first = _is_between(units, start, segment.end)
                 first = int(np.argmax(is_first)) if is_first.any() else len(is_first)
                 before = _joined([before, units.of(slice(0, first))]).of(slice(-_PROBE, None))
@@ -112,10 +113,10 @@ class IndexUnits:
             # Those of truncated entries can have any position in the segment.
             found = units.of(slice(0, stop))
             found = found.of(_is_between(found, segment.base, segment.end))
+            inside.append(found)
             if stop < len(units.pos) or (number < at > at_least and not len(found.pos)):
-                return SegmentUnits(before, _joined([inside, found]))
-            inside = _joined([inside, found])
-        return SegmentUnits(before, inside)
+                break
+        return SegmentUnits(before, _joined(inside))
 
     def _read(self, start: int, stop: int) -> Iterator[Units]:
         """The intact units from number `start` to `stop`."""
