@@ -183,6 +183,24 @@ def test_nothing_expires_if_the_summary_cannot_be_written(tmp_path: Path, monkey
         one.expire()
 
 
+def test_nothing_expires_after_the_service_has_stopped(tmp_path: Path) -> None:
+    one = Member(tmp_path)
+    one.lead()
+    one.fill()
+    one.service.stopped()
+    assert one.store.delete_expired(time.time() + 9, force=True) == 0
+    one.store.shutdown()
+    one.service.close()
+
+
+def test_queue_ends_are_kept_if_only_the_identities_are_lost(expired: Path) -> None:
+    for folder in (expired / "consumequeue", expired / "dledger-n0" / "identities"):
+        shutil.rmtree(folder)
+    with member(expired, replace(SMALL_QUEUES, accept_lost_state=True)) as one:
+        one.lead()
+        assert [put[2] for put in one.put(quiet(100, 2))] == [40, 41]
+
+
 def test_nothing_expires_that_is_not_dispatched(tmp_path: Path) -> None:
     with member(tmp_path) as one:
         one.lead()

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -260,6 +261,9 @@ class Dispatcher:
         except (OSError, StoreError) as error:
             _LOG.warning("dispatch failed at %d, it will be retried: %s", self.dispatched_offset, error)
             self._stopping.wait(_RETRY_SECONDS)
+            with suppress(OSError, StoreError):
+                # After a reset of the log, files have gone that were listed before.
+                self._files.refresh()
             return False
 
     def _step(self) -> bool:

@@ -10,6 +10,8 @@ import random
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark_dledger.common.log_records import record
@@ -59,6 +61,7 @@ class SummaryKeeper:
         self._metadata = metadata
         self._worker = worker
         self._store: RunningStore | None = None
+        self._is_stopped = False
         self._knows_old_log = False
         self._seen_begin = -1
         self._begins_late = 0
@@ -106,7 +109,10 @@ class SummaryKeeper:
         return list_segments([folder], COMMITLOG, True) if folder.is_dir() else []
 
     def _load(self, store: RunningStore) -> Summary | None:
-        """The summary on disk; None if it is missing, damaged, of another log, or without its identities."""
+        """The summary on disk; None if it is missing, damaged or of another log.
+
+        Without its identities it counts as one of before the first entry.
+        """
         try:
             summary = read_summary(self._folder)
         except (OSError, ValueError) as error:
@@ -119,8 +125,8 @@ class SummaryKeeper:
             record(logging.WARNING, "summary dropped", found=f"no entry {summary.index} of term {summary.term}")
             return None
         if not self._identities.covers(summary.identities):
-            record(logging.WARNING, "summary dropped", found="identities that it names are missing")
-            return None
+            record(logging.WARNING, "identities missing", found="others than the summary names")
+            return replace(summary, index=-1, term=-1)
         return summary
 
     def _is_of_broker(self, store: RunningStore) -> bool:
@@ -142,7 +148,8 @@ class SummaryKeeper:
         record(level, event, beginIndex=begin, queues=len(self._dispatched.complete_state()[1]))
 
     def stop(self) -> None:
-        self._store = self._snapshot = None
+        """From here on nothing may expire: nobody would write the summary."""
+        self._is_stopped, self._snapshot = True, None
         self._incoming.close()
 
     # State
@@ -159,8 +166,11 @@ class SummaryKeeper:
         if store is None or store.ledger_begin_index == self._seen_begin:
             return
         self._seen_begin = store.ledger_begin_index
-        # Entry 0 is not at position 0 if an old CommitLog comes before it.
-        self._begins_late = int(self._seen_begin == 0 and not self._knows_old_log and store.read(0, 1).pos > 0)
+        self._begins_late = 0
+        if self._seen_begin == 0 and not self._knows_old_log:
+            with suppress(StoreError):
+                # Entry 0 is not at position 0 if an old CommitLog comes before it.
+                self._begins_late = int(store.read(0, 1).pos > 0)
 
     def _is_missing(self) -> bool:
         return self.log_begin() > self._dispatched.complete_index + 1
@@ -168,7 +178,7 @@ class SummaryKeeper:
     @property
     def is_needed(self) -> bool:
         """Whether this member needs another one's summary."""
-        if self._store is None:
+        if self._store is None or self._is_stopped:
             return False
         self._drop_unused()
         self.check_begin()
@@ -182,7 +192,9 @@ class SummaryKeeper:
 
         Called in any thread. Raises OSError or StoreError if it cannot be written.
         """
-        if self._store is None or self._is_missing():
+        if self._store is None or self._is_stopped:
+            return -1
+        if self._is_missing():
             return first
         end = self._dispatched.complete_index + 1
         is_early = end < first and time.monotonic() - self._written_at < _MIN_WRITE_SECONDS
@@ -192,7 +204,7 @@ class SummaryKeeper:
 
     def before_old_expiry(self) -> None:
         """Write the summary before files of an old CommitLog are deleted. Called in the thread that dispatches."""
-        if self._store is not None and not self._is_missing():
+        if not self._is_missing():
             self._write()
 
     def _write(self, store: RunningStore | None = None) -> None:
