@@ -142,10 +142,11 @@ class LogFiles:
         boot = load_boot(node_dir)
         found = Recovery(
             *(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable),
-            is_sync=self.is_sync,
+            # Units and entries are as the last node wrote them.
+            is_sync=(boot.flush or config.flush) == "sync",
             # Without a checkpoint file nothing is known to be durable, and everything would need a checksum.
-            is_rebooted=(node_dir / CHECKPOINT).exists() and boot not in ("", boot_id()),
-            is_own=bool(boot),
+            is_rebooted=(node_dir / CHECKPOINT).exists() and boot.id not in ("", boot_id()),
+            is_own=bool(boot.id),
         ).run()
         if found.saved_tail is not None:
             _LOG.warning("truncated the log at index %d; its tail is kept in %s", found.next_index, found.saved_tail)
@@ -315,14 +316,14 @@ class LogFiles:
             self.write_checkpoint(committed, end)
 
     def record_boot(self, committed: int, end: int) -> None:
-        """Once in each run of the machine: write the checkpoint, and that the log is durable up to there in this run.
+        """Once in each run of the machine and flush mode: write the checkpoint, and that the log is durable so far.
 
         After a restart of the machine, entries after the checkpoint may have lost bytes.
         """
-        node_dir = self._config.node_dir
-        if load_boot(node_dir) != boot_id():
+        node_dir, flush = self._config.node_dir, self._config.flush
+        if load_boot(node_dir) != (boot_id(), flush):
             self.write_checkpoint(committed, end)
-            self.apply(lambda: write_boot(node_dir))
+            self.apply(lambda: write_boot(node_dir, flush))
 
     # Errors
 

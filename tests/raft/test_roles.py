@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from pyspark_dledger.raft.messages import (
     TransferRequest,
     VoteRequest,
 )
+from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config
-from pyspark_dledger.raft.peers import parse_peers
+from pyspark_dledger.raft.peers import Address, parse_peers
 from pyspark_dledger.raft.secret import Secrets
 
 PEERS = parse_peers("n0-10.0.0.1:1;n1-10.0.0.2:1;n2-db.example:1;n3-[fe80:0::1]:1")
@@ -46,6 +48,33 @@ def test_a_member_is_known_by_its_address(member_id: str, host: str | None, is_a
         assert is_allowed or reason == (
             "expected n1 at 10.0.0.2 of peers, found 10.0.0.1: correct peers, or use memberSecretFile or TLS"
         )
+
+
+@pytest.mark.parametrize("peers", ["n0-127.0.1.1:1;n1-127.0.1.1:2", "n0-alpha:1;n1-alpha:2"])
+def test_members_of_one_machine_connect_from_127_0_0_1(peers: str) -> None:
+    """A machine's own name is often 127.0.1.1, and Java members do not choose where they connect from."""
+    roles = Roles(parse_peers(peers), "n0", hosts_of=lambda _: ["127.0.1.1"] if "alpha" in peers else [])
+    assert roles.refusal("n1", Credentials("127.0.0.1")) is None
+    assert roles.refusal("n1", Credentials("127.0.0.9")) is not None
+    assert Roles(PEERS, "n0").refusal("n1", Credentials("127.0.0.1")) is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "source"),
+    [
+        ("127.0.0.1", "10.0.0.2", None),
+        ("127.0.0.2", "127.0.0.3", "127.0.0.2"),
+        ("10.0.0.1", "127.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "::1", None),
+    ],
+)
+def test_a_loopback_address_is_no_source_of_connections_to_other_machines(
+    own: str, peer: str, source: str | None
+) -> None:
+    link = PeerLink("n1", Address(peer, 1), *[None] * 5, own_host=own)  # type: ignore[arg-type]
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    found = link._source([(family, socket.SOCK_STREAM, 6, "", (peer, 1))])
+    assert found == (None if source is None else (source, 0))
 
 
 def certificate(*names: tuple[str, str], unit: str = "") -> dict[str, Any]:

@@ -483,3 +483,20 @@ def test_wrong_body_after_the_durable_point(tmp_path: Path, flush: str) -> None:
         with pytest.raises(StoreError, match="expected the body of index 5 to match its checksum"):
             again.get(5)
     again.shutdown()
+
+
+def test_units_prove_no_entries_that_an_async_node_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator changes to flush=sync after a power loss that took a part of a Java leader's entry."""
+    store = opened(tmp_path, data_file_size=64 * 1024, flush="async")
+    store.append_as_follower(java_entries(0, 20, 0), 0)
+    store.write_checkpoint()
+    change(data_files(store)[0], 10 * 148 + 60, bytes(40))
+    monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+    (tmp_path / "boot").write_text("another\n")
+    again = abandoned(store, flush="sync")
+    assert again.ledger_end_index == -1
+    # Entries of a node with flush=sync that have their units stay, whatever the next node's mode is.
+    again.append_as_follower(java_entries(0, 20, 0), 0)
+    again.flush()
+    (tmp_path / "boot").write_text("a third\n")
+    assert abandoned(again, flush="async").ledger_end_index == 19

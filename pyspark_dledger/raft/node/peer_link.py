@@ -15,6 +15,7 @@ from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.loops import cancel
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, TransferRequest
 from pyspark_dledger.raft.node.channel import Channel, host_of
+from pyspark_dledger.raft.node.roles import is_loopback
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal, WireError
@@ -109,17 +110,17 @@ class PeerLink:
         asyncio.get_running_loop().call_soon(self._on_response, token, None)
 
     async def _stay_connected(self) -> None:
-        wait, is_down = _FIRST_WAIT, False
+        wait, reported = _FIRST_WAIT, ""
         while True:
             try:
                 lost = await self._connect()
             except (OSError, asyncio.TimeoutError, _HelloError) as error:
-                if not is_down:
-                    reason = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
+                if reason != reported:
                     record(logging.WARNING, "peer unreachable", peer=self.peer_id, address=self._address, reason=reason)
-                is_down = True
+                reported = reason
             else:
-                wait, is_down = _FIRST_WAIT, False
+                wait, reported = _FIRST_WAIT, ""
                 await lost.wait()
                 record(logging.WARNING, "peer disconnected", peer=self.peer_id)
             self._drop_channel()
@@ -155,8 +156,8 @@ class PeerLink:
         return channel.gone
 
     def _source(self, found: Sequence[tuple[Any, ...]]) -> tuple[str, int] | None:
-        """The local address to connect from, if the peer has one of the same family."""
-        if self._own_host is None:
+        """The local address to connect from, if the peer has one of the same family that it can reach."""
+        if self._own_host is None or is_loopback(self._own_host) > all(is_loopback(each[4][0]) for each in found):
             return None
         family = socket.AF_INET6 if ":" in self._own_host else socket.AF_INET
         return (self._own_host, 0) if any(each[0] == family for each in found) else None

@@ -31,6 +31,7 @@ from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, RESPONSES
 MEMBER_UNIT = "dledger-member"
 """The organizational unit (OU) of certificates that may act as any member."""
 
+_LOOPBACK = "127.0.0.1"
 _LED_BY = (PushRequest, HeartBeatRequest, VoteRequest, IdentityRequest)
 
 
@@ -101,7 +102,11 @@ class Roles:
         )
 
     def _has_host(self, member_id: str, host: str | None) -> bool:
-        return host is not None and (host in self._literal[member_id] or host in self._hosts_of(member_id))
+        if host is None:
+            return False
+        known = {*self._literal[member_id], *self._hosts_of(member_id)}
+        # Linux connects from 127.0.0.1 to 127.0.1.1, the address of many machines' own names.
+        return host in known or (host == _LOOPBACK and any(map(is_loopback, known)))
 
     def _certificate_refusal(self, member_id: str, certificate: Mapping[str, Any]) -> str | None:
         host = self._others[member_id].host
@@ -141,6 +146,13 @@ def own_source(address: Address) -> str | None:
         probe.bind((host, 0))
         return host
     return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is a loopback address; False for a name."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def _plain(name: str) -> str:

@@ -1,8 +1,9 @@
-"""Tells whether the machine was restarted since a node last ran: a restart loses what was not yet on disk."""
+"""Tells how the last node flushed, and whether the machine was restarted since: that loses what was not on disk."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark_dledger.store.files.node_files import write_properties
 
@@ -18,15 +19,23 @@ def boot_id() -> str:
         return ""
 
 
-def load_boot(node_dir: Path) -> str:
-    """The boot id in which a node of this package last opened the store; "" if not known."""
+class Boot(NamedTuple):
+    """The run of the machine in which a node last opened the store, and its ``flush``; "" if not known."""
+
+    id: str
+    flush: str
+
+
+def load_boot(node_dir: Path) -> Boot:
+    """What the last node of this package recorded."""
     try:
         lines = (node_dir / _BOOT).read_text("ascii").split()
     except (OSError, ValueError):
-        return ""
-    return next((line.removeprefix("bootId=") for line in lines if line.startswith("bootId=")), "")
+        lines = []
+    found = dict(line.partition("=")[::2] for line in lines)
+    return Boot(found.get("bootId", ""), found.get("flush", ""))
 
 
-def write_boot(node_dir: Path) -> None:
-    """Record the current boot id, durably."""
-    write_properties(node_dir / _BOOT, {"bootId": boot_id()})
+def write_boot(node_dir: Path, flush: str) -> None:
+    """Record the machine's current run and the flush mode, durably."""
+    write_properties(node_dir / _BOOT, {"bootId": boot_id(), "flush": flush})
