@@ -89,7 +89,9 @@ def scan(store: Store, engine: str = "native", **options: Any) -> list[Record]:
     return rows_of(pa.Table.from_batches(log.scan(**options), arrow_schema(DEFAULT_NAMES)))
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=pytest.mark.slow if plan == "three" else ()) for plan in PLANS]
+)
 @every_golden
 def test_scan(store: Store, engine: str, plan: str) -> None:
     assert_same(scan(store, engine, **PLANS[plan]), store.rows(store.expected.proven))

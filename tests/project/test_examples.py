@@ -49,7 +49,7 @@ def example(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def spark_example() -> Callable[[str], str]:
-    """Gives the output of an example with Spark; all of them run in one process, with one JVM."""
+    """Gives the output of an example with Spark; all of them run in one process, with one session."""
     names = ("read_store.py", "tail_log.py", "write_log.py")
     done = run("python", "-m", "tests.support.run_scripts", *(f"examples/{name}" for name in names))
     parts = re.split(r"^== examples/(.*): exit (\d)\n", done.stdout, flags=re.MULTILINE)

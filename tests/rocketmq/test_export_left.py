@@ -20,6 +20,7 @@ from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from tests.support.attempts import run_at_once
 from tests.support.generate import mq_message, write_consume_queue, write_dledger
+from tests.support.long_runs import mostly_slow
 
 PARTS = 3
 TOPICS = ("Orders", "Bills")
@@ -180,7 +181,7 @@ def empty(file: Path) -> None:
 
 
 @WHEN
-@pytest.mark.parametrize("change", [delete, truncate, grow, empty])
+@pytest.mark.parametrize("change", mostly_slow([delete, truncate, grow, empty], 2))
 def test_a_part_whose_left_file_is_missing_or_has_another_size_is_written_again(
     source: Path, tmp_path: Path, whole: Content, when: str, change: Change, engine: str
 ) -> None:
@@ -205,7 +206,7 @@ def change_at(fraction: float) -> Change:
 
 
 @WHEN
-@pytest.mark.parametrize("fraction", [0, 0.1, 0.5, 0.9, 1])
+@pytest.mark.parametrize("fraction", mostly_slow([0.5, 0, 1, 0.1, 0.9], 1))
 def test_a_left_file_with_other_bytes_is_an_error(
     source: Path, tmp_path: Path, whole: Content, when: str, fraction: float, engine: str
 ) -> None:

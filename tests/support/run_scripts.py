@@ -1,4 +1,4 @@
-"""Run Python scripts one after the other in one process, so that they share one JVM: ``run_scripts.py SCRIPT...``.
+"""Run Python scripts one after the other in one process with one Spark session: ``run_scripts.py SCRIPT...``.
 
 A line ``== SCRIPT: exit N`` follows the output of each script, where N is 0 or 1.
 """
@@ -10,8 +10,12 @@ import sys
 import traceback
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 
 def main(scripts: list[str]) -> None:
+    # A new session would start new Python workers, which takes longer than a script.
+    SparkSession.stop = lambda _: None  # type: ignore[method-assign]
     for script in scripts:
         sys.argv = [script]
         sys.path[0] = str(Path(script).resolve().parent)
