@@ -61,6 +61,11 @@ class StoreView:
             raise StoreError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
         self.segments = self._segments.segments
 
+    @property
+    def argument(self) -> str:
+        """The path that names the store with its further data folders."""
+        return ",".join((self.path, *(self.options.data_dirs or ())))
+
     def refreshed(self: _Store) -> _Store:  # noqa: PYI019 - Self needs Python 3.11
         """The store at this moment.
 

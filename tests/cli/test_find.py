@@ -140,6 +140,21 @@ def test_each_of_several_stores_is_searched(
             assert f"{path}: the DLedger index has" in done.err or f"{path}: the ConsumeQueue" in done.err
 
 
+def test_a_store_that_cannot_be_read_does_not_end_the_search(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path in paths:
+        shutil.copytree(case_folder("mq-53-single"), path)
+    row = next(row for row in run("dump", paths[0], "--json").rows if row["uniqKey"])
+    file = next(path for path in (paths[0] / "index").iterdir())
+    file.unlink()
+    file.mkdir()
+    done = run("find", *paths, row["uniqKey"], "--json")
+    assert done.code == 2 and {found["index"] for found in done.rows} == {row["index"]}
+    assert f"{file}: cannot be read" in done.err and f"{paths[1]}: found, 1 row, intact" in done.err
+
+
 def test_a_damaged_property_name_hides_no_key(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:

@@ -271,7 +271,7 @@ def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], 
     assert "would drop 532 messages, positions 131,072 to 430,336" in found["May master start?"][1]
     assert found["May slave start?"][0] == "error"
     paths = " ".join(map(str, stores))
-    assert found["What to do?"][1] == f"no replica is complete; make one: dledger salvage {paths} --to NEW."
+    assert found["What to do?"][1] == f"no replica is complete; make one: dledger salvage {paths} --to NEW"
 
 
 def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Path], tmp_path: Path) -> None:

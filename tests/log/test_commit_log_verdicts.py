@@ -271,6 +271,9 @@ def test_what_cannot_be_read_leaves_the_verdict_open(
     assert main(["report", *map(str, roots), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["findings"]["counts"]["unreadableFile"] == 1
+    assert main(["report", *map(str, roots), "--json", "--redact"]) == 1
+    report = capsys.readouterr().out
+    assert "cannot be read" in report and "Orders" not in report
 
 
 # The only copy left

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.copies import segment_bytes
@@ -447,6 +448,17 @@ def test_all_entries_of_another_group_have_other_bytes(tmp_path: Path, engine: s
     assert compare(log).notes[0] == (
         "n1 has no entry in common with n0, although their indexes overlap: of another group"
     )
+
+
+def test_the_next_command_names_further_data_folders(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores = write([1] * 99, [1] * 99, committed=98)
+    (tmp_path / "more").mkdir()
+    Path(stores[0].segments[0].path).rename(tmp_path / "more" / stores[0].segments[0].name)
+    paths = [f"{stores[0].path},{tmp_path / 'more'}", str(stores[1].path)]
+    assert main(["diff", *paths]) == 0
+    assert f"\nnext: dledger verify {' '.join(paths)} --least" in capsys.readouterr().out
 
 
 def test_nodes_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark_dledger.cli.output.rows import Row, camel_case, plain_time
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
-from pyspark_dledger.cli.stores.lost_queues import lost_queues
+from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
 from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
@@ -184,6 +184,7 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
 def _compare_commit_logs(facts: Facts, compared: Log) -> None:
     facts.commit_logs = compare_commit_logs(compared)
     if facts.commit_logs is not None:
+        facts.lost_queues += lost_queues_of_positions([compared, *compared.replicas], facts.commit_logs.verdict.lost)
         for store, state in zip(facts.members, facts.commit_logs.states, strict=True):
             store.name = state.node
 

@@ -78,6 +78,8 @@ def _plain_group(facts: Facts) -> Iterator[Verdict]:
         return
     verdict = found.verdict
     lost = commit_log_text.lost_text(verdict)
+    if facts.lost_queues:
+        lost += f": {queues_text(facts.lost_queues)}"
     has_damage = any(member.damaged.entries for member in verdict.members)
     if lost == "nothing" and has_damage:
         lost = "nothing: another member has each damaged message intact"
@@ -87,9 +89,9 @@ def _plain_group(facts: Facts) -> Iterator[Verdict]:
         level, text = _PLAIN_LEVELS[member.start], commit_log_text.member_text(member)
         said = {"no": "no", "unknown": "cannot tell"}.get(member.start, "yes")
         loses = member.start == "slave" and member.truncation is not None and member.truncation.lost_bytes
-        text = f"{said}: {text.removeprefix('must not start as it is: ')}"
+        text = f"{said}: {_reason(text)}"
         yield _may_start(number, member.node, WARN if loses and level == GOOD else level, text, store)
-    yield Verdict(NEUTRAL, "What to do?", f"{commit_log_text.next_text(verdict)}.", "replicas")
+    yield Verdict(NEUTRAL, "What to do?", commit_log_text.next_text(verdict), "replicas")
     yield _agreement(found)
 
 
@@ -112,8 +114,12 @@ def _agreement(found: CommitLogComparison) -> Verdict:
 
 def _members(facts: Facts, found: Comparison) -> Iterator[Verdict]:
     for number, (store, member) in enumerate(zip(facts.members, found.verdict.members, strict=True)):
-        text = f"{_said(member)}: {member_text(member).removeprefix('must not start as it is: ')}"
+        text = f"{_said(member)}: {_reason(member_text(member))}"
         yield _may_start(number, member.node, _START_LEVELS[member.start], text, store)
+
+
+def _reason(text: str) -> str:
+    return text.removeprefix("must not start as it is: ").removeprefix("cannot tell if it may start: ")
 
 
 def _may_start(number: int, node: str, level: str, text: str, store: Facts) -> Verdict:
@@ -138,8 +144,8 @@ def _errors(store: Facts) -> str:
 
 
 def _next(found: Comparison) -> Iterator[Verdict]:
-    # A command begins with a small letter.
-    yield Verdict(NEUTRAL, "What to do?", f"{next_text(found.verdict)}.", "replicas")
+    # A command begins with a small letter and ends without a period.
+    yield Verdict(NEUTRAL, "What to do?", next_text(found.verdict), "replicas")
 
 
 def _replicas(found: Comparison) -> Iterator[Verdict]:

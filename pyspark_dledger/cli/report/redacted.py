@@ -24,6 +24,7 @@ _KEPT = (
 )
 # Words of this package. A store's folder may have such a name.
 _OWN_WORDS = frozenset(("verdict", "start", "elect", "lost", "source", "engine", "proof", "proven_by", "kind", "code"))
+_TOPIC = re.compile(r"(?<=consumequeue/)[^/\s]+")
 
 
 def redacted(facts: Facts) -> Facts:
@@ -31,6 +32,8 @@ def redacted(facts: Facts) -> Facts:
     redact = redactor(_KEPT)
     paths = {store.path for store in (facts, *facts.others)}
     paths.update(standing.path for standing in (facts.comparison.standings if facts.comparison else ()))
+    old = facts.commit_logs.verdict.members if facts.commit_logs is not None else ()
+    paths.update(path for member in old for path in member.path.split(","))
     digests = {path: str(redact({"path": path})["path"]) for path in paths | _absolute(paths)}
     # The longest first, and only whole paths: a path may be ``.`` or ``n0``.
     alternatives = "|".join(map(re.escape, sorted(digests, key=len, reverse=True)))
@@ -70,8 +73,12 @@ def redacted(facts: Facts) -> Facts:
             others=[store(other) for other in found.others],
         )
 
-    # Names of replicas and sentences contain paths, too.
-    return _with_texts(store(facts), lambda text: of_path.sub(lambda path: digests[path[0]], text))
+    def text(found: str) -> str:
+        """Names of replicas and sentences contain paths, too, and files of queues their topic."""
+        found = of_path.sub(lambda path: digests[path[0]], found)
+        return _TOPIC.sub(lambda topic: str(redact({"topic": topic[0]})["topic"]), found)
+
+    return _with_texts(store(facts), text)
 
 
 def _with_texts(value: _Value, change: Callable[[str], str], name: object = None) -> _Value:
@@ -117,7 +124,8 @@ def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison
     if first is not None:
         places = {node: ("/".join(file.split("/")[-2:]), offset) for node, (file, offset) in first.places.items()}
         first = replace(first, places=places)
-    members = tuple(replace(item, path=digests[item.path]) for item in found.verdict.members)
+    pairs = zip(found.verdict.members, standings, strict=True)
+    members = tuple(replace(item, path=standing.path) for item, standing in pairs)
     verdict = replace(found.verdict, members=members)
     rows = [replace(row, first_difference=None) for row in found.rows]
     return replace(found, standings=standings, first_divergence=first, verdict=verdict, rows=type(found.rows)(rows))

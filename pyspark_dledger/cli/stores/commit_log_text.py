@@ -11,6 +11,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_table
+from pyspark_dledger.cli.stores.lost_queues import lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.verdict_text import UNDECIDED, readable_text, unread_ends_text, unreadable_text
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log import Log
@@ -31,8 +32,11 @@ def print_commit_logs(out: Output, log: Log) -> int:
     found = compare_commit_logs(log)
     if found is None:
         return CLEAN
-    for text in _verdict_lines(found):
+    queues = queues_text(lost_queues_of_positions([log, *log.replicas], found.verdict.lost))
+    for number, text in enumerate(_verdict_lines(found)):
         out.line(text)
+        if not number and queues:
+            out.line(f"  {queues}")
     out.line("")
     print_table(out, _state_rows(found))
     if found.epochs:

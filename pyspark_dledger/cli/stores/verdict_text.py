@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
 
 _MAX_RANGES = 5
-UNDECIDED = "--undecided majority (the bytes that most copies have, else a filler) or --undecided filler"
+UNDECIDED = "--undecided majority, which takes the bytes that most copies have, or with --undecided filler"
 
 
 def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Iterator[str]:
@@ -35,7 +35,7 @@ def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Ite
 
 def shown_name(member: MemberVerdict) -> str:
     """The id of a member, and its path where the last folder has another name."""
-    name = PurePath(member.path).name
+    name = PurePath(member.path.partition(",")[0]).name
     return member.node if name in (member.node, f"dledger-{member.node}") else f"{member.node} ({cell(member.path)})"
 
 
@@ -149,12 +149,10 @@ def next_text(found: GroupVerdict) -> str:
     ]
     if unclear is not None:
         first = unclear.unclear.ranges[0][0]
-        compare = (
-            f"{_command('dump', [unclear.path])} --from {first} --to {first + 1} --columns index,body,properties, and "
-            "with each other path"
-        )
+        compare = f"--from {first} --to {first + 1} --columns index,body,properties"
+        dumps = "; ".join(f"{_command('dump', [member.path])} {compare}" for member in found.members)
         salvage = _command("salvage", [member.path for member in found.members])
-        return f"compare the copies: {compare}; then {salvage} --to NEW {UNDECIDED}"
+        return f"compare the copies: {dumps}; then {salvage} --to NEW {UNDECIDED}"
     unread = [member.path for member in found.members if member.unreadable]
     if unread:
         return readable_text(unread)

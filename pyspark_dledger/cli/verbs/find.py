@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.cli.arguments import REPLICAS, add_rows, add_stores
-from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, FINDINGS
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import MIN_EPOCH_MS, open_store
@@ -17,7 +17,7 @@ from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
 from pyspark_dledger.cli.stores.row_reader import RowReader
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.errors import OptionError
+from pyspark_dledger.errors import OptionError, UnreadableError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
@@ -69,7 +69,13 @@ def run(args: argparse.Namespace, out: Output) -> int:
         paths = [args.path[number], *args.path[:number], *args.path[number + 1 :]]
         log = open_store(argparse.Namespace(**{**vars(args), "path": paths}), FIND)
         printer = _FindPrinter(args, out, log, is_silent=is_shown)
-        codes.append(_find_in(log, args, printer, out.progress))
+        try:
+            codes.append(_find_in(log, args, printer, out.progress))
+        except UnreadableError as error:
+            if len(args.path) == 1:
+                raise
+            note(str(error))
+            codes.append(ERROR)
         if len(args.path) > 1 and printer.count:
             rows = counted(printer.count, "row")
             note(f"{log.path}: found, {rows}{' with a problem' if printer.code else ', intact'}")

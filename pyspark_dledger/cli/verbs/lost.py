@@ -49,6 +49,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
     names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None
     losses = lost_in_group(log, failed.append, out.progress)
     found, unclear = losses.messages, _unclear(losses)
+    if failed:
+        unclear.append("cannot tell what files know that cannot be read")
     out.progress.clear()
     rows = _rows(found, names)
     if args.json:
@@ -98,7 +100,8 @@ def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: 
         used = {name for row in shown for name, value in row.items() if value not in (None, [])}
         print_table(out, ({name: row[name] for name in row if name in used} for row in shown))
         out.line("")
-    for line in [f"lost: {_count(found)}"] if stores == 1 else _summary(found, unclear):
+    alone = "; ".join([_count(found), *unclear])
+    for line in [f"lost: {alone}"] if stores == 1 else _summary(found, unclear):
         out.line(line)
 
 

@@ -150,7 +150,7 @@ def _member(
     start = NO if is_incomplete or lost_end else UNKNOWN if found.unclear.entries or unreadable else YES
     return MemberVerdict(
         node=replica.node,
-        path=replica.store.path,
+        path=replica.store.argument,
         start=start,
         elect=_elect(start, candidate),
         damaged=found.damaged.ranges_found(),

@@ -116,12 +116,12 @@ def common_end(runs: Sequence[Run], leader: int, other: int) -> int | None:
     return None
 
 
-def tails(runs: Sequence[Run], limits: dict[int, int]) -> list[Tail]:
-    """What is in a source, but not in the restored log."""
+def tails(runs: Sequence[Run], limits: dict[int, int], leader: int) -> list[Tail]:
+    """What is in a source, but not in the restored log. What the `leader` has besides its log is damage."""
     found: list[Tail] = []
     for run in runs:
         sources = tuple(source for source in run.sources if run.last_index > limits.get(source, -1))
-        if run.is_suspect or len(sources) < len(run.sources):
+        if run.is_suspect or leader in sources or len(sources) < len(run.sources):
             continue
         before = found[-1] if found else None
         if before is not None and (before.sources, before.term, before.end) == (sources, run.term, run.start):

@@ -139,7 +139,7 @@ def restore(
     lost += builder.lost_at_end(pieces, lost, limits[leader])
     end = max(pieces[-1].end, lost[-1].pos + lost[-1].size if lost else 0)
     unclear = {each.pos for each in undecided}
-    left_out = (*tails(runs, limits), *tails(stale, {}))
+    left_out = (*tails(runs, limits, leader), *tails(stale, {}, -1))
     read = _without_tails(witnesses.read, left_out)
     kept, repairs = repaired([each for each in lost if each.pos not in unclear], sorted(limits), read)
     lost = sorted([*kept, *(each for each in lost if each.pos in unclear)])

@@ -127,7 +127,7 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
     edges = [*((segment.base, segment.end) for segment in segments if segment.base < end), (end, end)]
     return CommitLogReplica(
         name=name,
-        path=store.path,
+        path=store.argument,
         root=str(root) if root is not None and store.paths.only is None else None,
         engine=store.engine.NAME,
         segments=segments,
