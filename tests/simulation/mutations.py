@@ -435,12 +435,19 @@ class CountsRejectedPuts(Mutant):
 
 def with_lost_disks(scenario: Scenario) -> Scenario:
     """A scenario in which logs begin late, and members without the earlier entries become leaders."""
-    faults = ("expire", "replace disk", "replace disk", "crash leader", "transfer")
-    return replace(with_puts(scenario), faults=faults, java_pairs=frozenset(), is_sync=False)
+    faults = ("expire", "replace disk", "replace disk", "transfer")
+    pause = max(200, scenario.faulty_time // 25)
+    return replace(with_puts(scenario), faults=faults, fault_pause=pause, java_pairs=frozenset(), is_sync=False)
+
+
+class _Slow(Ledger):
+    part_size = 10
 
 
 class LeadsWithoutSummary(Mutant):
     """Leads although its application lacks state of expired entries (Java)."""
+
+    application_class = _Slow
 
     def damage(self) -> None:
         class Eager(type(self._member)):  # type: ignore[misc]

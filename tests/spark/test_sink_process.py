@@ -101,6 +101,15 @@ def test_store_opens_when_the_old_commitlog_is_dispatched(tmp_path: Path, monkey
     asyncio.run(opened())
 
 
+def test_store_without_the_state_of_expired_messages_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MessageService, "needs_summary", property(lambda _: True))
+    with pytest.raises(StoreError, match="accept the loss once"):
+        asyncio.run(SinkProcess(settings_of(tmp_path, is_message=True))._open())
+    assert is_free(tmp_path)
+
+
 def test_waiting_for_a_large_commitlog_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessageService, "is_ready", property(lambda _: False))
     sink = SinkProcess(settings_of(tmp_path, is_message=True))
