@@ -280,7 +280,7 @@ class ResetsAtOnce(Mutant):
     """Resets its log without asking the leader whether the entries have expired."""
 
     def damage(self) -> None:
-        self._follower._may_reset = lambda _: True  # type: ignore[method-assign]
+        self._follower._check_reset = lambda _: None  # type: ignore[method-assign]
 
     focus = staticmethod(hostile)
 

@@ -6,7 +6,6 @@ import struct
 from random import Random
 from typing import Any
 
-from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
@@ -92,9 +91,10 @@ class OneCore:
 
     def reset_code(self, data: bytes) -> int:
         """The code of a TRUNCATE that removes all entries, once the leader has confirmed it."""
-        assert self.code(PushType.TRUNCATE, data) == ResponseCode.INCONSISTENT_STATE
+        assert self.push(PushType.TRUNCATE, data) is None
         self.confirm_expired()
-        return self.code(PushType.TRUNCATE, data)
+        (response,) = self.responses
+        return response.code
 
     def tick(self, time: int) -> None:
         for _ in range(time // 10):

@@ -45,8 +45,11 @@ class _Reset(NamedTuple):
     """A reset of the log that a leader wants; ``index`` is that of the new first entry."""
 
     leader_id: str | None
-    term: int
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+
+
+class _WaitingError(Exception):
+    """A push that is handled again when the leader has responded."""
 
 
 class _RejectedError(Exception):
@@ -69,8 +72,8 @@ class Follower:
         self._delayed: deque[_DelayedReply] = deque()
         # The end of the log at the last push that could not be accepted.
         self._blocked_at: int | None = None
-        # The reset that the leader is asked about, and the one that it has confirmed.
-        self._asked_reset: _Reset | None = None
+        # The push that waits for a leader's word about a reset, and the reset that a leader has confirmed.
+        self._waiting: tuple[PushRequest, object] | None = None
         self._confirmed_reset: _Reset | None = None
         self._actions = {
             PushType.APPEND: self._append,
@@ -100,6 +103,8 @@ class Follower:
         try:
             durable_index = self._actions[request.type](request)
             self._commit(request.commit_index)
+        except _WaitingError:
+            self._waiting = request, token
         except _RejectedError as rejected:
             self._member.reply(token, self._response(request, rejected.code))
         except (InconsistentError, ValueError) as error:
@@ -246,8 +251,7 @@ class Follower:
             if entry.index <= store.ledger_end_index:
                 member.truncate(entry.index)
         else:
-            if not self._may_reset(entry.index):
-                raise _RejectedError
+            self._check_reset(entry.index)
             text = self._gap_text(entry.index)
             member.reset(entry.index, entry.pos)
             self._match_index = -1
@@ -255,31 +259,34 @@ class Follower:
                 member.report_problem(text)
         store.append_as_follower(request.data, request.term)
 
-    def _may_reset(self, index: int) -> bool:
-        """Whether the leader has confirmed that all entries before `index` have expired there; if not, ask it."""
+    def _check_reset(self, index: int) -> None:
+        """Ask the leader, if it has not confirmed yet that all entries before `index` have expired there."""
         member, begin = self._member, self._member.store.ledger_begin_index
-        wanted = _Reset(member.leader_id, member.term, index)
+        wanted = _Reset(member.leader_id, index)
         if not 0 <= begin < index or self._confirmed_reset == wanted:
-            return True
-        if self._asked_reset is None and member.leader_id is not None:
-            self._asked_reset = wanted
-            request = GetRequest(
-                group=member.group, remote_id=member.leader_id, local_id=member.self_id, begin_index=index - 1
-            )
-            member.send(member.leader_id, request, self._on_reset_response, wanted)
-        return False
+            return
+        if self._waiting is not None or member.leader_id is None:
+            raise _RejectedError
+        request = GetRequest(
+            group=member.group, remote_id=member.leader_id, local_id=member.self_id, begin_index=index - 1
+        )
+        member.send(member.leader_id, request, self._on_reset_response, wanted)
+        raise _WaitingError
 
     def _on_reset_response(self, asked: _Reset, response: Response | None) -> None:
-        self._asked_reset = None
-        if not isinstance(response, GetResponse):
-            return
-        if response.code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
+        assert self._waiting is not None
+        request, token = self._waiting
+        self._waiting = None
+        if isinstance(response, GetResponse) and response.code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
             self._confirmed_reset = asked
-        else:
+            self.handle(request, token)
+            return
+        if response is not None:
             self._member.report_problem(
                 f"a TRUNCATE of leader {asked.leader_id} would remove all entries before {asked.index}, but entry "
                 f"{asked.index - 1} has not expired there (code {int(response.code)}): nothing was removed"
             )
+        self._member.reply(token, self._response(request, ResponseCode.INCONSISTENT_STATE))
 
     def _gap_text(self, index: int) -> str:
         """The entries that this member never gets if its log begins at that index; "" if there are none."""

@@ -90,6 +90,9 @@ class Transfer:
     def _lag(self, peer_id: str) -> int:
         return self._member.store.ledger_end_index - self._replication.match_index(peer_id)
 
+    def _is_compared(self, peer_id: str) -> bool:
+        return self._member.store.ledger_end_index < 0 or self._replication.match_index(peer_id) >= 0
+
     def _transfer(self, transferee: str, request: TransferRequest | None, token: object) -> None:
         member = self._member
         member.transferee, member.transfer_at = transferee, member.now
@@ -130,8 +133,11 @@ class Transfer:
         preferred = config.preferred_leader_ids
         if member.self_id in preferred or member.transferee is not None:
             return
+        # A peer whose log was not compared yet may lack more than its length tells, and could not win an election.
         lags = [
-            (self._lag(peer), peer) for peer in member.others if peer in preferred and self._heartbeats.is_live(peer)
+            (self._lag(peer), peer)
+            for peer in member.others
+            if peer in preferred and self._heartbeats.is_live(peer) and self._is_compared(peer)
         ]
         if lags and min(lags)[0] < config.max_leadership_transfer_wait_index:
             self._transfer(min(lags)[1], None, None)
