@@ -28,6 +28,7 @@ from tests.salvage.groups import (
     damage,
     differences,
     generated_group,
+    generated_plain_group,
     golden_group,
     lose,
     lost_indexes,
@@ -113,6 +114,13 @@ def test_a_source_that_committed_an_entry_has_its_bytes(tmp_path: Path) -> None:
     group = generated_group(tmp_path, 30131)
     damage(group, 30131, 15)
     assert salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result").lost == 0
+
+
+def test_a_damaged_last_message_is_no_divergence(tmp_path: Path) -> None:
+    group = generated_plain_group(tmp_path, 900042)
+    damage(group, 900042, 10)
+    assert salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result").lost == 0
+    assert list(differences(group, tmp_path / "result")) == []
 
 
 def test_a_path_with_a_comma_is_one_path(tmp_path: Path) -> None:

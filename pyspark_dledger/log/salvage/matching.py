@@ -6,7 +6,7 @@ Two logs that have one entry in common (index and term) are the same up to that 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
@@ -100,19 +100,26 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
             return limits
 
 
-def common_end(runs: Sequence[Run], leader: int, other: int) -> int | None:
+def common_end(runs: Sequence[Run], leader: int, other: int, is_one: Callable[[Run], bool]) -> int | None:
     """The position up to which two logs without terms are the same; None if they never contradict each other.
 
     Messages have no terms: after the last one that both have, either all bytes fit together, or the logs diverged.
+    `is_one` says whether different bytes at one place are copies of one message.
     """
-    shared = max((run.end for run in runs if any({leader, other} <= {*group} for group in run.variants)), default=-1)
-    after = [run for run in runs if run.start >= shared and not run.is_suspect]
+    both = {leader, other}
+    shared = (
+        run.end
+        for run in runs
+        if both <= {*run.sources} and (any(both <= {*group} for group in run.variants) or is_one(run))
+    )
+    after_shared = max(shared, default=-1)
+    after = [run for run in runs if run.start >= after_shared and not run.is_suspect]
     own = [run for run in after if other in run.sources]
     leaders = sorted((run for run in after if leader in run.sources), key=lambda run: run.end)
     for run in own:
         place = bisect_right(leaders, run.start, key=lambda each: each.end)
         if place < len(leaders) and leaders[place].start < run.end:
-            return max(shared, 0)
+            return max(after_shared, 0)
     return None
 
 

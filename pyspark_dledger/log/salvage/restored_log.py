@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE, MIN_BLANK_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.runs import Evidence, Run
 from pyspark_dledger.log.copies.segment_copy import Damage
@@ -16,6 +18,9 @@ from pyspark_dledger.log.salvage.matching import LastEntry, Tail, common_end, la
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
 from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, repaired
 from pyspark_dledger.log.salvage.stale_tails import OwnEnd, stale_runs
+
+_HEAD_BYTES = 88
+"""Of a message, up to its storeTimestamp and some more."""
 
 Extent = Piece | LostEntry | Repair
 """A part of a restored log."""
@@ -209,7 +214,8 @@ def _without_diverged(runs: list[Run], leader: int, witnesses: Witnesses, is_cho
     Raises StoreError for diverged logs unless the leader was chosen.
     """
     for other, name in enumerate(witnesses.names):
-        end = common_end(runs, leader, other) if other != leader else None
+        is_one = partial(_is_one_message, witnesses.read, (leader, other))
+        end = common_end(runs, leader, other, is_one) if other != leader else None
         if end is None:
             continue
         if not is_chosen:
@@ -219,6 +225,18 @@ def _without_diverged(runs: list[Run], leader: int, witnesses: Witnesses, is_cho
             )
         runs = [kept for run in runs if (kept := _without(run, other, end)) is not None]
     return runs
+
+
+def _is_one_message(read: ReadSource, sources: Sequence[int], run: Run) -> bool:
+    """Whether copies at one place are of one message: other messages differ in both times."""
+    copies = [_identity(read(number, run.start, run.start + _HEAD_BYTES)) for number in sources]
+    return sum(len(set(values)) == 1 for values in zip(*copies, strict=True)) >= 3
+
+
+def _identity(head: bytes) -> tuple[bytes, ...]:
+    """The fields bodyCRC, queueOffset, bornTimestamp and storeTimestamp of a message."""
+    born_host, _ = host_sizes(int.from_bytes(head[36:40], "big"))
+    return head[8:12], head[20:28], head[40:48], head[48 + born_host : 56 + born_host]
 
 
 def _without(run: Run, source: int, end: int) -> Run | None:
