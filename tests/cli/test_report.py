@@ -274,6 +274,7 @@ def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], 
     assert found["What to do?"][1] == f"no replica is complete; make one: dledger salvage {paths} --to NEW"
 
 
+@pytest.mark.slow
 def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     paths = [shutil.copytree(case_folder("mq-53-three") / node, tmp_path / node) for node in ("n0", "n1", "n2")]
     with (paths[1] / "dledger-n1" / "data" / f"{0:020}").open("r+b") as file:

@@ -312,6 +312,7 @@ def test_a_whole_entry_of_another_size_is_ignored(reader: Engine, tmp_path: Path
 # Random damage and random known entries.
 
 
+@pytest.mark.slow
 @budget(100)
 @given(
     seed=st.integers(0, 2**32),

@@ -18,6 +18,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.store_checkpoint import SIZE, StoreCheckpoint
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
+from tests.support.long_runs import mostly_slow
 
 COUNT = 40
 
@@ -116,7 +117,7 @@ def generated(root: Path, source: random.Random) -> list[Replica]:
     return replicas
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", mostly_slow(range(12), 4))
 def test_verdicts_agree_with_what_an_undamaged_store_has(seed: int, tmp_path: Path) -> None:
     """Slaves that lag, missing files in the middle and at the end, short files, expired ones, and damaged messages."""
     replicas = generated(tmp_path, random.Random(seed))

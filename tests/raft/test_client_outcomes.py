@@ -37,6 +37,7 @@ from tests.support.fake_members import (
     reject,
 )
 from tests.support.groups import eventually
+from tests.support.long_runs import mostly_slow
 
 
 def test_java_system_busy_is_retried_and_system_error_is_unknown() -> None:
@@ -163,7 +164,7 @@ ACTS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", mostly_slow(range(20), 5))
 def test_outcomes_are_true_for_random_responses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acknowledged entries are in the log once, at their index; rejected ones are not; unknown ones at most once."""
     monkeypatch.setattr(appender, "_MIN_PAUSE", 0.001)

@@ -39,6 +39,7 @@ from tests.support.fake_members import (
     reject,
 )
 from tests.support.groups import eventually
+from tests.support.long_runs import mostly_slow
 
 UNSUPPORTED, DISK_FULL = ResponseCode.UNSUPPORTED, ResponseCode.DISK_FULL
 
@@ -335,7 +336,7 @@ ACTS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", mostly_slow(range(10), 3))
 def test_messages_are_appended_once_for_random_responses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appender, "_MIN_PAUSE", 0.001)
     monkeypatch.setattr(appender, "_MAX_PAUSE", 0.004)

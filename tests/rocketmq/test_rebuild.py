@@ -29,6 +29,7 @@ from pyspark_dledger.rocketmq.rebuild.dispatched_units import ChunkCounts, Dispa
 from tests.support.dispatching import Messages, audit, dispatch, files_of, index_units, units
 from tests.support.generate import Store, mq_message, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden
+from tests.support.long_runs import mostly_slow
 from tests.support.queues import FILLER, java_hash
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
 
@@ -253,7 +254,7 @@ def test_a_long_gap_has_copies_only_as_far_back_as_a_pull_can_begin(tmp_path: Pa
             assert consumed(found[start:5000], pull_size, 4096) == {48, found[3001]}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", mostly_slow(range(5), 2))
 def test_consumers_get_every_message_from_any_queue_offset(tmp_path: Path, seed: int) -> None:
     """For a queue with gaps in the log's first files; the test does what a broker's pull does."""
     draw = random.Random(seed)

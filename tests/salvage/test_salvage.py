@@ -39,6 +39,7 @@ from tests.salvage.heal import heal_differences
 from tests.support.dispatching import audit
 from tests.support.generate import mq_message, rows_of, write_commitlog, write_dledger
 from tests.support.golden import fingerprint, unpack
+from tests.support.long_runs import mostly_slow
 
 ENGINES = ("native", "python")
 
@@ -49,7 +50,7 @@ def findings(path: Path) -> list[object]:
     return [found for found in verify(StoreView(str(path), ReadOptions())) if found.severity != "info"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", mostly_slow(range(6), 2))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_generated_groups(tmp_path: Path, seed: int, engine: str) -> None:
     group = generated_group(tmp_path, seed)
