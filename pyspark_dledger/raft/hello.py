@@ -12,13 +12,13 @@ from pyspark_dledger.raft.wire.fastjson import parse_object
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
 _MAX_SHOWN = 500
-# The fields that must be equal, with their names in messages. Empty values are unknown.
+# The fields that must be equal, with their names in messages, and what to do. Empty values are unknown.
 _COMPARED = {
-    "group": "group",
-    "cluster": "cluster id",
-    "peers": "peers",
-    "dataFileSize": "data file size",
-    "indexFileSize": "index file size",
+    "group": ("group", "correct group or peers"),
+    "cluster": ("cluster id", "two groups have one name, correct peers"),
+    "peers": ("list of peers", "correct peers, or set one commonPeers at all members"),
+    "dataFileSize": ("data file size", "start an empty member with mappedFileSizeForEntryData of the group"),
+    "indexFileSize": ("index file size", "delete index/ of one member and start it with the size of the group"),
 }
 
 
@@ -44,12 +44,11 @@ class MemberHello:
         """
         if expected_id is not None and other.id != expected_id:
             return f"expected member {expected_id}, found {_short(other.id)}"
-        for name, what in _COMPARED.items():
+        for name, (what, remedy) in _COMPARED.items():
             own, its = getattr(self, name), getattr(other, name)
             if own and its and own != its:
-                return (
-                    f"expected one {what} in a group, found {own} at {self.id} and {_short(its)} at {_short(other.id)}"
-                )
+                found = f"{own} at {self.id} and {_short(its)} at {_short(other.id)}"
+                return f"expected one {what} in a group, found {found}: {remedy}"
         return None
 
 

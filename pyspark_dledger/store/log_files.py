@@ -78,6 +78,11 @@ class PendingUnits:
             offset = (index - self._first) * INDEX_UNIT_SIZE
             return _UNIT.unpack_from(self._units, offset) if 0 <= offset < len(self._units) else None
 
+    def last_before(self, last: int) -> int:
+        """The last index up to `last` whose unit is not pending."""
+        with self._lock:
+            return min(last, self._first - 1) if self._units else last
+
     def up_to(self, last: int) -> tuple[int, bytes]:
         """The first pending index, and the units up to index `last`."""
         with self._lock:

@@ -349,7 +349,8 @@ class MmapFileStore(DLedgerStore):
         return scrub(self._files.data, self._files.index, self._engine, first, last)
 
     def _scrub_bounds(self) -> tuple[int, int]:
-        return self._begin, min(self.committed_index, self.flushed_index)
+        # A full disk can keep units of durable entries out of the index.
+        return self._begin, self._files.pending.last_before(min(self.committed_index, self.flushed_index))
 
     def repair(self, index: int, data: Buffer) -> None:
         self._check_started()

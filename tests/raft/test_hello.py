@@ -27,11 +27,32 @@ HELLO = MemberHello("n0", "0.1.0", "g", "n0-a:1;n1-b:1", "0f", 1 << 20, 1 << 15)
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"group": "h"}, "expected one group in a group, found g at n0 and h at n1"),
-        ({"cluster": "1f"}, "expected one cluster id in a group, found 0f at n0 and 1f at n1"),
-        ({"peers": "n0-a:1"}, "expected one peers in a group, found n0-a:1;n1-b:1 at n0 and n0-a:1 at n1"),
-        ({"dataFileSize": 7}, "expected one data file size in a group, found 1048576 at n0 and 7 at n1"),
-        ({"indexFileSize": 7}, "expected one index file size in a group, found 32768 at n0 and 7 at n1"),
+        ({"group": "h"}, "expected one group in a group, found g at n0 and h at n1: correct group or peers"),
+        (
+            {"cluster": "1f"},
+            "expected one cluster id in a group, found 0f at n0 and 1f at n1: two groups have one name, correct peers",
+        ),
+        (
+            {"peers": "n0-a:1"},
+            (
+                "expected one list of peers in a group, found n0-a:1;n1-b:1 at n0 and n0-a:1 at n1: "
+                "correct peers, or set one commonPeers at all members"
+            ),
+        ),
+        (
+            {"dataFileSize": 7},
+            (
+                "expected one data file size in a group, found 1048576 at n0 and 7 at n1: "
+                "start an empty member with mappedFileSizeForEntryData of the group"
+            ),
+        ),
+        (
+            {"indexFileSize": 7},
+            (
+                "expected one index file size in a group, found 32768 at n0 and 7 at n1: "
+                "delete index/ of one member and start it with the size of the group"
+            ),
+        ),
         ({"id": "n2"}, "expected member n1, found n2"),
         ({"cluster": ""}, None),
         ({"dataFileSize": 0, "indexFileSize": 0}, None),
@@ -74,8 +95,9 @@ def test_members_of_other_lists_refuse_each_other(tmp_path: Path, caplog: pytest
     with closing(group):
         group.start("n0", peers=two)
         group.start("n1", peers=three)
-        text = f"expected one peers in a group, found {two} at n0 and {three} at n1"
-        back = f"expected one peers in a group, found {three} at n1 and {two} at n0"
+        remedy = "correct peers, or set one commonPeers at all members"
+        text = f"expected one list of peers in a group, found {two} at n0 and {three} at n1: {remedy}"
+        back = f"expected one list of peers in a group, found {three} at n1 and {two} at n0: {remedy}"
         eventually(lambda: {text, back} <= reasons(caplog, "connection refused"))
         assert {group.status(node_id)["role"] for node_id in ("n0", "n1")} == {Role.CANDIDATE.value}
         # The side that connected gets the other's text.

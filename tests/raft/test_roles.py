@@ -104,6 +104,18 @@ def test_a_member_is_known_by_its_certificate(shown: dict[str, Any] | None, is_a
     assert (roles.refusal("n1", Credentials("10.0.0.2", shown)) is None) is is_allowed
 
 
+@pytest.mark.parametrize(
+    ("name", "is_allowed"),
+    [("db.example", True), ("*.example", True), ("*.Example", True), ("*", False), ("*.", False), ("*.other", False)],
+)
+def test_a_certificate_may_name_all_hosts_of_a_domain(name: str, is_allowed: bool) -> None:
+    roles = Roles(parse_peers("n0-10.0.0.1:1;n1-db:1;n2-db.example:1;n3-10.0.0.4:1"), "n0", uses_tls=True)
+    shown = Credentials(None, {"subjectAltName": (("DNS", name),)})
+    assert (roles.refusal("n2", shown) is None) is is_allowed
+    assert roles.refusal("n1", shown) is not None
+    assert roles.refusal("n3", shown) is not None
+
+
 def test_the_members_secret_replaces_address_and_certificate() -> None:
     roles = Roles(PEERS, "n0", uses_secret=True, uses_tls=True)
     named = certificate(("commonName", "n1"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
@@ -37,6 +38,29 @@ def damaged(store: MmapFileStore) -> dict[int, str]:
         found |= part.damaged
         first = part.next_index
     return found
+
+
+def test_units_that_a_full_disk_keeps_in_memory_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path, flush="sync")
+    store.append_as_leader(bodies(0, 5))
+    store.flush()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._files.index, "write", full)
+        store.append_as_leader(bodies(5, 3))
+        assert store.flush() == 7
+    store.update_committed_index(0, 7)
+    assert damaged(store) == {}
+    assert store._scrub_bounds() == (0, 4)
+    store.flush()
+    store.append_as_leader(bodies(8, 1))
+    store.flush()
+    assert store._scrub_bounds() == (0, 7)
+    assert damaged(store) == {}
+    store.shutdown()
 
 
 def test_intact_store_has_no_damage(store: MmapFileStore) -> None:

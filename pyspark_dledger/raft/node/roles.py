@@ -114,6 +114,9 @@ class Roles:
         names = [text for key, text in subject if key == "commonName"]
         alternatives = [text for _, text in certificate.get("subjectAltName", ())]
         wanted = {member_id.lower(), host.lower(), *literal_hosts(self._others[member_id])}
+        if (domain := host.lower().partition(".")[2]) and not literal_hosts(self._others[member_id]):
+            # As where this member checks the other's certificate as a server.
+            wanted.add(f"*.{domain}")
         if ("organizationalUnitName", MEMBER_UNIT) in subject or member_id in names:
             return None
         if not wanted.isdisjoint(_plain(text) for text in alternatives):
