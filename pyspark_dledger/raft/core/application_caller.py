@@ -48,6 +48,7 @@ class ApplicationCaller:
         self._application = application
         self._is_leading = False
         self._copy_at = 0
+        self._committed_index = member.store.committed_index
         if application is not None:
             member.role_listeners.append(self._role_changed)
             member.commit_listeners.append(self._committed)
@@ -74,6 +75,10 @@ class ApplicationCaller:
             self._call(lambda application: application.role_changed(member.is_leader, member.term))
 
     def _committed(self, index: int) -> None:
+        """After a reset of the log to an earlier index, entries are committed again."""
+        if index <= self._committed_index:
+            return
+        self._committed_index = index
         self._call(lambda application: application.committed(index))
 
     # The summary
