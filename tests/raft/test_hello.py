@@ -154,7 +154,7 @@ def test_the_cluster_id_is_made_once() -> None:
 @pytest.mark.parametrize("has_other", [False, True])
 def test_no_cluster_id_is_made_unless_all_have_none(has_other: bool) -> None:
     group = Group(3)
-    # The id of a leader that stopped before it told the others.
+    # The id of a leader that stopped before it gave it to others.
     group.nodes[2].store.cluster_id = "0f" if has_other else ""
     for number in (0, 1):
         group.start(number)

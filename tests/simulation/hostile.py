@@ -1,7 +1,7 @@
 """Hostile peers: requests of members that no member has sent.
 
 Strangers are at an address of nobody and may send anything. Forgers are at a member's address, as a client on its
-machine can be: a node cannot tell them from the member, so they send what must do no harm whatever a member says.
+machine can be: a node cannot tell them from the member, so they send what must do no harm even if a member sends it.
 """
 
 from __future__ import annotations

@@ -420,7 +420,7 @@ class World:
         return False
 
     def send_as(self, host: str, node: SimNode, request: Request) -> None:
-        """A request from that address, whoever it claims to be of; its response goes nowhere."""
+        """A request from that address; its response is dropped."""
         if self.admits(node, request, host):
             self.checker.count("requests of hostile peers handled")
             self.send_client_request(node, request, lambda _: None)

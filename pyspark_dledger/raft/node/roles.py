@@ -139,7 +139,7 @@ def literal_hosts(address: Address) -> set[str]:
 def own_source(address: Address) -> str | None:
     """The network address that a member's connections come from, so that others find it in ``peers``.
 
-    None if its host there is a name, or not an address of this machine, as behind address translation.
+    None if its host there is a name, or not an address of this machine, as with address translation.
     """
     host = _plain(address.host)
     if literal_hosts(address) != {host}:
