@@ -56,6 +56,10 @@ class HealedStore(StoreView):
         ledger = self._plan.log(DLEDGER)
         self.restored_committed = committed_index(self._plan, ledger) if ledger is not None else None
 
+    @property
+    def sources(self) -> list[StoreView]:
+        return self._stores
+
     def refreshed(self) -> HealedStore:
         """The same store: replicas are not written during a read."""
         return self

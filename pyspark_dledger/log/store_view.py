@@ -62,6 +62,11 @@ class StoreView:
         self.segments = self._segments.segments
 
     @property
+    def sources(self) -> list[StoreView]:
+        """The stores that the log is read from."""
+        return [self]
+
+    @property
     def argument(self) -> str:
         """The path that names the store with its further data folders."""
         return ",".join((self.path, *(self.options.data_dirs or ())))

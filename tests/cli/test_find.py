@@ -140,6 +140,27 @@ def test_each_of_several_stores_is_searched(
             assert f"{path}: the DLedger index has" in done.err or f"{path}: the ConsumeQueue" in done.err
 
 
+def test_a_queue_offset_leads_to_the_message_that_has_it(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path in paths:
+        shutil.copytree(case_folder("mq-53-single"), path)
+    row = next(row for row in run("dump", paths[0], "--topic", "PayTopic", "--json").rows)
+    what = f"PayTopic/{row['queueId']}/{row['queueOffset']}"
+    assert (found := run("find", paths[0], what, "--json")).code == 0 and found.rows == [row]
+    file = paths[0] / "dledger-n0" / "data" / row["segment"]
+    data = bytearray(file.read_bytes())
+    data[data.index(b"PayTopic", row["pos"] - int(row["segment"]))] ^= 2
+    file.write_bytes(data)
+    done = run("find", paths[0], what)
+    place = what.replace("PayTopic", "RayTopic")
+    assert done.code == 1 and f"says that it is {place}: it or its ConsumeQueue unit is damaged" in done.err
+    shutil.rmtree(paths[0] / "consumequeue" / "PayTopic")
+    done = run("find", *paths, what, "--json", "-o", "heal=true")
+    assert [found["index"] for found in done.rows] == [row["index"]], "a queue of any replica knows it"
+
+
 def test_a_store_that_cannot_be_read_does_not_end_the_search(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:

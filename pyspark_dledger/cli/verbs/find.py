@@ -18,6 +18,7 @@ from pyspark_dledger.cli.stores.row_reader import RowReader
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError, UnreadableError
+from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
@@ -279,15 +280,30 @@ def _by_queue_offset(search: _Search) -> str:
     match = _QUEUE_OFFSET.fullmatch(search.what)
     if match is None:
         raise OptionError(f"expected TOPIC/QUEUE/OFFSET such as Orders/3/17, found {search.what}")
-    log, topic, queue_id, queue_offset = search.log, match[1], int(match[2]), int(match[3])
-    found = unit_at(log, topic, queue_id, queue_offset)
-    if isinstance(found, str):
-        return f"expected the queueOffset {queue_offset} of {topic}/{queue_id}, found {found}"
+    log, wanted = search.log, (match[1], int(match[2]), int(match[3]))
+    units = [unit_at(store, *wanted) for store in log.sources]
+    known = [(unit, _place_at(log, unit.offset)) for unit in units if not isinstance(unit, str)]
+    if not known:
+        return f"expected the queueOffset {match[3]} of {match[1]}/{match[2]}, found {units[0]}"
+    found, place = next((each for each in known if each[1] == wanted), known[0])
     message = _message_at(log, found.offset)
     if message is not None:
         search.print(message)
+        # Messages of a light topic have the place of another topic.
+        if place is not None and place != wanted and not match[1].startswith("%LMQ%"):
+            shown = printable("/".join(map(str, place)))
+            note(f"{log.path}: the message says that it is {shown}: it or its ConsumeQueue unit is damaged")
+            search.printer.code = FINDINGS
     search.pointers.extend(pointers_to(log, [found], raise_error))
     return f"expected the message of {search.what} at commitLogOffset {found.offset}, found none that is intact"
+
+
+def _place_at(log: Log, offset: int) -> tuple[str, int, int] | None:
+    """The topic, queue and queue offset that a message has in its own fields."""
+    rows = _message_at(log, offset)
+    batch = next(RowReader(log, ("topic", "queueId", "queueOffset")).between(*rows), None) if rows is not None else None
+    found = tuple(column[0].as_py() for column in batch.columns) if batch is not None and batch.num_rows else (None,)
+    return found if found[0] is not None else None
 
 
 def _with_uniq_key(batch: pa.RecordBatch, text: str) -> list[int]:
