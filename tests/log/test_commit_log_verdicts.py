@@ -304,6 +304,21 @@ def test_the_only_copy_left_must_be_what_its_queue_knows(others: str, tmp_path: 
     assert not found.verdict.lost.entries
 
 
+def test_the_only_copy_left_need_not_be_in_a_queue_that_is_behind(tmp_path: Path) -> None:
+    for name in "ab":
+        store = write_commitlog(tmp_path / name, messages(COUNT))
+        write_consume_queue(tmp_path / name, store.rows[: COUNT - 3])
+    for number, start in ((COUNT - 2, "master"), (COUNT - 9, "unknown")):
+        row = store.rows[number]
+        segment = next(each for each in store.segments if each.name == row["segment"])
+        overwrite(segment.path, row["pos"] - segment.base + 150)
+        if start == "unknown":
+            unit = tmp_path / "a" / "consumequeue" / "Orders" / "0" / f"{0:020}"
+            overwrite(str(unit), number * 20 + 7)
+            overwrite(str(unit).replace("/a/", "/b/"), number * 20 + 7)
+        assert starts(compared(tmp_path / "a", tmp_path / "b")) == [start, "no"]
+
+
 def test_copies_that_differ_where_another_is_damaged_are_unclear(tmp_path: Path) -> None:
     stores = [write_commitlog(tmp_path / name, messages(20)) for name in "abc"]
     row = stores[0].rows[3]

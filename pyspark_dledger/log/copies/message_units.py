@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_consume_queue_unit
@@ -23,7 +24,7 @@ from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import hashes_of_keys, key_units
-from pyspark_dledger.log.io.queue_files import Queue, queues
+from pyspark_dledger.log.io.queue_files import Queue, last_units, queues
 from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 
 # Messages that are looked up; further ones stay undecided.
@@ -79,12 +80,18 @@ class MessageUnits:
         return [any(_is_more(other, one) for other in found) for one in found]
 
     def in_queue(self, position: int, data: bytes) -> bool:
-        """Whether a queue has the message where this copy says that it is, or no queue has messages of its kind."""
+        """Whether a queue has the message where this copy says that it is, or none can have it yet or ever."""
         message = _parsed(data, position)
         if message is None:
             return False
         is_outside = message.sys_flag & FLAG_TRANSACTION_MASK in TRANSACTIONS_OUTSIDE_QUEUES
-        return is_outside or self._queue_score(message, data, position) > 0
+        return is_outside or self._queue_score(message, data, position) > 0 or position > self._dispatched
+
+    @cached_property
+    def _dispatched(self) -> int:
+        """The last message that a queue has: messages get their units in the order of the log."""
+        ends = [unit.commit_log_offset for root in self._roots for unit in last_units(root, self._unreadable.append)]
+        return INT64_MAX if self._unreadable else max(ends, default=-1)
 
     def _evidence(self, position: int, data: bytes) -> CopyEvidence:
         message = _parsed(data, position)
