@@ -41,7 +41,9 @@ demo: $(INSTALLED) ## read a store that RocketMQ wrote, with Spark; ARGS=PATH re
 .PHONY: test
 test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytest (-n0: one after the other)
 	@tools/browser.sh
-	@$(SPARK) $(PYTHON_BIN) -m tests.support.spark_archive
+	@# Once: the tests are compiled here, and not by each of the workers.
+	@test -d tests/__pycache__ || $(SPARK) $(PYTHON_BIN) -m pytest --collect-only -qq >/dev/null & \
+	$(SPARK) $(PYTHON_BIN) -m tests.support.spark_archive; wait
 	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-fast
