@@ -355,7 +355,7 @@ class MmapFileStore(DLedgerStore):
     def repair(self, index: int, data: Buffer) -> None:
         self._check_started()
         self._files.check_failure()
-        check_index(index, self._begin, min(self.committed_index, self.flushed_index))
+        check_index(index, self._begin, self.flushed_index)
         try:
             self._reader.repair(index, data, self._begin, self.ledger_end_index)
         except OSError as error:

@@ -9,8 +9,9 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
+from pyspark_dledger.store.files.node_files import write_checkpoint
 from pyspark_dledger.store.memory_store import MemoryStore
-from tests.support.groups import SMALL, eventually, nodes
+from tests.support.groups import FAST, SMALL, eventually, nodes
 from tests.support.one_core import OneCore, filled, problem_of
 from tests.support.stores import change
 
@@ -102,3 +103,24 @@ def test_scrubber_repairs_a_damaged_follower(tmp_path: Path) -> None:
         group.start(follower)
         eventually(lambda: file.read_bytes() == before)
         eventually(lambda: group.status(follower)["damagedEntries"] == 0)
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_damaged_entry_that_may_not_be_committed_stops_no_group(tmp_path: Path, leads: bool) -> None:
+    """The last entry of n1 is damaged, and n1 does not know that it was committed; n2 is away."""
+    slow = {**FAST, "min_vote_interval_ms": 2500, "max_vote_interval_ms": 2800}
+    with nodes(tmp_path, 3, store_options=SMALL) as group, dl.connect("g", group.peers) as client:
+        last = list(client.append_batch([b"entry %d " % number * 20 for number in range(10)]))[-1]
+        eventually(lambda: {group.status(node_id)["committedIndex"] for node_id in group.ids} == {last.index})
+        pos = client.get(last.index).pos
+        group.stop()
+        file = tmp_path / "dledger-n1" / "data" / f"{0:020}"
+        before = file.read_bytes()
+        change(file, pos + 60, b"?")
+        write_checkpoint(tmp_path / "dledger-n1", 5, last.index)
+        group.start("n0", core_options=slow if leads else FAST)
+        group.start("n1", core_options=FAST if leads else slow)
+        assert group.leader() == ("n1" if leads else "n0")
+        next(iter(client.append_batch([b"one more"])))
+        assert file.read_bytes()[: pos + 100] == before[: pos + 100]
+        eventually(lambda: group.status("n1")["damagedEntries"] == 0)

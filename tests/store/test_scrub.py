@@ -128,6 +128,10 @@ def test_only_committed_and_durable_entries_are_read(store: MmapFileStore) -> No
     assert damaged(store) == {}
     with pytest.raises(IndexRangeError):
         store.repair(COUNT + 1, b"")
+    # A durable one that is not committed can be repaired.
+    store.flush()
+    store.repair(COUNT + 1, leaders_entry(COUNT + 1, 0, store.read(COUNT, 1).pos + 148, bodies(COUNT + 1, 1)[0]))
+    assert [entry.body for entry in entries(store)] == bodies(0, COUNT + 3)
     store.shutdown()
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.errors import DiskFullError, InconsistentError
+from pyspark_dledger.errors import DiskFullError, InconsistentError, IndexRangeError, StoreError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.pushed_entries import PushedEntry, are_equal, only_entry, split
@@ -28,6 +28,7 @@ from pyspark_dledger.raft.messages import (
     Response,
     Role,
 )
+from pyspark_dledger.store.dledger_store import EntryRange
 
 # The kind of problems that keep this member from accepting its leader's entries.
 _BLOCKED = "follower"
@@ -212,7 +213,30 @@ class Follower:
         store = self._member.store
         if not 0 <= store.ledger_begin_index <= entry.index <= store.ledger_end_index:
             return False
-        return are_equal(memoryview(data)[entry.start : entry.stop], store.read(entry.index, 1).data)
+        return are_equal(memoryview(data)[entry.start : entry.stop], self._stored(entry, data, 1).data)
+
+    def _stored(self, entry: PushedEntry, data: Buffer, max_bytes: int) -> EntryRange:
+        """Entries of this log from that one on. If that is damaged and not committed, the leader's copy replaces it.
+
+        Committed ones are replaced by copies that this member asks for.
+        """
+        member, index = self._member, entry.index
+        try:
+            return member.store.read(index, max_bytes)
+        except IndexRangeError:
+            raise
+        except StoreError as damage:
+            if index <= member.store.committed_index:
+                member.on_damage({index: str(damage)})
+                raise
+            try:
+                member.store.repair(index, memoryview(data)[entry.start : entry.stop])
+            except ValueError:
+                raise damage from None
+        member.report(
+            f"entry {index} was damaged and has been repaired with the copy of {member.leader_id}", f"repaired {index}"
+        )
+        return member.store.read(index, max_bytes)
 
     def _check_conflict(self, index: int) -> None:
         """Reject and report a leader that contradicts its own earlier pushes, or committed entries."""
@@ -360,7 +384,7 @@ class Follower:
         at = max(store.ledger_begin_index - entries[0].index, 0)
         while at < len(entries) and entries[at].index <= store.ledger_end_index:
             start = entries[at].start
-            stored = store.read(entries[at].index, len(view) - start)
+            stored = self._stored(entries[at], view, len(view) - start)
             count = min(stored.last_index - stored.first_index + 1, len(entries) - at)
             # Usually all are equal: one comparison instead of one per entry.
             if bytes(stored.data) != bytes(view[start : entries[at + count - 1].stop]):

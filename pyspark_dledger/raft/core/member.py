@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
@@ -76,6 +76,8 @@ class Member:
         self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
         self.commit_listeners: list[CommitListener] = []
+        # Takes damaged entries: what is wrong with them by index.
+        self.on_damage: Callable[[Mapping[int, str]], None] = lambda _: None
         # Whether the application lacks state that the log does not tell.
         self.needs_summary: Callable[[], bool] = lambda: False
         self._persisted = store.flushed_index

@@ -34,6 +34,7 @@ class Repairs:
         self._damaged: dict[int, str] = {}
         self._turn = 0
         self._ask_at = 0
+        member.on_damage = self.found
 
     def __len__(self) -> int:
         """The number of damaged entries."""

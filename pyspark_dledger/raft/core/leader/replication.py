@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.errors import IndexRangeError
+from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.log_matching import LogMatching
 from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
@@ -106,6 +106,9 @@ class Replication:
             progress.fail()
         except DISK_FAILURES as error:
             self._member.report_problem(f"entries for {progress.peer_id} cannot be read: {error}")
+            if isinstance(error, StoreError):
+                is_truncate = progress.state is PushType.TRUNCATE
+                self._member.on_damage({progress.truncate_index if is_truncate else progress.next_index: str(error)})
             progress.fail()
 
     def _push(self, progress: PeerProgress) -> None:
