@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     losses = lost_in_group(log, failed.append, out.progress)
     found, unclear = losses.messages, _unclear(losses)
     if failed:
-        unclear.append("cannot tell what files know that cannot be read")
+        unclear.append("cannot tell more: some files cannot be read")
     out.progress.clear()
     rows = _rows(found, names)
     if args.json:
