@@ -12,6 +12,7 @@ from pyspark_dledger.raft.wire.fastjson import parse_object
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
 _MAX_SHOWN = 500
+_MAX_TEXT = 64 * 1024
 # The fields that must be equal, with their names in messages, and what to do. Empty values are unknown.
 _COMPARED = {
     "group": ("group", "correct group or peers"),
@@ -59,6 +60,8 @@ def _short(value: object) -> str:
 
 def read_hello(text: str) -> MemberHello:
     """The inverse of `MemberHello.text`; unknown fields are ignored. Raises WireError."""
+    if len(text) > _MAX_TEXT:
+        raise WireError(f"expected a member's hello of at most {_MAX_TEXT} characters, found {len(text)}")
     found = parse_object(text.encode(errors="replace"), "a member's hello") or {}
     values = {field.name: found.get(field.name, field.default) for field in fields(MemberHello)}
     _check(values)

@@ -69,7 +69,9 @@ def test_a_mismatch_names_both_values(change: dict[str, Any], text: str | None) 
 JUNK = HELLO.text().replace('"n0"', '"\\ud800"')
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"id":1}', '{"id":"n0"}', '{"dataFileSize":true}', "\ud800", JUNK])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"id":1}', '{"id":"n0"}', '{"dataFileSize":true}', f'"{"x" * 70_000}"', "\ud800", JUNK]
+)
 def test_a_malformed_hello_is_an_error(text: str) -> None:
     with pytest.raises(WireError, match="expected"):
         read_hello(text)
