@@ -178,10 +178,8 @@ def _timestamp_problem(born: int, store: int) -> str | None:
 
 def entries_at(position: int, count: int = 3, body: bytes = b"not really an entry") -> bytes:
     """A log of DLedger entries that name the position at which they stand, as a body that looks like one holds."""
-    log = b""
-    for index in range(count):
-        log += codec.encode_entry(index + 5, 1, position + len(log), body)
-    return log
+    size = layout.ENTRY_HEADER_SIZE + len(body)
+    return b"".join(codec.encode_entry(index + 5, 1, position + index * size, body) for index in range(count))
 
 
 def messages_at(position: int, count: int = 3) -> bytes:
