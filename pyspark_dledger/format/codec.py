@@ -7,8 +7,8 @@ ends before the record.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import crcmod.predefined
@@ -93,6 +93,11 @@ class ConsumeQueueUnit:
     tags_code: int
 
 
+def _fields(record: EntryHeader | IndexUnit | ConsumeQueueUnit) -> Iterator[int]:
+    """The values of a record's fields; ``dataclasses.astuple`` makes a deep copy of each, in 7 times the time."""
+    return (getattr(record, name) for name in record.__slots__)
+
+
 def decode_entry_header(data: Buffer, offset: int = 0) -> EntryHeader:
     """The header at ``offset``; its values are not checked."""
     return EntryHeader(*_ENTRY.unpack(data[offset : offset + _ENTRY.size]))
@@ -100,7 +105,7 @@ def decode_entry_header(data: Buffer, offset: int = 0) -> EntryHeader:
 
 def encode_entry_header(header: EntryHeader) -> bytes:
     """The 48 bytes of a header."""
-    return _ENTRY.pack(*astuple(header))
+    return _ENTRY.pack(*_fields(header))
 
 
 def encode_entry(
@@ -129,7 +134,7 @@ def decode_index_unit(data: Buffer, offset: int = 0) -> IndexUnit:
 
 def encode_index_unit(unit: IndexUnit) -> bytes:
     """The 32 bytes of an index unit."""
-    return _INDEX_UNIT.pack(*astuple(unit))
+    return _INDEX_UNIT.pack(*_fields(unit))
 
 
 def decode_consume_queue_unit(data: Buffer, offset: int = 0) -> ConsumeQueueUnit:
@@ -139,7 +144,7 @@ def decode_consume_queue_unit(data: Buffer, offset: int = 0) -> ConsumeQueueUnit
 
 def encode_consume_queue_unit(unit: ConsumeQueueUnit) -> bytes:
     """The 20 bytes of a ConsumeQueue unit."""
-    return _CONSUME_QUEUE_UNIT.pack(*astuple(unit))
+    return _CONSUME_QUEUE_UNIT.pack(*_fields(unit))
 
 
 def decode_records(data: bytes, fields: Sequence[layout.Field]) -> npt.NDArray[Any]:
