@@ -77,7 +77,7 @@ sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a m
 
 .PHONY: power
 power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUNS=1000, ARGS="--seed N"
-	@$(PYTHON_BIN) -m tests.support.power --runs $(or $(RUNS),1000) $(ARGS)
+	@for flush in sync async; do $(PYTHON_BIN) -m tests.support.power --flush $$flush --runs $(or $(RUNS),1000) $(ARGS) || exit 1; done
 
 .PHONY: witnesses
 witnesses: $(INSTALLED) ## damage stores of every class and check what is read of them; COUNT=10000, ARGS="--index intact"

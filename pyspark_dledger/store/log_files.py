@@ -320,14 +320,16 @@ class LogFiles:
         if self._checkpoint_end > end and not self.is_reset:
             self.write_checkpoint(committed, end)
 
-    def record_boot(self, committed: int, end: int) -> None:
-        """Once in each run of the machine and flush mode: write the checkpoint, and that the log is durable so far.
+    def record_start(self, committed: int, end: int) -> None:
+        """Write the checkpoint, because recovery made the log durable up to `end`; then machine's run and flush mode.
 
         After a restart of the machine, entries after the checkpoint may have lost bytes.
         """
         node_dir, flush = self._config.node_dir, self._config.flush
-        if load_boot(node_dir) != (boot_id(), flush):
+        is_new = load_boot(node_dir) != (boot_id(), flush)
+        if is_new or end > self._checkpoint_end:
             self.write_checkpoint(committed, end)
+        if is_new:
             self.apply(lambda: write_boot(node_dir, flush))
 
     # Errors

@@ -123,7 +123,7 @@ class MmapFileStore(DLedgerStore):
             self.ledger_end_index,
         )
         self._own_from = self.end_pos
-        files.record_boot(min(self.committed_index, self.flushed_index), self.flushed_index)
+        files.record_start(min(self.committed_index, self.flushed_index), self.flushed_index)
         assert current.curr_term is not None
         self.curr_term, self.vote_leader = current.curr_term, current.vote_leader
         if self._end_term > self.curr_term:

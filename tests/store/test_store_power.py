@@ -35,9 +35,11 @@ from tests.support.stores import (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_power_loss_keeps_acknowledged_entries(tmp_path: Path, first: int) -> None:
-    assert sum(one_run(seed, tmp_path) for seed in range(first, first + 50)) > 50
+@pytest.mark.parametrize(
+    ("first", "flush"), [(0, "sync"), (50, "sync"), (100, "sync"), (150, "sync"), (0, "async"), (50, "async")]
+)
+def test_power_loss_keeps_acknowledged_entries(tmp_path: Path, first: int, flush: str) -> None:
+    assert sum(one_run(seed, tmp_path, flush) for seed in range(first, first + 50)) > 50
 
 
 def early_units(files: LogFiles, first: int, units: bytes, _: bool) -> None:
