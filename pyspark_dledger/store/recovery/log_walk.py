@@ -254,7 +254,7 @@ class LogWalk:
     def _contradicted_end(self, end: NextEntry) -> Contradiction | None:
         """The end, if an index unit says that an entry is there which a power loss cannot have taken."""
         unit = self._view.unit(end.index)
-        file = self._view.data.find(end.pos) if unit is None else self._view.data.find(unit.pos)
+        file = None if unit is None else self._view.data.find(unit.pos)
         if unit is None or file is None or unit.pos not in (end.pos, file.base) or unit.pos < end.pos:
             return None
         fits = unit.index == end.index and unit.term >= end.term and unit.pos + unit.size + MIN_BLANK_SIZE <= file.end
