@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -326,6 +327,30 @@ def test_a_lost_end_is_lost(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "dledger-n0" / "index")
     (rest,) = lost_of(tmp_path)
     assert (rest["entries"], rest["witnesses"]) == (len(found), ["checkpoint"])
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
+def test_a_file_that_ends_early_counts_once(case_folder: Callable[[str], Path], tmp_path: Path, seed: int) -> None:
+    """The last file of one replica is cut anywhere, cut and filled with zeros, or gone; the others have all of it."""
+    paths = [tmp_path / node for node in ("n0", "n1", "n2")]
+    for path in paths:
+        shutil.copytree(case_folder("mq-53-three") / path.name, path)
+    rows = [row for row in rows_of(paths[2]) if row["kind"] != "corrupt"]
+    last = max((paths[2] / "dledger-n2" / "data").iterdir())
+    base, size = int(last.name), last.stat().st_size
+    cut = random.Random(seed).randrange(rows[-1]["pos"] + rows[-1]["size"] - base)
+    expected = {row["index"] for row in rows if row["pos"] + row["size"] > base + cut}
+    for how in ("cut", "zeros", "gone"):
+        os.truncate(last, cut)
+        if how == "zeros":
+            os.truncate(last, size)
+        if how == "gone":
+            last.unlink()
+            expected |= {row["index"] for row in rows if row["pos"] >= base}
+        assert sum(row["entries"] or 0 for row in lost_of(paths[2])) == len(expected), how
+        found = lost_of(*paths)
+        assert {row["index"] for row in found} >= expected, how
+        assert [row for row in found if not row["intactOn"]] == [], how
 
 
 def test_expired_messages_are_not_lost(tmp_path: Path) -> None:

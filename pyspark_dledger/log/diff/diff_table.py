@@ -37,7 +37,7 @@ VERDICTS = {
     BEHIND: "`nodes` end before these entries; the leader will send them",
     EXPIRED: "`nodes` begin after these entries: expired, or below a snapshot",
     FILLER: "`nodes` have fillers of a salvage; `intact` nodes have the entries",
-    DAMAGED: "damaged or missing on `nodes`; copy them from a node in `intact`",
+    DAMAGED: "damaged or missing on `nodes`; `intact` names nodes that have them",
     OTHER_BYTES: "same index and term, other bytes, and no check tells which are damaged; `nodes` differ from most",
     DIVERGED: "`nodes` differ from the replica with the highest last term, or lack its entries: two leaders wrote",
     CONTRADICTS: "like `diverged`, but two nodes have theirs committed: another group, or damage",

@@ -53,6 +53,11 @@ class DamagedRange:
         """Bytes of an entry before its message."""
         return ENTRY_HEADER_SIZE if self.source == DLEDGER else 0
 
+    @property
+    def has_log_end(self) -> bool:
+        """Whether no entry of the log is known after these bytes, and none in them."""
+        return self.row is None and self.after == Neighbour()
+
 
 def damaged_ranges(
     log: StoreView, start: int = 0, end: int = INT64_MAX, progress: Progress | None = None

@@ -87,7 +87,8 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
     placed = (_counted(_placed(lost, replicas), replicas) for lost in [*known, *rest])
     messages = sorted(
-        (lost for lost in placed if lost.lost_on and lost.entries != 0), key=lambda lost: (lost.pos, lost.size or 0)
+        (lost for lost in placed if lost.lost_on and lost.entries != 0 and not _is_uncommitted(lost, replicas)),
+        key=lambda lost: (lost.pos, lost.size or 0),
     )
     if states is None:
         return GroupLosses(messages, Ranges(), Ranges())
@@ -156,6 +157,17 @@ def _placed(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
         for wanted in (INTACT, UNCLEAR)
     )
     return replace(lost, lost_on=tuple(damaged), intact_on=intact, unclear_on=unclear)
+
+
+def _is_uncommitted(lost: LostMessage, replicas: list[_Replica]) -> bool:
+    """Whether unknown bytes follow the log of another replica that has all committed entries."""
+    if lost.entries is not None or lost.source != DLEDGER:
+        return False
+    committed = max(each.log.checkpoint_committed_index for each in replicas)
+    return any(
+        each.name not in lost.lost_on and each.log.max_offset <= lost.pos and 0 <= committed <= each.log.end.last_index
+        for each in replicas
+    )
 
 
 def _counted(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:

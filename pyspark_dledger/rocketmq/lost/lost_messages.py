@@ -67,8 +67,14 @@ def lost_messages(log: StoreView, ranges: list[DamagedRange], on_unreadable: OnU
     if log.paths.root is not None and len(places):
         add_queue_units(log.paths.root, places, others, on_unreadable)
         add_key_units(log.paths.root, places, others, on_unreadable)
-    messages = messages_of(ranges, others.values(), log.segments)
-    return [lost for each, found in zip(ranges, messages, strict=True) for lost in _lost_in(log, each, found)]
+    lost: list[LostMessage] = []
+    listed = 0  # entries after the last intact one
+    for place, found in zip(ranges, messages_of(ranges, others.values(), log.segments), strict=True):
+        here = _of_end(log, place, found, listed) if place.is_end else _lost_in(place, found)
+        lost += here
+        if place.has_log_end:
+            listed += sum(each.entries or 0 for each in here)
+    return lost
 
 
 def count_of(found: Iterable[LostMessage]) -> tuple[int, bool]:
@@ -94,11 +100,9 @@ def _of_index(log: StoreView, place: DamagedRange, on_unreadable: OnUnreadable) 
     return [each for each in found if place.start <= each.offset - ENTRY_HEADER_SIZE and each.end <= place.end]
 
 
-def _lost_in(log: StoreView, place: DamagedRange, found: list[KnownMessage]) -> list[LostMessage]:
+def _lost_in(place: DamagedRange, found: list[KnownMessage]) -> list[LostMessage]:
     if place.row is not None:
         return [_of_row(place, found[0] if found else None)]
-    if place.is_end:
-        return _of_end(log, place, found)
     _number(place, found)
     lost = [_of_message(place, message) for message in found]
     missing = _missing_indexes(place)
@@ -220,12 +224,12 @@ def _of_row(place: DamagedRange, message: KnownMessage | None) -> LostMessage:
     )
 
 
-def _of_end(log: StoreView, place: DamagedRange, found: list[KnownMessage]) -> list[LostMessage]:
-    """What was committed after the end of the log."""
+def _of_end(log: StoreView, place: DamagedRange, found: list[KnownMessage], listed: int) -> list[LostMessage]:
+    """What was committed after the end of the log; `listed` entries after its last intact one are known before."""
     lost = [_of_message(place, message) for message in found]
     last = place.before.index
     missing = log.checkpoint_committed_index - last if last is not None and log.checkpoint is not None else 0
-    known = sum(each.index is not None for each in lost) or len(lost)
+    known = listed + (sum(each.index is not None for each in lost) or len(lost))
     if missing > known:
         end = lost[-1].end if lost else place.start
         lost.append(replace(_of_bytes(place, end, INT64_MAX, missing - known), size=None, witnesses=("checkpoint",)))

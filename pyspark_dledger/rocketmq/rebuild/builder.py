@@ -261,13 +261,17 @@ def notes_of_queues(built: BuildReport) -> Iterator[str]:
             f"{counted(built.led_over, 'unit is a copy', 'units are copies')} of the next unit, for messages "
             "that the log's first file does not have: consumers may get the next message once more for each copy"
         )
-    if built.fillers or built.led_over:
-        yield "a replica may have these messages (see dledger diff): restore the log from it, and build again"
     if built.repeated:
         yield (
             f"{counted(built.repeated, 'message has', 'messages have')} a queueOffset that their queue "
             "had already passed: as with RocketMQ they are in no queue"
         )
+
+
+def advice_on_lost(built: BuildReport) -> Iterator[str]:
+    """What to do about messages that queues had, but the log does not."""
+    if built.fillers or built.led_over:
+        yield "a replica may have these messages (see dledger diff): restore the log from it, and build again"
 
 
 def batch_topics_of(root: Path | None) -> frozenset[str]:

@@ -346,6 +346,7 @@ def _notes(root: Path, what: str, built: BuildReport) -> Iterator[str]:
     if what != QUEUES:
         return
     yield from builder.notes_of_queues(built)
+    yield from builder.advice_on_lost(built)
     if built.kept:
         yield f"kept: {counted(built.kept, 'unit')} of expired messages"
     if built.ext_units:

@@ -22,7 +22,7 @@ from pyspark_dledger.rocketmq.export.commit_log import broker_files
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_file import write_empty_file, write_part
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FILLERS, MOVED, VERSION_2, FilePart
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
-from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, batch_topics_of, notes_of_queues
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, advice_on_lost, batch_topics_of, notes_of_queues
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 _MAX_FILE_SIZE = 2**31 - 1
@@ -216,6 +216,7 @@ def _notes_of_broker(log: StoreView, built: BuildReport | None, has_config: bool
         yield "the broker builds consumequeue/ and index/ at its first start: they begin at the first existing message"
     else:
         yield from notes_of_queues(built)
+        yield from advice_on_lost(built)
     if built is not None and built.skipped:
         yield f"{counted(built.skipped, 'message')} cannot be in a queue; the first: {built.first_skipped}"
     if not has_config:
