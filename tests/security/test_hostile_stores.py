@@ -160,11 +160,6 @@ def test_long_text_in_a_config_file_costs_little_time(with_groups: Path, text: s
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="recovery reads one region again for each header that leads to it",
-)
 def test_hostile_headers_cost_recovery_little_time(tmp_path: Path) -> None:
     """Headers of 24 kB all lead to the same 4 MiB of zeros."""
     store = write_dledger(tmp_path, [raw(b"entry")] * 20, with_index=False, checkpoint=False)
