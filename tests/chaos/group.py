@@ -37,7 +37,9 @@ class Group:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.paused: set[str] = set()
         self._settings = folder / "chaos.conf"
-        self._settings.write_text("".join(f"{key}={value}\n" for key, value in SETTINGS.items()))
+        # Each node reaches the others through links of its own.
+        settings = {**SETTINGS, "commonPeers": self.peers}
+        self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
 
     @property
     def peers(self) -> str:
@@ -51,8 +53,6 @@ class Group:
     def start(self, node: str) -> None:
         command = [sys.executable, "-m", "pyspark_dledger", "serve", "--config", str(self._settings)]
         command += ["--group", GROUP, "--id", node, "--peers", self._peers_of(node), "--store", str(self.folder)]
-        # Each node reaches the others through links of its own.
-        command += ["--set", f"commonPeers={self.peers}"]
         with (self.folder / f"{node}.log").open("ab") as log:
             self.processes[node] = subprocess.Popen([*command, "--flush", self.flush], stdout=log, stderr=log)
 

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "append.hpp"
+#include "crc32.hpp"
 #include "input.hpp"
 
 namespace dledger::fuzz {
@@ -74,7 +75,10 @@ void check_units(const Buffer& units, const std::vector<uint8_t>& bytes, const s
   }
 }
 
+// A checksum decides where there is one, else a sector of zeros.
 bool is_torn(const uint8_t* entry, int64_t size, int64_t pos) {
+  const auto stored = static_cast<uint32_t>(load_be32(entry + 40));
+  if (stored != 0) return crc32(entry + 48, static_cast<size_t>(size - 48)) != stored;
   for (int64_t sector = (pos + 48) / 512; sector <= (pos + size) / 512; sector++) {
     const int64_t from = std::max<int64_t>(48, sector * 512 - pos), to = std::min(size, sector * 512 + 512 - pos);
     if (from < to && std::count(entry + from, entry + to, 0) == to - from) return true;
@@ -95,7 +99,7 @@ void check_torn(const std::vector<uint8_t>& bytes, const std::vector<int64_t>& s
     if (!expected && is_torn(&bytes[static_cast<size_t>(at)], size, pos + at)) expected = at;
     at += size;
   }
-  check(*found == expected, "the first torn entry is the first with a sector of zeros");
+  check(*found == expected, "the first torn entry has a wrong checksum, or none and a sector of zeros");
 }
 
 void run_entries(const Numbers& numbers, const std::vector<uint8_t>& bytes) {

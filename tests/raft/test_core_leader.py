@@ -90,6 +90,10 @@ def test_damaged_entries_are_a_problem_and_a_code() -> None:
     assert response is not None and response.code == ResponseCode.DISK_ERROR
     core.tick(3000)
     assert sorted(core.core.problems) == [
+        (
+            "damaged entries: 1, the first is 0 (file 0 at byte 0: damaged): neither served nor pushed until another "
+            "member gives a copy"
+        ),
         "entries for n1 cannot be read: file 0 at byte 0: damaged",
         "entries for n2 cannot be read: file 0 at byte 0: damaged",
         "entry 0 cannot be read: file 0 at byte 0: damaged",

@@ -58,7 +58,7 @@ def respond(core: OneCore, data: bytes, **fields: object) -> None:
 
 def test_members_are_asked_in_turn_until_one_gives_the_entry(core: OneCore) -> None:
     assert asked(core) == [("n1", 1), ("n2", 1)]
-    assert "1 entries are damaged, the first is 1 (a wrong body)" in problem_of(core)
+    assert "damaged entries: 1, the first is 1 (a wrong body)" in problem_of(core)
     respond(core, b"", code=ResponseCode.DISK_ERROR, count=0)
     assert asked(core)
     respond(core, b"other")

@@ -50,7 +50,7 @@ def early_units(files: LogFiles, first: int, units: bytes, _: bool) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "problem"),
     [
-        (LogFiles, "write_units", early_units, "nobody appended"),
+        (LogFiles, "write_units", early_units, "nobody appended|rejected"),
         (LogFiles, "looks_torn", lambda *_: False, "acknowledged"),
         (LogWalk, "_torn_end", lambda _, end: end, "nobody appended"),
         (Recovery, "_sync_found", lambda recovery, _: recovery._data.sync(), "nobody appended|acknowledged"),

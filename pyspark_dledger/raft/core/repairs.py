@@ -58,8 +58,8 @@ class Repairs:
             return
         first = min(self._damaged)
         member.report_problem(
-            f"{len(self._damaged)} entries are damaged, the first is {first} ({self._damaged[first]}): they are "
-            "neither served nor pushed until another member gives a copy",
+            f"damaged entries: {len(self._damaged)}, the first is {first} ({self._damaged[first]}): neither served "
+            "nor pushed until another member gives a copy",
             _KIND,
             _REPORT_AGAIN_MS,
         )
