@@ -169,6 +169,85 @@ def test_findings_are_printed_with_their_meaning(damaged: Store, run: Callable[.
     assert {row["severity"] for row in run("verify", damaged.path, "--json", "--least", "error").rows} == {"error"}
 
 
+@pytest.fixture
+def member(case_folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A writable copy of a broker's store, without its index of 160 MiB."""
+    source = case_folder("mq-53-three") / "n1"
+    shutil.copytree(source, tmp_path / "n1", ignore=lambda folder, _: ["index"] if "dledger" in folder else [])
+    return tmp_path / "n1"
+
+
+def short(data: Path) -> None:
+    os.truncate(data / "00000000000000131072", 9000)
+
+
+def missing(data: Path) -> None:
+    (data / "00000000000000131072").unlink()
+
+
+def missing_last(data: Path) -> None:
+    (data / "00000000000000524288").unlink()
+
+
+def zeros(data: Path) -> None:
+    with (data / "00000000000000131072").open("r+b") as file:
+        file.seek(8192)
+        file.write(bytes(80 * 1024))
+
+
+def swapped(data: Path) -> None:
+    first, second, other = (data / name for name in ("00000000000000131072", "00000000000000262144", "other"))
+    first.rename(other)
+    second.rename(first)
+    other.rename(second)
+
+
+CASCADES = {
+    short: ("shortFile", "consumeQueueUnit"),
+    missing: ("fileGap", "consumeQueueUnit"),
+    missing_last: ("committedBeyondEnd", "consumeQueueBeyondEnd"),
+    zeros: ("corruptBytes", "consumeQueueUnit"),
+    swapped: ("fileName", "consumeQueueUnit"),
+}
+
+
+@pytest.mark.parametrize("damage", CASCADES, ids=lambda damage: damage.__name__)
+def test_findings_that_follow_from_damage_are_a_line_of_it(
+    member: Path, run: Callable[..., Ran], damage: Callable[[Path], None]
+) -> None:
+    damage(member / "dledger-n1" / "data")
+    rows = [
+        row for row in run("verify", member, "--json", "--least", "warning").rows if row["code"] != "indexFileMissing"
+    ]
+    done = run("verify", member, "--least", "warning")
+    cause, effect = CASCADES[damage]
+    assert len(rows) > 12
+    assert len(done.out.splitlines()) <= 20
+    effects = sum(row["code"] == effect for row in rows)
+    stated = re.findall(rf"^    because of it: .*{effect} (\d+) in ", done.out, re.MULTILINE)
+    assert sum(map(int, stated)) == effects
+    assert f" {cause}: " in done.out and f"\nerror {effect}:" not in done.out
+    follow = re.search(r"^(\d+) findings follow from damage of the log$", done.out, re.MULTILINE)
+    assert follow is not None and effects <= int(follow[1]) < len(rows)
+
+
+def test_consecutive_findings_are_a_line(member: Path, run: Callable[..., Ran]) -> None:
+    """Also findings in many places of one file; --json has each of them."""
+    file = member / "consumequeue" / "OrderTopic" / "0" / "00000000000000000000"
+    with file.open("r+b") as stream:
+        for unit in (*range(3, 13), *range(20, 40, 2)):
+            stream.seek(20 * unit + 8)
+            stream.write(b"\0\0\0\1")
+    rows = [row for row in run("verify", member, "--json").rows if row["code"] == "consumeQueueUnit"]
+    assert [row["offset"] // 20 for row in rows] == [*range(3, 13), *range(20, 40, 2)]
+    lines = [line for line in run("verify", member).out.splitlines() if "OrderTopic" in line]
+    assert len(lines) == 1
+    assert (
+        "at byte 60 to 760 (index 31 to 404): 20 findings, the first: expected a message of 1 bytes at commitLogOffset"
+        in lines[0]
+    )
+
+
 def test_damage_is_exit_code_1_in_every_verb_that_reads_it(damaged: Store, run: Callable[..., Ran]) -> None:
     for verb in ("dump", "segments", "stats", "verify"):
         assert run(verb, damaged.path).code == 1, verb

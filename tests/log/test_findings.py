@@ -30,12 +30,12 @@ from pyspark_dledger.log.verify.findings import (
     CODES,
     ERROR,
     INFO,
-    MAX_LISTED,
     SEVERITIES,
     WARNING,
     Finding,
     worst,
 )
+from pyspark_dledger.log.verify.report import MAX_LISTED
 from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings, verify
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys

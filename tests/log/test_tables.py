@@ -44,7 +44,7 @@ COLUMNS = {
     "state": "node path dialect beginIndex endIndex endTerm committedIndex committedFrom checkpointCommittedIndex "
     "checkpointEndIndex currTerm voteLeader dividedCommitlogOffset dataFileSize indexFileSize minOffset maxOffset "
     "abort epochs confirmOffset consumeQueueEnd physicMsgTimestamp logicsMsgTimestamp indexMsgTimestamp problem",
-    "findings": "severity code node file offset index expected found javaDoes",
+    "findings": "severity code node file offset index pos size expected found javaDoes",
     "indexUnits": "node file position index magic pos size term problem",
     "consumeQueue": "topic queueId queueOffset commitLogOffset size tagsCode kind file problem",
     "indexFile": "file position keyHash commitLogOffset storeTimestamp previous",
@@ -71,7 +71,7 @@ SPARK_TYPES = {
 
 
 def spark_type(table: str, column: str) -> str:
-    is_long = (table, column) in (("indexUnits", "position"), ("lost", "size"))
+    is_long = (table, column) in (("indexUnits", "position"), ("lost", "size"), ("findings", "size"))
     return "bigint" if is_long else SPARK_TYPES.get(column, "bigint")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
@@ -38,6 +39,7 @@ def unpacked() -> Iterator[Callable[[str], Path]]:
     """Unpacks a golden where every user can read it; pytest's folders are for their owner only."""
     # Another user may not be able to read Python's own files, so what is imported late is imported before.
     pc.equal(pa.array(["a"]), "a")
+    "a".encode("utf-16-be")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield lambda case: root_of(golden.unpack(case, Path(folder)))
@@ -182,6 +184,58 @@ def test_no_verb_says_all_is_well(
         assert exit_code(verb, root) != 0
     printed = capsys.readouterr()
     assert "Permission denied" in printed.out + printed.err
+
+
+DATA, LAST = "dledger-n0/data/00000000000000262144", "dledger-n0/data/00000000000000524288"
+UNITS = "dledger-n0/index/00000000000000000000"
+QUEUE = "consumequeue/PayTopic/0/00000000000000000000"
+
+
+@pytest.mark.parametrize("verb", ["recovery", "audit"])
+@pytest.mark.parametrize("name", [DATA, LAST, UNITS, QUEUE, "dledger-n0/checkpoint"])
+def test_recovery_and_audit_answer_what_they_can(
+    unpacked: Callable[[str], Path], verb: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They name what they cannot read, and nobody is blamed for it."""
+    root = unpacked("mq-53-single")
+    assert exit_code(verb, root) == exit_code(verb, root, "--json") == 0
+    is_read = verb == "recovery" or name != UNITS
+    capsys.readouterr()
+    with forbidden(root / name):
+        assert exit_code(verb, root) == (1 if is_read else 0)
+        text = capsys.readouterr().out
+        assert exit_code(verb, root, "--json") == (1 if is_read else 0)
+        printed = capsys.readouterr()
+    question = "what a start does" if verb == "recovery" else "if log and ConsumeQueue agree"
+    assert (f"cannot tell {question}: 1 file cannot be read\n  {root / name}: Permission denied" in text) == is_read
+    assert (f"{root / name}: Permission denied" in printed.out + printed.err) == is_read
+    assert not any(json.loads(line).get("code") for line in printed.out.splitlines())
+
+
+def test_an_audit_judges_the_queues_that_it_can_read(
+    unpacked: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = unpacked("mq-53-single")
+    with (root / "consumequeue/OrderTopic/0/00000000000000000000").open("r+b") as file:
+        file.seek(8)
+        file.write(bytes(4))
+    assert exit_code("audit", root) == 1
+    before = capsys.readouterr().out.splitlines()
+    with forbidden(root / QUEUE):
+        assert exit_code("audit", root) == 1
+    assert capsys.readouterr().out.splitlines()[: len(before)] == before
+
+
+@pytest.mark.parametrize("name", ["commitlog/00000000000000000000", "commitlog/00000000000000393216", "checkpoint"])
+def test_a_recovery_of_a_plain_store_says_that_it_cannot_tell(
+    unpacked: Callable[[str], Path], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = unpacked("mq-plain")
+    assert exit_code("recovery", root) == 0
+    with forbidden(root / name):
+        assert exit_code("recovery", root) == 1
+        assert f"cannot tell what a start does: 1 file cannot be read\n  {root / name}" in capsys.readouterr().out
+        assert exit_code("recovery", root, "--json") == 1
 
 
 @pytest.mark.slow

@@ -251,13 +251,16 @@ def _recoveries(log: Log) -> tuple[list[Row], str | None]:
     """What each line of DLedger would do, and brokers for a broker's store; or why that is unknown."""
     try:
         if is_plain(log):
-            return [_plain_row(preview_plain(log, version)) for version in PLAIN_LINES], None
+            plain = [preview_plain(log, version) for version in PLAIN_LINES]
+            unread = next((each.reason for each in plain if each.outcome == "unknown"), None)
+            return ([], unread) if unread is not None else ([_plain_row(each) for each in plain], None)
         found = [("DLedger", line, preview(log, line)) for line in LINES]
         if is_broker(log):
             found += [("RocketMQ", version, preview_broker(log, version)) for version in BROKERS]
     except DLedgerError as error:
         return [], str(error)
-    return [_recovery_row(log, *item) for item in found], None
+    unread = next((each.reason for *_, each in found if each.outcome == "unknown"), None)
+    return ([], unread) if unread is not None else ([_recovery_row(log, *item) for item in found], None)
 
 
 def _recovery_row(log: Log, software: str, version: str, found: RecoveryPreview) -> Row:

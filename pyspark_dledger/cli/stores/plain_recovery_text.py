@@ -10,6 +10,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
+from pyspark_dledger.cli.stores.unread_files import UnreadFiles
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
 
@@ -24,25 +25,29 @@ _MAX_NAMES = 5
 _ELSEWHERE = ("rocketmq", "filesAfter", "queues", "consumeQueueMaxOffsets", "isTooOld", "notes")
 
 
-def print_plain_recoveries(out: Output, log: Log, version: str | None, file_size: int | None, as_json: bool) -> int:
+def print_plain_recoveries(
+    out: Output, log: Log, unread: UnreadFiles, version: str | None, file_size: int | None, as_json: bool
+) -> int:
     """Print the recovery of a store by one version of RocketMQ, or one for each family of versions that do the same.
 
     Returns `FINDINGS` where a broker does not start, loses messages, or keeps damaged ones. Raises OptionError and
     StoreError as `preview_plain`.
     """
-    from pyspark_dledger.log.recovery.silent_damage import silent_damage
     from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, families, preview_plain
 
     found = [preview_plain(log, line, file_size) for line in ([version] if version is not None else LINES)]
-    silent = list(silent_damage(log))
+    silent = unread.silent_damage()
     # Versions older than the store cannot have run on it.
     known = [item for item in found if version is not None or not item.is_too_old]
-    code = FINDINGS if any(item.is_trouble or _kept(item, silent) for item in known) else CLEAN
+    is_trouble = unread.errors or any(item.is_trouble or _kept(item, silent) for item in known)
     if as_json:
         for item in found:
             kept = [fields_row(each) for each in _kept(item, silent)]
-            out.line(json_line({"path": log.path, "node": None, **item.as_json(), "silentDamage": kept}))
-        return code
+            more = {"silentDamage": kept, "unreadable": unread.texts()}
+            out.line(json_line({"path": log.path, "node": None, **item.as_json(), **more}))
+        return FINDINGS if is_trouble else CLEAN
+    for text in unread.lines("what a start does"):
+        out.line(text)
     answers = families(known)
     agree = "" if version is not None else ": all versions do the same" if len(answers) == 1 else ": versions differ"
     out.line(f"{log.path}: if a broker started on it, without DLedger{agree}")
@@ -54,7 +59,7 @@ def print_plain_recoveries(out: Output, log: Log, version: str | None, file_size
         out.line(f"too old for this store: RocketMQ {_versions(family)}, which would truncate it at {end}")
     for text in _warnings([each for each in silent if any(each in _kept(item, silent) for item in known)]):
         out.line(text)
-    return code
+    return FINDINGS if is_trouble else CLEAN
 
 
 def _print_family(out: Output, family: Sequence[PlainRecovery]) -> None:

@@ -51,21 +51,23 @@ def print_tables(
     args: argparse.Namespace,
     out: Output,
     columns: tuple[str, ...] | None = None,
-    nothing: str = "no file",
+    nothing: Callable[[], str] = lambda: "no file",
     notes: Callable[[Log], Iterator[str]] | None = None,
+    batches: Callable[[Log, ProgressBar], Iterator[pa.RecordBatch]] | None = None,
 ) -> int:
-    """Print a table of each store, then `notes`; returns the exit code.
+    """Print a table of each store, then `notes`; returns the exit code. `batches` reads the table.
 
     Text has `columns` of the table (all by default), or `nothing` where no row is printed. JSON has all columns, and no
     notes.
     """
+    read = batches if batches is not None else lambda log, progress: table_batches(log, name, progress)
     code = CLEAN
     texts: list[str] = []
 
     def rows() -> Iterator[Row]:
         nonlocal code
         for log in open_stores(args, f"table {name}"):
-            for batch in table_batches(log, name, out.progress):
+            for batch in read(log, out.progress):
                 for row in rows_of(batch, bytes):
                     code = FINDINGS if is_finding(name, row) else code
                     yield row if args.json or columns is None else {column: row[column] for column in columns}
@@ -73,7 +75,7 @@ def print_tables(
                 texts.extend(f"{log.path}: {text}" for text in notes(log))
 
     if not print_rows(out, rows(), args.json) and not args.json:
-        out.line(nothing)
+        out.line(nothing())
     out.flush()
     for text in texts:
         note(text)

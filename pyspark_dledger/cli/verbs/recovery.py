@@ -14,6 +14,7 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.cli.stores.plain_recovery_text import print_plain_recoveries
+from pyspark_dledger.cli.stores.unread_files import UnreadFiles
 from pyspark_dledger.common.options import parse_size
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
@@ -53,23 +54,24 @@ def _file_size(text: str) -> int:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print what Java would do; `FINDINGS` if a version does not open the store, cuts entries or keeps damaged ones."""
-    from pyspark_dledger.log.recovery.silent_damage import silent_damage
-
     code = CLEAN
     for log in open_stores(args, RECOVERY):
+        unread = UnreadFiles(log)
         if args.java is None and _is_plain(log):
             _check_plain(args)
-            code = max(code, print_plain_recoveries(out, log, args.rocketmq, args.data_file_size, args.json))
+            code = max(code, print_plain_recoveries(out, log, unread, args.rocketmq, args.data_file_size, args.json))
             continue
         found = list(_recoveries(args, log))
-        silent = list(silent_damage(log))
-        if silent or any(_is_trouble(item, log.end.last_index) for item in found):
+        silent = unread.silent_damage()
+        if silent or unread.errors or any(_is_trouble(item, log) for item in found):
             code = FINDINGS
         if args.json:
-            kept = [fields_row(each) for each in silent]
+            more = {"silentDamage": [fields_row(each) for each in silent], "unreadable": unread.texts()}
             for item in found:
-                out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json(), "silentDamage": kept}))
+                out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json(), **more}))
             continue
+        for text in unread.lines("what a start does"):
+            out.line(text)
         if len(found) == 1:
             print_fields(out, _for_text(found[0]))
         else:
@@ -107,10 +109,10 @@ def _check_plain(args: argparse.Namespace) -> None:
         raise OptionError("--index-file-size has no effect on a store without DLedger: leave it out")
 
 
-def _is_trouble(item: RecoveryPreview, last_index: int) -> bool:
+def _is_trouble(item: RecoveryPreview, log: Log) -> bool:
     """Whether a version does not open the store or cuts entries, committed or not."""
     starts = (item.rocketmq or {}).get("starts", True)
-    return item.outcome != "opens" or bool(item.lost) or (item.end_index or 0) < last_index or not starts
+    return item.outcome != "opens" or bool(item.lost) or (item.end_index or 0) < log.end.last_index or not starts
 
 
 def _recoveries(args: argparse.Namespace, log: Log) -> Iterator[RecoveryPreview]:

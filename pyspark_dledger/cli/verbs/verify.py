@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import cell, fields_row
+from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.format.json_text import json_line
 
 if TYPE_CHECKING:
@@ -39,39 +40,30 @@ def run(args: argparse.Namespace, out: Output) -> int:
             elif not args.json:
                 found.append(finding)
         if not args.json:
-            _print_findings(out, [finding for finding in found if finding.severity in wanted])
+            followed = _print_findings(out, [finding for finding in found if finding.severity in wanted])
             counts = Counter(finding.severity for finding in found)
             summary = ", ".join(f"{severity} {counts[severity]}" for severity in reversed(SEVERITIES))
+            if followed:
+                out.line(f"{counted(followed, 'finding follows', 'findings follow')} from damage of the log")
             out.line(f"{log.path}: {summary}")
     return code
 
 
-def _print_findings(out: Output, found: list[Finding]) -> None:
-    """Print findings by severity, the worst first, then by code. What a code means is printed once."""
+def _print_findings(out: Output, found: list[Finding]) -> int:
+    """Print findings by severity, the worst first, then by code; returns how many follow from damage of the log.
+
+    What a code means is printed once.
+    """
+    from pyspark_dledger.cli.stores.finding_groups import grouped, section_lines
     from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
 
-    order = [(severity, code) for severity in reversed(SEVERITIES) for code in CODES]
-    for severity, code in order:
-        same = [finding for finding in found if (finding.severity, finding.code) == (severity, code)]
-        if not same:
+    groups, followed = grouped(found)
+    for severity, code in ((severity, code) for severity in reversed(SEVERITIES) for code in CODES):
+        if CODES[code].severity != severity or code not in groups:
             continue
         out.line(f"{severity} {code}: {CODES[code].text}")
-        out.line(f"  Java: {same[0].java_does}")
-        for finding in same:
-            out.line(f"  {_location(finding)}{_text(finding)}")
+        out.line(f"  Java: {CODES[code].java_does}")
+        for line in section_lines(groups[code]):
+            out.line(f"  {line}")
         out.line("")
-
-
-def _location(finding: Finding) -> str:
-    offset = f" at byte {finding.offset}" if finding.offset is not None else ""
-    index = f" (index {finding.index})" if finding.index is not None else ""
-    return f"{cell(finding.file)}{offset}{index}"
-
-
-def _text(finding: Finding) -> str:
-    parts = [
-        f"{name} {cell(value)}"
-        for name, value in (("expected", finding.expected), ("found", finding.found))
-        if value is not None
-    ]
-    return f": {', '.join(parts)}" if parts else ""
+    return followed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyspark_dledger.common.uris import RemoteUri
-from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
+from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import is_there, map_reads, path_of
 from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
@@ -45,6 +46,21 @@ def unreadable_files(paths: StorePaths) -> Iterator[UnreadableError]:
     for error in map_reads(_first_byte, files, paths.path):
         if error is not None:
             yield error
+
+
+def unreadable_segments(segments: Sequence[Segment], path: str) -> dict[int, UnreadableError]:
+    """The segments of a store at `path` whose first byte cannot be read, by their base."""
+    errors = map_reads(_first_byte, [segment.path for segment in segments], path)
+    return {segment.base: error for segment, error in zip(segments, errors, strict=True) if error is not None}
+
+
+def unread_file(error: StoreError, segments: Sequence[Segment], path: str) -> UnreadableError:
+    """What could not be read, if that is the reason for an error; else raises the error."""
+    if isinstance(error, UnreadableError):
+        return error
+    for found in unreadable_segments(segments, path).values():
+        return found
+    raise error
 
 
 def unreadable_witnesses(paths: StorePaths) -> tuple[str, ...]:

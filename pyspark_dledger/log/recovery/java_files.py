@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE, is_segment_name, segment_name
 from pyspark_dledger.log.io.files import names_in, open_file
 from pyspark_dledger.log.io.store_paths import usual_size
@@ -149,7 +149,7 @@ class JavaFile:
             with open_file(self.path) as opened:
                 data = opened.read(offset, size)
         except OSError as error:
-            raise StoreError(f"{self.path}: cannot be read ({error.strerror}): check its permissions") from None
+            raise UnreadableError(str(self.path), error.strerror or str(error)) from None
         return data.ljust(size, b"\0")
 
     @property
@@ -365,7 +365,7 @@ def list_folder(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be read ({error.strerror}): check its permissions") from None
+        raise UnreadableError(str(folder), error.strerror or str(error)) from None
 
 
 def configured_size(dirs: Iterable[Path], default: int) -> int:

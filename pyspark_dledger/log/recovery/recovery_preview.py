@@ -12,11 +12,13 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError, UnreadableError
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
 from pyspark_dledger.log.committed import Bound, committed_bound
+from pyspark_dledger.log.io.readable_files import unread_file
 from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaEnds, JavaExits, JavaFileList, configured_size
@@ -46,8 +48,9 @@ class RecoveryPreview:
     """The result of one opening: the fields of ``dledger recovery --json``, in snake case.
 
     ``outcome``: ``opens``; ``exits`` (the process ends, code 255); ``throws``; ``hangs`` (0.4.0 follows a cycle of
-    damaged blanks). Indexes and terms are None unless it opens, and -1 if Java has none; ``write_pos`` is the position
-    after the last byte. The files after it include foreign ones; index files can change even if it does not open.
+    damaged blanks); ``unknown`` (a file cannot be read). Indexes and terms are None unless it opens, and -1 if Java has
+    none; ``write_pos`` is the position after the last byte. The files after it include foreign ones; index files can
+    change even if it does not open.
     ``lost`` are inclusive ranges of committed indexes that are in the log or the index before, and not in the log
     afterwards; ``lost_topics`` counts their intact messages. ``reason`` is empty if nothing is wrong.
     """
@@ -70,6 +73,12 @@ class RecoveryPreview:
     lost_topics: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     rocketmq: dict[str, Any] | None = None
+
+    @classmethod
+    def unknown(cls, line: str, error: UnreadableError) -> RecoveryPreview:
+        """The result where a file cannot be read that Java would read."""
+        reason = f"cannot tell: {error}"
+        return cls(line, "unknown", None, None, None, None, None, -1, None, [], [], [], [], reason)
 
     def as_json(self) -> dict[str, Any]:
         """The object that the command line prints."""
@@ -102,13 +111,28 @@ def preview(
             "something else: what Java does depends on the index, the checkpoint and all data files"
         )
     rules = _EARLY_0_2 if re.fullmatch(r"0\.2\.[0-2]", line) else _RULES[java_line(line)]
-    index_dirs = (paths.node_dir / "index",)
+    try:
+        return _preview(store, paths.node_dir, line, rules, data_file_size, index_file_size)
+    except StoreError as error:
+        return RecoveryPreview.unknown(line, unread_file(error, store.segments, store.path))
+
+
+def _preview(
+    store: StoreView,
+    node_dir: Path,
+    line: str,
+    rules: JavaRules,
+    data_file_size: int | None,
+    index_file_size: int | None,
+) -> RecoveryPreview:
+    paths = store.paths
+    index_dirs = (node_dir / "index",)
     sizes = (
         data_file_size or configured_size(paths.data_dirs, _DEFAULT_DATA_FILE_SIZE),
         index_file_size or configured_size(index_dirs, _DEFAULT_INDEX_FILE_SIZE),
     )
     opening = JavaOpening(
-        paths.node_dir,
+        node_dir,
         JavaFileList(paths.data_dirs, sizes[0], rules.sized_blanks),
         JavaFileList(index_dirs, sizes[1], rules.sized_blanks),
         rules,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from pyspark_dledger.format.spec import DLEDGER, SurveyRequest
@@ -26,9 +26,14 @@ class SilentDamage:
     text: str
 
 
-def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
-    """The damaged entries, in the order of the log. Reads the whole log."""
+def silent_damage(store: StoreView, unread: Container[int] = ()) -> Iterator[SilentDamage]:
+    """The damaged entries, in the order of the log. Reads the whole log, but no segment with a base in `unread`.
+
+    Raises StoreError.
+    """
     for segment in store.segments:
+        if segment.base in unread:
+            continue
         end = store.segment_end(segment)
         if segment.base >= end:
             continue

@@ -31,7 +31,7 @@ from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.verify.findings import Report
+from pyspark_dledger.log.verify.report import Report
 
 _UNITS_AT_ONCE = 64 * 1024
 _SAMPLE, _REMOTE_SAMPLE = 500, 50
@@ -145,6 +145,7 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
                 path,
                 f"expected {expected}, found keyHash {unit.key_hash}, which none has",
                 offset=unit.position,
+                pos=unit.offset,
             )
 
 
@@ -204,6 +205,7 @@ def _check_units(path: Path, slots: int, start: int, units: npt.NDArray[Any], lo
             f"expected units below the log's end at {log_end}, found commitLogOffset "
             f"{int(units['commitLogOffset'][first])} in units {start + first} to {start + last}",
             offset=key_files.unit_position(slots, start + first),
+            pos=int(units["commitLogOffset"][first]),
         )
 
 

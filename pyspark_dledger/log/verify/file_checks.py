@@ -16,7 +16,7 @@ from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import path_of, scan_folder
-from pyspark_dledger.log.verify.findings import Report
+from pyspark_dledger.log.verify.report import Report
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def check_segment_files(dirs: Iterable[Path], source: str, check_pos: bool, repo
                 file.path,
                 f"expected entries from {file.base}, found entries from {claimed}",
                 offset=0,
+                pos=file.base,
+                size=usual,
             )
     for before, after in pairwise(files):
         missing = after.base - before.base - usual
@@ -56,6 +58,8 @@ def check_segment_files(dirs: Iterable[Path], source: str, check_pos: bool, repo
                 "fileGap",
                 before.path.with_name(layout.segment_name(first)),
                 f"expected {count} file{'s' * (count > 1)} of {usual} bytes up to {after.base}, found none",
+                pos=first,
+                size=missing,
             )
 
 

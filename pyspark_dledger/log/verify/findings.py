@@ -6,16 +6,8 @@ What Java does is what its versions up to DLedger 0.3.2 did in the experiments o
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-from pyspark_dledger.log.tables.table import relative_file
-
-if TYPE_CHECKING:
-    from pyspark_dledger.errors import UnreadableError
-    from pyspark_dledger.log.io.store_paths import StorePaths
+from typing import Literal, NamedTuple
 
 Severity = Literal["info", "warning", "error"]
 
@@ -24,9 +16,6 @@ WARNING: Severity = "warning"
 ERROR: Severity = "error"
 SEVERITIES: tuple[Severity, ...] = (INFO, WARNING, ERROR)
 """From the least to the most severe. What a healthy store has is at most `INFO`."""
-
-# Findings listed for each code and file; a further one has the number of the others.
-MAX_LISTED = 100
 
 
 class Code(NamedTuple):
@@ -45,7 +34,8 @@ class Finding:
     ``node`` is the id in ``dledger-<id>``, None for a plain CommitLog. ``file`` is relative to the store's root, as
     ``dledger-n0/data/00000000000000000000``; absolute where the file lies outside. ``offset`` is in bytes from the
     beginning of that file, as a hex editor wants it; None where it is about no single place. ``index`` is of the
-    DLedger entry that it is about.
+    DLedger entry that it is about. ``pos`` is the position in the log that it is about, or that a unit points to;
+    ``size`` are the bytes from there on that are damaged or missing. None where it is not about the log.
     """
 
     severity: Severity
@@ -54,6 +44,8 @@ class Finding:
     file: str
     offset: int | None
     index: int | None
+    pos: int | None
+    size: int | None
     expected: str | None
     found: str | None
     java_does: str
@@ -420,76 +412,3 @@ CODES = {code.code: code for code in CATALOGUE}
 def worst(findings: list[Finding]) -> Severity | None:
     """The highest severity among findings; None without findings."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default=None)
-
-
-class Report:
-    """Collects findings: at most `MAX_LISTED` for each code and file; the others are counted."""
-
-    def __init__(self, paths: StorePaths) -> None:
-        self._paths = paths
-        self._listed: list[Finding] = []
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._unreadable: set[tuple[str, int | None]] = set()
-
-    def add(
-        self,
-        code: str,
-        path: Path | str,
-        text: str = "",
-        *,
-        offset: int | None = None,
-        index: int | None = None,
-    ) -> None:
-        """Add a finding; `text` is "expected X, found Y", or only one of the halves."""
-        file = self._shown(path)
-        self._counts[code, file] += 1
-        if self._counts[code, file] <= MAX_LISTED:
-            expected, found = split_text(text)
-            self._listed.append(self._finding(code, file, offset, index, expected, found))
-
-    def add_unreadable(self, error: UnreadableError) -> None:
-        """Add a finding for what cannot be read; several checks may read it."""
-        key = (self._shown(error.path), error.offset)
-        if key not in self._unreadable:
-            self._unreadable.add(key)
-            self.add("unreadableFile", error.path, error.reason, offset=error.offset)
-
-    def add_uncounted(self, code: str, path: Path | str, count: int) -> None:
-        """Count further findings of a code and file that are not listed."""
-        if count > 0:
-            file = self._shown(path)
-            self._counts[code, file] = max(self._counts[code, file], MAX_LISTED) + count
-
-    def is_full(self, code: str, path: Path | str) -> bool:
-        """Whether further findings of a code and file are only counted."""
-        return self._counts[code, self._shown(path)] >= MAX_LISTED
-
-    def findings(self) -> list[Finding]:
-        """The findings by file and offset, then the counts of those that are not listed."""
-        more = [
-            self._finding(code, file, None, None, f"at most {MAX_LISTED} listed", f"{count - MAX_LISTED} more")
-            for (code, file), count in self._counts.items()
-            if count > MAX_LISTED
-        ]
-        return sorted(self._listed, key=_file_and_offset) + sorted(more, key=_file_and_offset)
-
-    def _finding(
-        self, code: str, file: str, offset: int | None, index: int | None, expected: str | None, found: str | None
-    ) -> Finding:
-        known = CODES[code]
-        return Finding(known.severity, code, self._paths.node, file, offset, index, expected, found, known.java_does)
-
-    def _shown(self, path: Path | str) -> str:
-        return relative_file(self._paths, str(path))
-
-
-def split_text(text: str) -> tuple[str | None, str | None]:
-    """The two halves of "expected X, found Y"; another text counts as found."""
-    expected, separator, found = text.removeprefix("expected ").partition(", found ")
-    if separator and text.startswith("expected "):
-        return expected, found
-    return None, text.removeprefix("found ") or None
-
-
-def _file_and_offset(finding: Finding) -> tuple[str, int]:
-    return finding.file, -1 if finding.offset is None else finding.offset

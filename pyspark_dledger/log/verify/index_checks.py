@@ -15,7 +15,7 @@ from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_BLA
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
 from pyspark_dledger.log.io.files import open_file
-from pyspark_dledger.log.verify.findings import Report
+from pyspark_dledger.log.verify.report import Report
 
 Numbers = npt.NDArray[np.int64]
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.log.io.files import raise_error
 from pyspark_dledger.log.io.key_files import key_units
-from pyspark_dledger.log.verify.findings import Report
+from pyspark_dledger.log.verify.report import Report
 from pyspark_dledger.log.witness.key_offsets import message_starts
 
 
@@ -43,6 +43,7 @@ class KeyCheck:
                 unit.file,
                 f"expected a message at commitLogOffset {unit.offset} of unit {unit.number}, found none",
                 offset=unit.position,
+                pos=unit.offset,
             )
 
 

@@ -39,7 +39,7 @@ from pyspark_dledger.log.io.queue_files import (
     written_units,
 )
 from pyspark_dledger.log.verify.broker_checks import message_at
-from pyspark_dledger.log.verify.findings import Report
+from pyspark_dledger.log.verify.report import Report
 
 Numbers = npt.NDArray[np.int64]
 
@@ -258,6 +258,7 @@ class QueueCheck:
                 f"expected a message of {queue.topic}/{queue.queue_id} at queue offset {file.first + of_file}, found "
                 f"{topic}/{message.queue_id} and {message.queue_offset} at commitLogOffset {offset}",
                 offset=of_file * CONSUME_QUEUE_UNIT_SIZE,
+                pos=offset,
             )
 
     def _has_unit(self, topic: str, queue_id: int, queue_offset: int, offset: int) -> bool:
@@ -322,6 +323,7 @@ def _look_up_one(segments: list[Segment], file: QueueFile, number: int, offset: 
         f"found {there}",
         offset=number * CONSUME_QUEUE_UNIT_SIZE,
         index=index,
+        pos=offset,
     )
 
 
@@ -370,6 +372,7 @@ def check_outside(
                 f"expected units below the log's end at {high}, found {len(beyond)} from commitLogOffset {offset} "
                 f"(queue offset {file.first + number})",
                 offset=number * CONSUME_QUEUE_UNIT_SIZE,
+                pos=offset,
             )
     if expired:
         report.add(

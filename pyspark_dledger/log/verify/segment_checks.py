@@ -20,10 +20,11 @@ from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.verify.findings import MAX_LISTED, Finding, Report
+from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
 from pyspark_dledger.log.verify.key_checks import KeyCheck
 from pyspark_dledger.log.verify.queue_checks import QUEUE_COLUMNS, QueueCheck
+from pyspark_dledger.log.verify.report import MAX_LISTED, Report
 
 _BATCH_ROWS = 16 * 1024
 
@@ -99,7 +100,15 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
     for problem in survey.problems:
         if problem.code == "blankSize" and problem.pos == segment.base and not segment.check_pos:
             continue  # after a snapshot, 0.4.0 begins a file like this and has not yet written entries after it
-        report.add(problem.code, segment.path, problem.text, offset=problem.pos - segment.base, index=problem.index)
+        report.add(
+            problem.code,
+            segment.path,
+            problem.text,
+            offset=problem.pos - segment.base,
+            index=problem.index,
+            pos=problem.pos,
+            size=problem.size,
+        )
         listed[problem.code] = listed.get(problem.code, 0) + 1
     for code, count in survey.counts.items():
         # One posDiffers stands for all.
@@ -108,7 +117,7 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
     size = file_size(path_of(segment.path))
     if size is not None and size < segment.size and "shortFile" not in survey.counts:
         text = f"expected {segment.size} bytes in {segment.name}, found {size}"
-        report.add("shortFile", segment.path, text, offset=size)
+        report.add("shortFile", segment.path, text, offset=size, pos=segment.base + size, size=segment.size - size)
 
 
 def _damaged(survey: Survey) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from pyspark_dledger.log.io.queue_files import proven_index
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.verify.findings import Report
+from pyspark_dledger.log.verify.report import Report
 
 _COPIES = (".tmp", ".bak")
 _MAX_BYTES = 64 * 1024

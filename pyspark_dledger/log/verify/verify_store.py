@@ -24,9 +24,10 @@ from pyspark_dledger.log.verify.file_checks import (
     check_index_files,
     check_segment_files,
 )
-from pyspark_dledger.log.verify.findings import Finding, Report
+from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.index_checks import check_units_beyond
 from pyspark_dledger.log.verify.queue_checks import WrittenUnits, check_outside, report_failed_read
+from pyspark_dledger.log.verify.report import Report
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
 from pyspark_dledger.log.verify.state_checks import check_state
 

@@ -26,6 +26,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, segment_name
 from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc, parse_message, transaction
 from pyspark_dledger.log.io.key_files import read_header
+from pyspark_dledger.log.io.readable_files import unread_file
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, read_store_checkpoint
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
@@ -104,7 +105,12 @@ def preview_broker(
             f"{log.path}: expected a storePathRootDir, found a log folder without its root: give the root's path"
         )
     recovery = preview(log, dledger, data_file_size, index_file_size)
-    return replace(recovery, rocketmq=_Start(log, root, version.strip(), recovery).run().as_json())
+    if recovery.outcome == "unknown":
+        return recovery
+    try:
+        return replace(recovery, rocketmq=_Start(log, root, version.strip(), recovery).run().as_json())
+    except StoreError as error:
+        return RecoveryPreview.unknown(dledger, unread_file(error, log.segments, log.path))
 
 
 class _Start:

@@ -28,6 +28,7 @@ from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_m
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.readable_files import unread_file
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.options import Offset, option_filters
@@ -54,7 +55,8 @@ _LOGICS_OFFSET = (40, 8)
 class PlainRecovery:
     """What load() and start() of a broker do to a store; positions are bytes of the log.
 
-    ``outcome``: ``loads``, or ``fails``: load() returns false and the broker ends. ``recovery``: ``abnormal`` if the
+    ``outcome``: ``loads``; ``fails``: load() returns false and the broker ends; ``unknown``: a file cannot be read.
+    ``recovery``: ``abnormal`` if the
     file abort exists. ``scan_from`` is the file in which the scan begins; those before are not checked.
     ``max_phy_offset`` is the log's end afterwards, ``dispatch_from`` where start() begins to dispatch; None if it
     fails. ``consume_queue_cut_at``: queues lose their units from this offset on. ``consume_queue_max_offsets`` has the
@@ -69,7 +71,7 @@ class PlainRecovery:
     outcome: str
     recovery: str
     scan_from: str | None
-    max_phy_offset_before: int
+    max_phy_offset_before: int | None
     max_phy_offset: int | None
     dispatch_from: int | None
     reason: str
@@ -140,7 +142,11 @@ def preview_plain(log: StoreView, version: str, file_size: int | None = None) ->
         raise StoreError(
             f"{log.path}: expected a storePathRootDir with a commitlog folder, found something else: give the root"
         )
-    return _Load(log, log.paths.root, version.strip(), release, file_size).run()
+    try:
+        return _Load(log, log.paths.root, version.strip(), release, file_size).run()
+    except StoreError as error:
+        reason = f"cannot tell: {unread_file(error, log.segments, log.path)}"
+        return PlainRecovery(version.strip(), "unknown", "unknown", None, None, None, None, reason)
 
 
 class _LoadFails(Exception):

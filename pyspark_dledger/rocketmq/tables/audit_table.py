@@ -20,14 +20,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.gaps import FileGap
-from pyspark_dledger.log.io.queue_files import last_units, queues
+from pyspark_dledger.log.io.files import OnUnreadable, raise_error
+from pyspark_dledger.log.io.queue_files import last_units
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -36,14 +37,13 @@ from pyspark_dledger.log.verify.queue_checks import MULTI_DISPATCH
 from pyspark_dledger.rocketmq import message_arrays
 from pyspark_dledger.rocketmq.consume_queue.queue_units import (
     LAST_EXT_ADDRESS,
-    QueueUnits,
-    batch_queues,
     is_filler,
     is_selected,
     is_written,
     queue_root,
 )
 from pyspark_dledger.rocketmq.message_arrays import LocatedMessage, Longs, MessageArrays, QueueNames, message_at
+from pyspark_dledger.rocketmq.tables.unread_parts import UnreadParts
 
 MESSAGE_NOT_IN_QUEUE = "messageNotInQueue"
 UNIT_WITHOUT_MESSAGE = "unitWithoutMessage"
@@ -103,17 +103,17 @@ class _Units(NamedTuple):
 class QueueAudit:
     """Compares one part with its units."""
 
-    def __init__(self, part: AuditPart) -> None:
+    def __init__(self, part: AuditPart, unread: UnreadParts | None = None) -> None:
         self.part = part
-        found = queues(part.root)
-        self.names = QueueNames((queue.topic, queue.queue_id) for queue in found)
-        self.queues = [QueueUnits(queue) for queue in found]
-        self.batch_topics = {queue.topic for queue in batch_queues(part.root)}
+        self.unread = unread if unread is not None else UnreadParts()
+        self.queues = self.unread.units_of(part.root)
+        self.names = QueueNames((units.queue.topic, units.queue.queue_id) for units in self.queues)
+        self.batch_topics = self.unread.batch_topics(part.root)
 
     @cached_property
     def log(self) -> StoreView:
         """For lookups of single messages, which most parts do not need."""
-        return StoreView(self.part.path, self.part.options)
+        return self.unread.log or StoreView(self.part.path, self.part.options)
 
     def rows(self) -> Iterator[Row]:
         """The disagreements. Raises StoreError if a message without a unit may be uncommitted."""
@@ -142,10 +142,14 @@ class QueueAudit:
         gaps: list[Row] = []
         parts = [_Units(*(np.empty(0, np.int64) for _ in _Units._fields))]
         for number, queue in enumerate(self.queues):
-            start, stop = queue.lower_bound(self.part.low), queue.lower_bound(self.part.high)
+            try:
+                start, stop = queue.lower_bound(self.part.low), queue.lower_bound(self.part.high)
+                queue_offsets, units = queue.read(start, stop)
+            except UnreadableError as error:
+                self.unread.add(error, self.names.names[number])
+                continue
             if start >= stop:
                 continue
-            queue_offsets, units = queue.read(start, stop)
             # A queue may begin with any queueOffset.
             before = queue.queue_offset(start - 1) if start else -1
             which = is_written(units)
@@ -163,6 +167,7 @@ class QueueAudit:
                 )
             )
         joined = _Units(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        joined = joined.take(self.unread.is_readable(joined.offset))
         return joined.take(np.argsort(joined.offset, kind="stable")), gaps
 
     def _gaps(self, number: int, offsets: Longs, is_first: bool) -> Iterator[Row]:
@@ -259,6 +264,7 @@ class QueueAudit:
                 f"found none ({self.part.no_bound}): committedBound=end trusts the end of the log"
             )
         missing = np.flatnonzero(is_missing & messages.is_committed)
+        missing = missing[~self._is_unread(messages.queue[missing])]
         missing = missing[~self._is_elsewhere(messages.queue[missing], messages.offset[missing])]
         for number in missing.tolist():
             queue, queue_offset, offset = (
@@ -267,6 +273,12 @@ class QueueAudit:
             found = self._found_at(queue, queue_offset, offset)
             if found is not None and self.names.names[queue][0] not in self.batch_topics:
                 yield self._row(MESSAGE_NOT_IN_QUEUE, queue, queue_offset, offset, f"a unit of {offset}", found)
+
+    def _is_unread(self, numbers: Longs) -> npt.NDArray[np.bool_]:
+        """Whether a queue cannot be read."""
+        names = self.names.names
+        unread = [number for number in np.unique(numbers).tolist() if self.unread.has_queue(*names[number])]
+        return np.isin(numbers, unread)
 
     def _is_elsewhere(self, numbers: Longs, offsets: Longs) -> npt.NDArray[np.bool_]:
         """Whether a queue has a unit for an offset out of order; very long queues are not searched."""
@@ -314,8 +326,8 @@ COLUMNS = (
 _SCHEMA = table_schema(COLUMNS)
 
 
-def plan(log: StoreView, options: ReadOptions) -> list[AuditPart]:
-    """Parts of the log. Raises StoreError if the queues cannot be read."""
+def plan(log: StoreView, options: ReadOptions, on_unreadable: OnUnreadable = raise_error) -> list[AuditPart]:
+    """Parts of the log. Raises StoreError, and calls `on_unreadable` for queues that cannot be read."""
     root = queue_root(log)
     if log.paths.only is not None:
         raise StoreError(f"{log.path}: expected a whole store to audit, found one segment: give the root's path")
@@ -324,7 +336,7 @@ def plan(log: StoreView, options: ReadOptions) -> list[AuditPart]:
     reason = bound.reason if bound is not None and bound.index is None else None
     partitions = plan_read(log, message_arrays.COLUMNS, options, Filters(kind=("message",)))
     end = log.max_offset
-    highest = max((unit.commit_log_offset for unit in last_units(root)), default=0)
+    highest = max((unit.commit_log_offset for unit in last_units(root, on_unreadable)), default=0)
     return [
         AuditPart(log.path, options, root, partition, low, high, end, reason)
         for partition, low, high in _windows(partitions, log.engine.NAME, end, highest)
@@ -359,12 +371,13 @@ def _split(low: int, high: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, high)
 
 
-def read(part: AuditPart) -> Iterator[pa.RecordBatch]:
-    """The rows of a part, by code, then in the order of the log.
+def read(part: AuditPart, unread: UnreadParts | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, by code, then in the order of the log; without what is `unread`, by default an error.
 
     Raises StoreError if a message is in no queue, and it is unknown whether it is committed.
     """
-    rows = (row for row in QueueAudit(part).rows() if is_selected(row["topic"], row["queueId"], part.options))
+    found = QueueAudit(part, unread).rows()
+    rows = (row for row in found if is_selected(row["topic"], row["queueId"], part.options))
     yield from batches_of(_SCHEMA, rows, part.options.max_batch_rows)
 
 

@@ -82,6 +82,8 @@ FINDINGS_COLUMNS = (
     TableColumn("file", pa.string(), "relative to the store's root"),
     TableColumn("offset", pa.int64(), "byte in the file, or null"),
     TableColumn("index", pa.int64(), "of the entry, or null"),
+    TableColumn("pos", pa.int64(), "position in the log"),
+    TableColumn("size", pa.int64(), "damaged or missing bytes there"),
     TableColumn("expected", pa.string(), "what was expected"),
     TableColumn("found", pa.string(), "what was found"),
     TableColumn("javaDoes", pa.string(), "what Java does about it"),

@@ -1,0 +1,101 @@
+"""Collects the findings about a store, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.log.tables.table import relative_file
+from pyspark_dledger.log.verify.findings import CODES, Finding
+
+if TYPE_CHECKING:
+    from pyspark_dledger.errors import UnreadableError
+    from pyspark_dledger.log.io.store_paths import StorePaths
+
+# Findings listed for each code and file; a further one has the number of the others.
+MAX_LISTED = 100
+_MORE = f"at most {MAX_LISTED} listed"
+
+
+def count_of(finding: Finding) -> int:
+    """How many findings one stands for: those that are not listed, or itself."""
+    is_more = finding.expected == _MORE and finding.found is not None
+    return int(finding.found.split()[0]) if is_more and finding.found is not None else 1
+
+
+class Report:
+    """Collects findings: at most `MAX_LISTED` for each code and file; the others are counted."""
+
+    def __init__(self, paths: StorePaths) -> None:
+        self._paths = paths
+        self._listed: list[Finding] = []
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._unreadable: set[tuple[str, int | None]] = set()
+
+    def add(
+        self,
+        code: str,
+        path: Path | str,
+        text: str = "",
+        *,
+        offset: int | None = None,
+        index: int | None = None,
+        pos: int | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Add a finding; `text` is "expected X, found Y", or only one of the halves."""
+        file = self._shown(path)
+        self._counts[code, file] += 1
+        if self._counts[code, file] <= MAX_LISTED:
+            expected, found = split_text(text)
+            known = self._finding(code, file, expected, found)
+            self._listed.append(replace(known, offset=offset, index=index, pos=pos, size=size))
+
+    def add_unreadable(self, error: UnreadableError) -> None:
+        """Add a finding for what cannot be read; several checks may read it."""
+        key = (self._shown(error.path), error.offset)
+        if key not in self._unreadable:
+            self._unreadable.add(key)
+            self.add("unreadableFile", error.path, error.reason, offset=error.offset)
+
+    def add_uncounted(self, code: str, path: Path | str, count: int) -> None:
+        """Count further findings of a code and file that are not listed."""
+        if count > 0:
+            file = self._shown(path)
+            self._counts[code, file] = max(self._counts[code, file], MAX_LISTED) + count
+
+    def is_full(self, code: str, path: Path | str) -> bool:
+        """Whether further findings of a code and file are only counted."""
+        return self._counts[code, self._shown(path)] >= MAX_LISTED
+
+    def findings(self) -> list[Finding]:
+        """The findings by file and offset, then the counts of those that are not listed."""
+        more = [
+            self._finding(code, file, _MORE, f"{count - MAX_LISTED} more")
+            for (code, file), count in self._counts.items()
+            if count > MAX_LISTED
+        ]
+        return sorted(self._listed, key=_file_and_offset) + sorted(more, key=_file_and_offset)
+
+    def _finding(self, code: str, file: str, expected: str | None, found: str | None) -> Finding:
+        known = CODES[code]
+        return Finding(
+            known.severity, code, self._paths.node, file, None, None, None, None, expected, found, known.java_does
+        )
+
+    def _shown(self, path: Path | str) -> str:
+        return relative_file(self._paths, str(path))
+
+
+def split_text(text: str) -> tuple[str | None, str | None]:
+    """The two halves of "expected X, found Y"; another text counts as found."""
+    expected, separator, found = text.removeprefix("expected ").partition(", found ")
+    if separator and text.startswith("expected "):
+        return expected, found
+    return None, text.removeprefix("found ") or None
+
+
+def _file_and_offset(finding: Finding) -> tuple[str, int]:
+    return finding.file, -1 if finding.offset is None else finding.offset
