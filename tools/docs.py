@@ -19,6 +19,7 @@ from pyspark_dledger.log.options import OPTIONS, STREAM
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
 from pyspark_dledger.raft.messages import RequestCode
+from pyspark_dledger.raft.node.metrics.catalogue import GROUPS, Metric
 from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS
@@ -191,15 +192,13 @@ def wire_header() -> str:
 
 def wire_messages() -> str:
     """The binary messages with fields, texts or a body of their own."""
-    start = binary_layout.fixed_struct().size
     rows = []
     for key, fields in binary_layout.OWN.items():
         code, is_response = key
-        offsets = (start + struct.calcsize(">" + "".join(f.format for f in fields[:n])) for n in range(len(fields)))
-        shown = (
-            f"{offset} `{field.name}` {WIRE_TYPES[field.format]}{field.meaning and f' ({field.meaning})'}"
-            for offset, field in zip(offsets, fields, strict=True)
-        )
+        shown = []
+        for meaning, found in groupby(fields, key=lambda field: field.meaning):
+            typed = ", ".join(f"`{field.name}` {WIRE_TYPES[field.format]}" for field in found)
+            shown.append(f"{typed}{meaning and f' ({meaning})'}")
         texts = ", ".join(f"`{name}`" for name in binary_layout.OWN_TEXTS.get(key, ()))
         row = ("; ".join(shown), texts, binary_layout.BODIES.get(key, ""))
         if any(row):
@@ -217,17 +216,29 @@ def _wire_fields(fields: Iterable[binary_layout.WireField], offset: int) -> str:
 
 def settings() -> str:
     """The settings of a node. Only values that name, default and meaning do not show are listed."""
-    rows = []
+    rows: dict[tuple[str, str], list[str]] = {}
     for name, (_, option) in SETTINGS.items():
         default = f"`{option.default}`" if option.default else ""
         accepts = option.parser.accepts
         values = "" if accepts.startswith(PLAIN_VALUES) else f" ({accepts})"
-        rows.append((f"`{name}`", default, f"{option.doc}{values}"))
-    return table(("setting", "default", "meaning"), rows)
+        rows.setdefault((default, f"{option.doc}{values}"), []).append(f"`{name}`")
+    return table(("setting", "default", "meaning"), ((", ".join(names), *row) for row, names in rows.items()))
+
+
+def metrics() -> str:
+    """The metrics of a node with their labels; their help texts say more."""
+    rows = ((about, ", ".join(map(_metric, found))) for about, found in GROUPS.items())
+    return table(("about", "metrics"), rows)
+
+
+def _metric(metric: Metric) -> str:
+    labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
+    return f"`{metric.name}{labels}`"
 
 
 TABLES = {
     "settings": settings,
+    "metrics": metrics,
     "options": options,
     "stream-options": stream_options,
     "write-options": write_options,

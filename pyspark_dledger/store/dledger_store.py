@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.store.store_metrics import StoreMetrics
 
 # Called before a write with the encoded entries, whose bodies it may change, and their index units of 32 bytes each,
 # which have their positions (`patch_physical_offsets`).
@@ -95,6 +96,9 @@ class DLedgerStore(ABC):
     def failure(self) -> str | None:
         """Why everything except reading raises StoreError until a restart; None if nothing failed."""
         return None
+
+    def metrics(self) -> StoreMetrics:
+        return StoreMetrics()
 
     @property
     @abstractmethod

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
+from pyspark_dledger.common.histogram import DISK_LATENCIES, Histogram
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
@@ -40,6 +42,7 @@ from pyspark_dledger.store.rules import (
 )
 from pyspark_dledger.store.scrub import ScrubbedRange, ScrubService, scrub
 from pyspark_dledger.store.store_config import StoreConfig
+from pyspark_dledger.store.store_metrics import ScrubProgress, StoreMetrics
 
 _HEADER = record_struct(ENTRY_HEADER)
 _MAX_DELETED = 10
@@ -59,6 +62,7 @@ class MmapFileStore(DLedgerStore):
         self._lock = StoreLock(config.node_dir / "lock")
         self._is_started = False
         self._is_disk_full = False
+        self._flushes = Histogram(DISK_LATENCIES)
         self._callback: Callable[[int], None] = lambda _index: None
         self._flush_service: FlushDataService | None = None
         self._scrub_service: ScrubService | None = None
@@ -165,6 +169,15 @@ class MmapFileStore(DLedgerStore):
     @property
     def failure(self) -> str | None:
         return self._files.failure
+
+    def metrics(self) -> StoreMetrics:
+        folders = tuple(dict.fromkeys((self.config.node_dir, *self.config.all_data_dirs)))
+        scrub, files = self._scrub_service, self._files.data.files
+        size = self.end_pos - files[0].base if files else 0
+        progress = ScrubProgress(log_bytes=size)
+        if scrub is not None:
+            progress = ScrubProgress(scrub.checked_bytes, scrub.pass_bytes, size, scrub.last_pass)
+        return StoreMetrics(self._is_disk_full, folders, self._flushes, progress)
 
     @property
     def ledger_begin_index(self) -> int:
@@ -373,9 +386,11 @@ class MmapFileStore(DLedgerStore):
         files = self._files
         with files.lock:
             files.check_failure()
-            end = self.ledger_end_index
+            end, began = self.ledger_end_index, time.perf_counter()
             try:
-                if files.sync(end, self.flushed_index):
+                is_durable = files.sync(end, self.flushed_index)
+                self._flushes.observe(time.perf_counter() - began)
+                if is_durable:
                     if files.is_reset and end >= 0:
                         files.finish_reset(min(self.committed_index, end), end)
                     self.flushed_index = end

@@ -146,6 +146,8 @@ class ScrubService:
         self._min_pass_seconds = min_pass_seconds
         self.next_index = -1
         """The next entry to read; -1 before the first pass."""
+        self.checked_bytes = self.pass_bytes = 0
+        self.last_pass = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ScrubService", daemon=True)
 
@@ -165,10 +167,12 @@ class ScrubService:
     def _pass(self) -> None:
         """Read the whole log once."""
         self.next_index = self._bounds()[0]
+        self.pass_bytes = 0
         while not self._stopping.is_set():
             begin, end = self._bounds()
             first = max(self.next_index, begin)
             if begin < 0 or first > end:
+                self.last_pass = time.time()
                 return
             try:
                 found = self._check(first, end)
@@ -178,4 +182,6 @@ class ScrubService:
             if found.damaged:
                 self._on_damage(found.damaged)
             self.next_index = found.next_index
+            self.checked_bytes += found.size
+            self.pass_bytes += found.size
             self._stopping.wait(found.size / self._rate)

@@ -133,13 +133,17 @@ class Caller:
 
 
 class Nodes:
-    """Nodes in an event loop in a thread of this process. The option ``application`` is a factory that gets the id."""
+    """Nodes in an event loop in a thread of this process.
+
+    The option ``application`` is a factory that gets the id; with ``metrics`` each node has an address for metrics.
+    """
 
     def __init__(self, folder: Path, count: int, **options: Any) -> None:
         self.folder = folder
         self.ports = free_ports(count)
         self.peers = peers_text(self.ports)
         self.nodes: dict[str, Node] = {}
+        self.metrics_ports: dict[str, int] = {}
         self._options = {"core_options": FAST, "store_options": SMALL, **options}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -157,13 +161,19 @@ class Nodes:
         """Start these nodes, by default all."""
         for node_id in ids or self.ids:
             settings: dict[str, Any] = {"group": "g", "peers": self.peers, "store": self.folder}
-            settings |= {**self._options, **options}
+            settings |= self._settings(node_id, options)
             make_application = settings.pop("application", None)
             application = None if make_application is None else make_application(node_id)
             node = Node(NodeConfig(self_id=node_id, **settings), application)
             self.run(node.start())
             self.nodes[node_id] = node
         return self
+
+    def _settings(self, node_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        settings = {**self._options, **options}
+        if settings.get("metrics") is True:
+            settings["metrics"] = str(self.metrics_ports.setdefault(node_id, free_ports(1)[0]))
+        return settings
 
     def stop(self, *ids: str) -> None:
         for node_id in ids or list(self.nodes):

@@ -41,7 +41,12 @@ class MessageNodes(Nodes):
         for node_id in ids or self.ids:
             root = self.root(node_id)
             service = MessageService.open(root, node_id, HOST_BYTES, settings=self.settings)
-            given: dict[str, Any] = {"group": "g", "peers": self.peers, "store": root, **self._options, **options}
+            given: dict[str, Any] = {
+                "group": "g",
+                "peers": self.peers,
+                "store": root,
+                **self._settings(node_id, options),
+            }
             config = NodeConfig(self_id=node_id, **given)
             config = replace(config, store_options={**config.store_options, **service.store_options})
             node = Node(config, application=service)

@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", required=True, metavar="DIR", help=text)
     text = "the first member's port on 127.0.0.1, the others use the following ones; default 20911"
     parser.add_argument("--base-port", type=natural, default=20911, metavar="PORT", help=text)
+    text = "port of the first member's metrics, then the following ones"
+    parser.add_argument("--metrics-port", type=natural, metavar="PORT", help=text)
     parser.add_argument("--group", default="g", metavar="NAME", help="the group's name; default g")
     text = "serve messages; each member has a storePathRootDir of its own: n0/, n1/, ..."
     parser.add_argument("--messages", action="store_true", help=text)
@@ -61,11 +63,11 @@ def _members(text: str) -> int:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Run the members until a signal comes or all have ended."""
-    if args.base_port < 1 or args.base_port + args.nodes - 1 > _MAX_PORT:
-        raise OptionError(
-            f"--nodes {args.nodes} --base-port {args.base_port}: expected at least one member and ports from 1 to "
-            f"{_MAX_PORT}"
-        )
+    for flag, port in (("--base-port", args.base_port), ("--metrics-port", args.metrics_port)):
+        if port is not None and (port < 1 or port + args.nodes - 1 > _MAX_PORT):
+            raise OptionError(
+                f"--nodes {args.nodes} {flag} {port}: expected at least one member and ports from 1 to {_MAX_PORT}"
+            )
     check_member(args, args.messages)
     return run_loop(lambda: _cluster(args, out))
 
@@ -134,6 +136,8 @@ async def _start(peer_id: str, peers: str, store: Path, args: argparse.Namespace
     arguments = ["serve", "--log-format", args.log_format, "--group", args.group, "--id", peer_id, "--peers", peers]
     arguments += ["--store", str(_root(store, peer_id, args))]
     arguments += ["--messages"] if args.messages else []
+    if args.metrics_port is not None:
+        arguments += ["--metrics", str(args.metrics_port + int(peer_id[1:]))]
     for name in ("flush", "data_file_size", "index_file_size", "producer_id_expiry_ms"):
         if (value := getattr(args, name)) is not None:
             arguments += [f"--{name.replace('_', '-')}", str(value)]

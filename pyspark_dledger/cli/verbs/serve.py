@@ -57,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help=text)
     text = "HOST or HOST:PORT to listen at; default: its address in --peers, if loopback"
     add_flag(parser, "--listen", "listen", metavar="HOST", help=text)
+    text = "Prometheus metrics, /healthz and /readyz; PORT alone: on 127.0.0.1"
+    add_flag(parser, "--metrics", "metrics", metavar="HOST:PORT", help=text)
     add_tls(parser)
     add_secret(parser, "the secret of clients")
     text = "file with the secret of members"

@@ -68,6 +68,13 @@ class Application(Protocol):
         """The current metadata of the leader that this member follows."""
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a leader accepts puts."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Values of its metrics by name, found in constant time."""
+
+    @property
     def needs_summary(self) -> bool:
         """Whether state of entries before the log's first one is missing: this member must not lead."""
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
@@ -231,6 +232,21 @@ class Core:
         return len(self._repairs)
 
     @property
+    def max_lag(self) -> int:
+        """The number of entries that a member may lack and lead soon, or be ready."""
+        return self._member.config.max_leadership_transfer_wait_index
+
+    @property
+    def append_latencies(self) -> Histogram:
+        """From each append of this leader to its commit."""
+        return self._appends.latencies
+
+    @property
+    def needs_summary(self) -> bool:
+        """Whether it lacks the application's state of expired entries, and therefore must not lead."""
+        return self._member.needs_summary()
+
+    @property
     def problems(self) -> deque[str]:
         """Problems for operators, newest last. The driver logs and removes them."""
         return self._member.problems
@@ -260,6 +276,10 @@ class Core:
             problems=member.problem_count,
             peers=peers,
             problem=member.latest_problem,
+            elections=member.elections,
+            found_damaged=member.found_damaged,
+            repaired=member.repaired,
+            lag=0 if member.is_leader else self._follower.lag,
         )
 
     # Simple requests

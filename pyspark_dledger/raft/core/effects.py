@@ -55,6 +55,8 @@ class Status:
     """The state of a member. Only a leader fills ``peers``.
 
     ``problems`` counts the problems that an operator should look at; ``problem`` is the latest unresolved one, or "".
+    ``elections`` counts the vote rounds that it began, ``found_damaged`` and ``repaired`` count entries. ``lag`` is the
+    number of committed entries that a follower lacks.
     """
 
     role: Role
@@ -68,3 +70,7 @@ class Status:
     problems: int = 0
     peers: tuple[PeerStatus, ...] = ()
     problem: str = ""
+    elections: int = 0
+    found_damaged: int = 0
+    repaired: int = 0
+    lag: int = 0

@@ -124,6 +124,7 @@ class Election:
         if not member.can_campaign or (needs_vote and not self._vote_for_self()):
             self._next_vote_at = member.now + self._vote_delay()
             return
+        member.elections += 1
         deadline = member.now + _ROUND_MS + self._random(config.max_vote_interval_ms)
         self._round = votes = _VoteRound(member.term, deadline, responses=1, valid=1)
         votes.accepted = int(member.vote == member.self_id)

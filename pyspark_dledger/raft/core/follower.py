@@ -70,6 +70,8 @@ class Follower:
         has_own = member.store.ledger_end_term == member.term
         self._match_index = member.store.ledger_end_index if has_own else -1
         self._match_term = member.term
+        # The leader's committed index in its latest push.
+        self._leader_committed = -1
         self._delayed: deque[_DelayedReply] = deque()
         # The end of the log at the last push that could not be accepted.
         self._blocked_at: int | None = None
@@ -93,6 +95,12 @@ class Follower:
             member.reply(delayed.token, delayed.response)
         self._delayed.clear()
         self._match_index, self._match_term = -1, member.term
+        self._leader_committed = -1
+
+    @property
+    def lag(self) -> int:
+        """The number of entries that the leader of this term has committed, as far as known, and this log lacks."""
+        return max(0, self._leader_committed - self._member.store.ledger_end_index)
 
     # Requests
 
@@ -101,6 +109,7 @@ class Follower:
         if code is not None:
             self._member.reply(token, self._response(request, code))
             return
+        self._leader_committed = request.commit_index
         try:
             durable_index = self._actions[request.type](request)
             self._commit(request.commit_index)
@@ -233,9 +242,8 @@ class Follower:
                 member.store.repair(index, memoryview(data)[entry.start : entry.stop])
             except ValueError:
                 raise damage from None
-        member.report(
-            f"entry {index} was damaged and has been repaired with the copy of {member.leader_id}", f"repaired {index}"
-        )
+        member.found_damaged += 1
+        member.report_repair(index, member.leader_id)
         return member.store.read(index, max_bytes)
 
     def _check_conflict(self, index: int) -> None:

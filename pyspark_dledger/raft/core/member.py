@@ -70,6 +70,8 @@ class Member:
         self.effects: list[Effect] = []
         self.problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)
         self.problem_count = 0
+        # Rounds of vote requests that this member began; entries that were found damaged, and that were repaired.
+        self.elections = self.found_damaged = self.repaired = 0
         # Messages whose term was more than `MAX_TERM_RISE` above the present one.
         self.limited_terms = 0
         self._reported: dict[str, int] = {}
@@ -105,6 +107,11 @@ class Member:
             self._reported.clear()
         self._reported[kind] = now
         self.problems.append(text)
+
+    def report_repair(self, index: int, peer_id: str | None) -> None:
+        """Report that a damaged entry was replaced."""
+        self.repaired += 1
+        self.report(f"entry {index} was damaged and has been repaired with the copy of {peer_id}", f"repaired {index}")
 
     def resolve_problem(self, kind: str) -> None:
         """Problems of that kind are over."""

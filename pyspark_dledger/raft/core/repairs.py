@@ -44,6 +44,7 @@ class Repairs:
         """Take over damaged entries: their indexes, and what is wrong with them."""
         for index, text in damaged.items():
             if len(self._damaged) < _MAX_DAMAGED:
+                self._member.found_damaged += index not in self._damaged
                 self._damaged[index] = text
 
     def tick(self) -> None:
@@ -85,7 +86,6 @@ class Repairs:
             member.report(text, f"{_KIND} {index}", _REPORT_AGAIN_MS)
             return
         del self._damaged[index]
-        text = f"entry {index} was damaged and has been repaired with the copy of {asked.peer_id}"
-        member.report(text, f"repaired {index}")
+        member.report_repair(index, asked.peer_id)
         if not self._damaged:
             member.resolve_problem(_KIND)

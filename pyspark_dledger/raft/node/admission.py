@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyspark_dledger.raft.hello import MemberHello, read_hello
+from pyspark_dledger.raft.node.refused import ConnectionRefusal
 from pyspark_dledger.raft.node.roles import Credentials
 from pyspark_dledger.raft.secret import Secrets
 from pyspark_dledger.raft.wire import ReceivedRequest, WireError
@@ -24,12 +25,16 @@ class Admission:
         self._secrets = secrets
         self._own_hello = own_hello
         self._refusal = refusal
+        self.refused_for: ConnectionRefusal = "secret"
         self._acts_as: set[str] = set()
 
     def first_refusal(self, received: ReceivedRequest) -> str | None:
         """Why the connection is closed after its first request: a secret is missing, or the hello is wrong."""
         self.shown = self.shown._replace(has_secret=self._secrets.is_member(received.secret))
-        reason = self._secrets.refusal(received.secret) or self._hello_refusal(received.member)
+        reason = self._secrets.refusal(received.secret)
+        if reason is None:
+            self.refused_for = "hello"
+            reason = self._hello_refusal(received.member)
         self.lacks_secret = self.lacks_secret and reason is not None
         return reason
 

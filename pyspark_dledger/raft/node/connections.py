@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from pyspark_dledger.raft.node.inbound import Inbound, Timeouts
 from pyspark_dledger.raft.node.memory_budget import MemoryBudget
 from pyspark_dledger.raft.node.node_config import NodeConfig
+from pyspark_dledger.raft.node.refused import Refused
 from pyspark_dledger.raft.node.roles import Credentials, Roles
 
 # Seconds between two checks of all connections.
@@ -41,8 +42,7 @@ class Connections:
             uses_tls=config.tls is not None,
             hosts_of=hosts_of,
         )
-        # Refused requests of strangers that claimed to be members, by the name of the request.
-        self.refused: Counter[str] = Counter()
+        self.refused = Refused()
         self._member_ids: dict[Inbound, str] = {}
         self._clients: dict[Inbound, None] = {}
         self._per_host: Counter[str | None] = Counter()
@@ -52,6 +52,10 @@ class Connections:
 
     def all(self) -> list[Inbound]:
         return [*self._clients, *self._member_ids]
+
+    def counts(self) -> dict[str, int]:
+        """The number of connections of clients and of members."""
+        return {"client": len(self._clients), "member": len(self._member_ids)}
 
     def start(self) -> None:
         self._check_later()

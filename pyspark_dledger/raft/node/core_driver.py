@@ -48,6 +48,8 @@ class CoreDriver:
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._persisted = -1
+        self.leader_changes = 0
+        self._latest_leadership: tuple[str, int] | None = None
         self._problem_log = ProblemLog()
 
     @property
@@ -195,4 +197,7 @@ class CoreDriver:
 
     def _role_changed(self, effect: RoleChanged) -> None:
         self._has_led = self._has_led or effect.role is Role.LEADER
+        if effect.leader_id is not None and self._latest_leadership != (effect.leader_id, effect.term):
+            self._latest_leadership = effect.leader_id, effect.term
+            self.leader_changes += 1
         record(logging.INFO, "role", role=effect.role.value, term=effect.term, leader=effect.leader_id)

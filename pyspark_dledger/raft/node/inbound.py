@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import NamedTuple, Protocol
@@ -29,6 +29,7 @@ from pyspark_dledger.raft.messages import (
 from pyspark_dledger.raft.node.admission import Admission
 from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
 from pyspark_dledger.raft.node.memory_budget import FREE_BYTES, MemoryBudget
+from pyspark_dledger.raft.node.refused import ConnectionRefusal, Refused
 from pyspark_dledger.raft.node.response_sizes import max_response_size
 from pyspark_dledger.raft.node.roles import Credentials, acting_member, stranger_response
 from pyspark_dledger.raft.secret import NO_SECRETS, Secrets
@@ -61,6 +62,7 @@ _SHORT_SECONDS = 2.0
 _SMALL_BYTES = 512 * 1024
 # Seconds after which an unused receive buffer is freed.
 _SHRINK_SECONDS = 5.0
+_SUCCESS = int(ResponseCode.SUCCESS)
 # After these codes an append may still be in the log, so later ones are not rejected.
 _UNKNOWN_OUTCOMES = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 
@@ -127,7 +129,7 @@ class Registry(Protocol):
     """Knows all connections (`Connections`)."""
 
     memory: MemoryBudget
-    refused: Counter[str]
+    refused: Refused
 
     def opened(self, inbound: Inbound) -> str | None:
         """The reason to reject a new connection."""
@@ -200,8 +202,7 @@ class Inbound(Channel):
         self.active_at = self._taken_at = self._received_at = asyncio.get_running_loop().time()
         self._opened_at = self.active_at
         if (reason := self._registry.opened(self)) is not None:
-            self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
-            self.abort()
+            self._refuse_connection("limit", reason)
         self._charge()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -344,15 +345,23 @@ class Inbound(Channel):
         self.is_identified = True
         reason = self._registry.identified(self, None if isinstance(request, Refusal) else request.local_id)
         if reason is not None:
-            self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
-            self.abort()
+            self._refuse_connection("limit", reason)
         return reason is None
+
+    def _refuse_connection(self, kind: ConnectionRefusal, reason: str, event: str = "connection refused") -> None:
+        self._registry.refused.connections[kind] += 1
+        self._log(logging.WARNING, event, address=self.address, reason=reason)
+        if kind in ("secret", "hello"):
+            # After the response.
+            self.close()
+        else:
+            self.abort()
 
     # Secrets and roles
 
     def _refuse_stranger(self, received: ReceivedRequest, request: Request, reason: str) -> None:
         name = type(request).__name__
-        self._registry.refused[name] += 1
+        self._registry.refused.member_requests[name] += 1
         self._log(logging.WARNING, "request refused", address=self.address, request=name, reason=reason)
         self._send(received, stranger_response(request))
 
@@ -363,8 +372,7 @@ class Inbound(Channel):
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
         self._refuse(received, Refusal(NO_PERMISSION, reason))
-        self._log(logging.WARNING, "connection refused", address=self.address, reason=reason)
-        self.close()
+        self._refuse_connection(self.admission.refused_for, reason)
         return False
 
     # Pipelines
@@ -394,6 +402,8 @@ class Inbound(Channel):
     def respond(self, caller: Caller, response: Response) -> None:
         """Send the response to one of its requests."""
         received = caller.received
+        if response.code != _SUCCESS:
+            self._registry.refused.requests[response.code] += 1
         self._outstanding -= 1
         self._reserved -= caller.reserved
         self._reads -= isinstance(received.request, _READS)
@@ -451,8 +461,7 @@ class Inbound(Channel):
     def check(self, now: float, timeouts: Timeouts) -> None:
         """Close the connection if it has waited too long, and free what it does not need. `now` is in seconds."""
         if (reason := self._overdue(now, timeouts)) is not None:
-            self._log(logging.WARNING, "connection closed", address=self.address, reason=reason)
-            self.abort()
+            self._refuse_connection("timeout", reason, "connection closed")
             return
         if self.is_idle and now - self.active_at > _SHRINK_SECONDS:
             self.wire.reader.use_small_buffer()
@@ -484,7 +493,7 @@ class Inbound(Channel):
         return None
 
     def malformed(self, error: str) -> None:
-        self._log(logging.WARNING, "connection closed", address=self.address, reason=error)
+        self._refuse_connection("malformed", error, "connection closed")
 
     def lost(self) -> None:
         self._held = None

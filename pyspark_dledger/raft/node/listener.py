@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.raft.node.channel import host_of
+from pyspark_dledger.raft.node.refused import Refused
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
 
@@ -34,11 +35,18 @@ async def listen(
     tls: TlsContext | None = None,
     handshake_seconds: float = 10.0,
     may_use_reserve: Callable[[str], bool] = lambda _: False,
+    refused: Refused | None = None,
 ) -> Listener:
     """Listen at `address`, or at all addresses of a host name. Raises OSError.
 
     Connections leave file descriptors free for other files; half of those are for hosts that `may_use_reserve`.
     """
+    sockets = await listening_sockets(address)
+    return Listener(new_protocol, sockets, log, tls, handshake_seconds, may_use_reserve, refused or Refused())
+
+
+async def listening_sockets(address: Address) -> list[socket.socket]:
+    """Sockets that listen at `address`, or at all addresses of a host name. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
@@ -50,7 +58,7 @@ async def listen(
         for each in sockets:
             each.close()
         raise
-    return Listener(new_protocol, sockets, log, tls, handshake_seconds, may_use_reserve)
+    return sockets
 
 
 class Listener:
@@ -64,8 +72,10 @@ class Listener:
         tls: TlsContext | None,
         handshake_seconds: float,
         may_use_reserve: Callable[[str], bool],
+        refused: Refused,
     ) -> None:
         self.sockets = sockets
+        self._refused = refused
         self._new_protocol = new_protocol
         self._log = log
         self._tls = tls
@@ -107,6 +117,7 @@ class Listener:
     def _accepted(self, accepted: socket.socket, host: str, address: str) -> None:
         if not self._has_descriptor(accepted.fileno(), host):
             accepted.close()
+            self._refused.connections["descriptors"] += 1
             self._log(logging.WARNING, "connection refused", address=address, reason="too few file descriptors")
             return
         accepted.setblocking(False)
@@ -138,5 +149,6 @@ class Listener:
             )
         except OSError as error:
             accepted.close()
+            self._refused.connections["handshake"] += 1
             reason = str(error) or type(error).__name__
             self._log(logging.WARNING, "handshake refused", address=address, reason=reason)

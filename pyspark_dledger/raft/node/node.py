@@ -7,12 +7,13 @@ import logging
 import random
 import time
 from collections.abc import Collection
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger import __version__
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog, record
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.errors import DLedgerError, GroupError
+from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.hello import MemberHello
@@ -21,13 +22,16 @@ from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.core_driver import CoreDriver
 from pyspark_dledger.raft.node.inbound import Inbound, LocalCaller
-from pyspark_dledger.raft.node.listener import Listener, listen
+from pyspark_dledger.raft.node.listener import Listener, listen, listening_sockets
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.node.roles import own_source
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.store.dledger_store import DLedgerStore
+
+if TYPE_CHECKING:
+    from pyspark_dledger.raft.node.metrics.endpoint import Endpoint
 
 # The time for the last responses when it stops.
 _CLOSE_SECONDS = 1.0
@@ -51,6 +55,7 @@ class Node:
         self._local_requests: set[asyncio.Future[Response]] = set()
         self._links: dict[str, PeerLink] = {}
         self._server: Listener | None = None
+        self._metrics: Endpoint | None = None
         self._store: DLedgerStore | None = None
         self._core: Core | None = None
         self._driver: CoreDriver | None = None
@@ -64,9 +69,13 @@ class Node:
         self.failed: asyncio.Future[Exception] = loop.create_future()
         contexts = self._contexts()
         core_config = self.config.core_config()
+        metrics = self.config.metrics_address()
+        _check_metrics(metrics)
         self._store = self._open_store()
         try:
             await self._start_parts(self._store, core_config, contexts)
+            if metrics is not None:
+                await self._start_metrics(metrics)
         except BaseException:
             await self.stop()
             raise
@@ -103,6 +112,9 @@ class Node:
 
     async def stop(self) -> None:
         """Stop, close all connections, then flush and close the store. May be called twice."""
+        if self._metrics is not None:
+            self._metrics.stop()
+            self._metrics = None
         if self._driver is not None:
             self._driver.stop()
         self._fail_local_requests()
@@ -218,11 +230,31 @@ class Node:
         if self._driver is not None:
             self._driver.flushed_in_thread(index)
 
+    async def _start_metrics(self, address: Address) -> None:
+        # These load prometheus_client, which only nodes with metrics need.
+        from pyspark_dledger.raft.node.metrics.endpoint import Endpoint
+        from pyspark_dledger.raft.node.metrics.watched_node import WatchedNode
+
+        assert self._driver is not None
+        try:
+            sockets = await listening_sockets(address)
+        except OSError as error:
+            raise DLedgerError(f"metrics: cannot listen at {address} ({error}): use another address") from None
+        watched = WatchedNode(
+            *(self.config, self.store, self.core, self._driver, self._connections, self._links, self._application)
+        )
+        self._metrics = Endpoint(watched, sockets)
+        self._metrics.start()
+        record(logging.INFO, "metrics", listen=address)
+        if not address.is_loopback:
+            record(logging.WARNING, "open", listen=address, found="everyone who reaches it can read the metrics")
+
     async def _listen_at(self, address: Address, tls: TlsContext | None) -> None:
         try:
             self._server = await listen(
                 *(self._new_inbound, address, self._log, tls, self.config.handshake_timeout_ms / 1000),
                 may_use_reserve=self._connections.is_member_host,
+                refused=self._connections.refused,
             )
         except OSError as error:
             raise DLedgerError(f"cannot listen at {address} ({error}): use another address") from None
@@ -272,3 +304,9 @@ class Node:
         self._fail_local_requests()
         if not self.failed.done():
             self.failed.set_result(error)
+
+
+def _check_metrics(address: Address | None) -> None:
+    """Raises OptionError if metrics are wanted without their library."""
+    if address is not None and find_spec("prometheus_client") is None:
+        raise OptionError("metrics: expected prometheus_client, found none: pip install 'pyspark_dledger[metrics]'")

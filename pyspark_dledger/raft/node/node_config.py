@@ -28,6 +28,7 @@ from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
 from pyspark_dledger.store.store_config import FLUSHES, Flush, StoreConfig
 
 _MIN_MEMORY = 64 << 20
+_LOOPBACK = "127.0.0.1"
 _MEMORY = Parser("a size of at least 64m", lambda value: checked(parse_size(value), _MIN_MEMORY, INT64_MAX), show_size)
 PATH = Parser("a path", lambda value: Path(parse_text(value)))
 
@@ -53,6 +54,7 @@ class NodeConfig:
     common_peers: str | None = option(None, TEXT, "compared instead of `peers`, if addresses differ")
     change_members: bool = option(False, BOOLEAN, "once: takes other members")
     listen: str | None = option(None, TEXT, "HOST or HOST:PORT; default: its address in `peers`, if loopback")
+    metrics: str | None = option(None, TEXT, "HOST:PORT, or PORT of 127.0.0.1")
     tls: Tls | None = None
     secret: str | None = field(default=None, repr=False)
     member_secret: str | None = field(default=None, repr=False)
@@ -107,6 +109,12 @@ class NodeConfig:
         if _has_port(self.listen):
             return parse_address(self.listen, "listen")
         return Address(self.listen.removeprefix("[").removesuffix("]"), own.port)
+
+    def metrics_address(self) -> Address | None:
+        """The address of metrics and health. Raises OptionError."""
+        if self.metrics is None:
+            return None
+        return parse_address(self.metrics if ":" in self.metrics else f"{_LOOPBACK}:{self.metrics}", "metrics")
 
     def core_config(self) -> CoreConfig:
         """The core's configuration. Raises OptionError for an unknown field or an invalid value."""

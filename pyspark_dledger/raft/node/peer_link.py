@@ -63,6 +63,8 @@ class PeerLink:
         # The network address to connect from: peers know this member by it.
         self._own_host = own_host
         self._channel: _PeerChannel | None = None
+        # Why the peer is no member of this group; None if it is one, or is not reachable.
+        self.mismatch: str | None = None
         # The network addresses of the peer's host at the last lookup.
         self.hosts: frozenset[str] = frozenset()
         self._waiting: deque[tuple[int, Request]] = deque()
@@ -119,8 +121,9 @@ class PeerLink:
                 if reason != reported:
                     record(logging.WARNING, "peer unreachable", peer=self.peer_id, address=self._address, reason=reason)
                 reported = reason
+                self.mismatch = reason if isinstance(error, _HelloError) else None
             else:
-                wait, reported = _FIRST_WAIT, ""
+                wait, reported, self.mismatch = _FIRST_WAIT, "", None
                 await lost.wait()
                 record(logging.WARNING, "peer disconnected", peer=self.peer_id)
             self._drop_channel()

@@ -140,6 +140,7 @@ def _check(config: NodeConfig, sources: Mapping[str, str]) -> None:
     """Raises OptionError, with setting and source, for values that fit no store or no group."""
     try:
         members = config.members()
+        config.metrics_address()
         config.core_config()
         if config.store is not None:
             config.store_config(config.store)

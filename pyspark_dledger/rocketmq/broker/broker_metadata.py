@@ -68,6 +68,11 @@ class BrokerMetadata:
         """How many queues a topic has (the larger of those to read and to write); None for an unknown one."""
         return self._counts.get(topic)
 
+    @property
+    def topic_count(self) -> int:
+        """The number of topics."""
+        return len(self._counts)
+
     def add_topics(self, counts: Mapping[str, int]) -> None:
         """Create topics with so many queues, or set the counts of existing ones; written to ``topics.json``."""
         table = {**self._topics["topicConfigTable"]}

@@ -22,6 +22,8 @@ class PutStatistics:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # Since the start.
+        self.all_messages = self.all_duplicates = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -36,6 +38,8 @@ class PutStatistics:
         self._messages += messages
         self._size += size
         self._duplicates += duplicates
+        self.all_messages += messages
+        self.all_duplicates += duplicates
         self._slowest = max(self._slowest, milliseconds)
         self._slots[sum(milliseconds > slot for slot in _SLOTS_MS)] += 1
         if milliseconds > _SLOW_MS:

@@ -51,6 +51,11 @@ class TopicQueues:
         """A copy of all of them."""
         return dict(self._ends)
 
+    @property
+    def count(self) -> int:
+        """The number of queues."""
+        return len(self._ends)
+
     def raise_to(self, ends: Mapping[QueueName, int]) -> None:
         """Raise each queue to the given end, if that is higher."""
         for queue, end in ends.items():
@@ -124,6 +129,11 @@ class DispatchedTables:
             self._queues.raise_to(ends)
             self._complete = max(self._complete, last)
             self._advance()
+
+    @property
+    def queue_count(self) -> int:
+        """The number of queues that have had messages."""
+        return self._queues.count
 
     @property
     def complete_index(self) -> int:

@@ -260,6 +260,16 @@ class MessageService:
         """Whether puts are accepted: this leader's tables are rebuilt, and an old CommitLog is dispatched."""
         return self._leader_tables() is not None
 
+    def metrics(self) -> Mapping[str, float]:
+        dispatcher, statistics = self._dispatcher, self._puts.statistics
+        return {
+            "dledger_topics": self._metadata.topic_count,
+            "dledger_queues": self._dispatched.queue_count,
+            "dledger_dispatched_index": -1 if dispatcher is None else dispatcher.dispatched_index,
+            "dledger_put_messages_total": statistics.all_messages,
+            "dledger_put_duplicates_total": statistics.all_duplicates,
+        }
+
     # Puts
 
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:

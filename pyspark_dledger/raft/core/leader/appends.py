@@ -6,6 +6,7 @@ from bisect import insort_right
 from collections import deque
 from operator import attrgetter
 
+from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError
 from pyspark_dledger.format.encode.encoded import Bodies
@@ -54,6 +55,8 @@ class Appends:
         self._pending: deque[_PendingAppend] = deque()
         self._waiting: deque[_PendingAppend] = deque()
         self._bytes = 0
+        # From append to commit.
+        self.latencies = Histogram()
         # If all members are up, entries of earlier terms are committed without a filler. Half of a put's timeout is
         # left for that.
         self._fill_after_ms = member.config.max_wait_ack_time_ms // 2
@@ -182,12 +185,22 @@ class Appends:
 
     def committed(self, index: int) -> None:
         """Acknowledge the appends up to that index."""
-        pending = self._pending
+        pending, begun, count = self._pending, 0, 0
         while pending and pending[0].until <= index:
             done = pending.popleft()
             self._bytes -= done.size
+            if done.begun != begun:
+                self._observe(begun, count)
+                begun, count = done.begun, 0
+            count += 1
             if not done.has_response:
                 self._respond(done, ResponseCode.SUCCESS)
+        self._observe(begun, count)
+
+    def _observe(self, begun: int, count: int) -> None:
+        """Count committed appends that began at the same time: counting each would slow appends."""
+        if count:
+            self.latencies.observe((self._member.now - begun) / 1000, count)
 
     def tick(self) -> None:
         """Respond to expired appends that their outcome is unknown."""

@@ -1,0 +1,147 @@
+"""The values of a node's metrics, and whether it is healthy and ready. All of it runs in the node's event loop."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark_dledger import __version__
+from pyspark_dledger.common.histogram import Histogram
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.core import Core
+from pyspark_dledger.raft.core.application import Application
+from pyspark_dledger.raft.core.effects import Status
+from pyspark_dledger.raft.messages import Role
+from pyspark_dledger.raft.node.connections import Connections
+from pyspark_dledger.raft.node.core_driver import CoreDriver
+from pyspark_dledger.raft.node.node_config import NodeConfig
+from pyspark_dledger.raft.node.peer_link import PeerLink
+from pyspark_dledger.store.dledger_store import DLedgerStore
+
+# Numbers by the values of the labels.
+Labelled = Mapping[tuple[str, ...], float]
+Values = dict[str, float | Labelled | Histogram]
+"""The values of metrics by name."""
+
+
+class WatchedNode(NamedTuple):
+    """The parts of a running node."""
+
+    config: NodeConfig
+    store: DLedgerStore
+    core: Core
+    driver: CoreDriver
+    connections: Connections
+    links: Mapping[str, PeerLink]
+    application: Application | None
+
+    # Health
+
+    def failure(self) -> str | None:
+        """Why the node must be restarted; None if it works."""
+        if self.store.failure is not None:
+            return "the store has failed: see the log of the node"
+        return "the node has stopped: see its log" if self.driver.is_stopped else None
+
+    def unreadiness(self) -> str | None:
+        """Why the node should get no requests; None if it is ready."""
+        if (failure := self.failure()) is not None:
+            return failure
+        status, limit = self.core.status(), self.core.max_lag
+        if status.leader_id is None:
+            return "; ".join(("no leader", *self._mismatches()))
+        if self.store.metrics().is_disk_full:
+            return "the disk is full: appends are rejected"
+        if status.lag > limit:
+            return f"lacks {status.lag} committed entries: expected at most {limit} (maxLeadershipTransferWaitIndex)"
+        if self.core.needs_summary:
+            return "lacks the state of expired messages"
+        if self.core.role is Role.LEADER and self.application is not None and not self.application.is_ready:
+            return "the leader is still reading its log"
+        return None
+
+    def _mismatches(self) -> list[str]:
+        return [f"{peer_id}: {link.mismatch}" for peer_id, link in self.links.items() if link.mismatch is not None]
+
+    # Values
+
+    def values(self) -> Values:
+        """The values of the metrics that this node has. Histograms are still counting."""
+        status = self.core.status()
+        return {
+            **self._member_values(status),
+            **self._log_values(status),
+            **self._connection_values(),
+            **self._store_values(),
+            **({} if self.application is None else self.application.metrics()),
+        }
+
+    def _member_values(self, status: Status) -> Values:
+        config = self.config
+        values: Values = {
+            "dledger_build_info": {(__version__, platform.python_version()): 1},
+            "dledger_member_info": {(config.group, config.self_id, config.flush_mode()): 1},
+            "dledger_role": {
+                (role.value,): status.role is role for role in (Role.LEADER, Role.FOLLOWER, Role.CANDIDATE)
+            },
+            "dledger_has_leader": status.leader_id is not None,
+            "dledger_term": status.term,
+            "dledger_elections_total": status.elections,
+            "dledger_leader_changes_total": self.driver.leader_changes,
+            "dledger_problems_total": status.problems,
+            "dledger_lag_entries": status.lag,
+            "dledger_peer_connected": {(key,): link.is_connected for key, link in self.links.items()},
+            "dledger_peer_mismatch": {(key,): link.mismatch is not None for key, link in self.links.items()},
+        }
+        if status.role is Role.LEADER:
+            values["dledger_peer_lag_entries"] = {
+                (peer.peer_id,): max(0, status.end_index - peer.match_index) for peer in status.peers
+            }
+        return values
+
+    def _log_values(self, status: Status) -> Values:
+        return {
+            "dledger_ledger_begin_index": status.begin_index,
+            "dledger_ledger_end_index": status.end_index,
+            "dledger_committed_index": status.committed_index,
+            "dledger_flushed_index": self.store.flushed_index,
+            "dledger_ledger_end_position_bytes": self.store.end_pos,
+            "dledger_append_seconds": self.core.append_latencies,
+            "dledger_pending_appends": status.pending_appends,
+            "dledger_damaged_entries": self.core.damaged_entries,
+            "dledger_damaged_entries_found_total": status.found_damaged,
+            "dledger_damaged_entries_repaired_total": status.repaired,
+        }
+
+    def _connection_values(self) -> Values:
+        connections, refused = self.connections, self.connections.refused
+        return {
+            "dledger_connections": {(role,): count for role, count in connections.counts().items()},
+            "dledger_refused_connections_total": {(kind,): count for kind, count in refused.connections.items()},
+            "dledger_refused_requests_total": {
+                (ResponseCode(code).name,): count for code, count in refused.requests.items()
+            },
+            "dledger_refused_member_requests_total": {
+                (name,): count for name, count in refused.member_requests.items()
+            },
+            "dledger_connection_memory_bytes": connections.memory.used,
+            "dledger_connection_memory_limit_bytes": connections.memory.limit,
+        }
+
+    def _store_values(self) -> Values:
+        metrics = self.store.metrics()
+        values: Values = {
+            "dledger_store_failed": self.store.failure is not None,
+            "dledger_disk_full": metrics.is_disk_full,
+        }
+        if metrics.flushes is not None:
+            scrub = metrics.scrub
+            values |= {
+                "dledger_flush_seconds": metrics.flushes,
+                "dledger_scrub_checked_bytes_total": scrub.checked_bytes,
+                "dledger_scrub_pass_bytes": scrub.pass_bytes,
+                "dledger_scrub_log_bytes": scrub.log_bytes,
+                "dledger_scrub_last_pass_timestamp_seconds": scrub.last_pass,
+            }
+        return values

@@ -1,0 +1,353 @@
+"""Metrics and health of nodes, scraped over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import pyspark_dledger as dl
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.raft.messages import PutRequest
+from pyspark_dledger.raft.node import NodeConfig, node
+from pyspark_dledger.raft.node.metrics import endpoint, http_server
+from pyspark_dledger.raft.node.metrics.catalogue import HISTOGRAM, METRICS
+from pyspark_dledger.raft.node.settings import NodeSettings, node_config
+from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.store.files.services import CleanSpaceService
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from tests.support.groups import FASTER, HOST, Nodes, Served, eventually, free_ports, nodes, peers_text
+from tests.support.message_nodes import message_nodes, puts, rows
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_OPENER = build_opener(ProxyHandler({}))
+
+
+class Page(NamedTuple):
+    """A response to ``GET``."""
+
+    status: int
+    body: bytes
+
+    @property
+    def row(self) -> Any:
+        return json.loads(self.body)
+
+
+def get(port: int, path: str) -> Page:
+    try:
+        with _OPENER.open(f"http://{HOST}:{port}{path}", timeout=10) as response:
+            return Page(response.status, response.read())
+    except HTTPError as error:
+        with error:
+            return Page(error.code, error.read())
+
+
+class Samples(dict[str, float]):
+    """The samples of a scrape, as ``name`` or ``name{value}`` of the first label."""
+
+
+def scrape(port: int) -> Samples:
+    page = get(port, "/metrics")
+    assert page.status == 200
+    samples = Samples()
+    for family in text_string_to_metric_families(page.body.decode()):
+        for sample in family.samples:
+            labels = ",".join(sample.labels.values())
+            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return samples
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Nodes]:
+    """Three nodes with metrics."""
+    with nodes(tmp_path, 3, core_options=FASTER, metrics=True) as group:
+        group.leader()
+        yield group
+
+
+def test_metrics_of_a_group_agree_with_its_state(group: Nodes) -> None:
+    with dl.connect("g", group.peers) as client:
+        for number in range(20):
+            client.append(b"%d" % number)
+        leader = group.leader()
+
+        def has_all() -> bool:
+            return all(group.status(node_id)["committedIndex"] == 19 for node_id in group.nodes)
+
+        eventually(has_all)
+        time.sleep(0.5)
+        for node_id in group.nodes:
+            found, state = scrape(group.metrics_ports[node_id]), group.status(node_id)
+            assert found[f"dledger_role{{{state['role']}}}"] == 1
+            assert sum(value for name, value in found.items() if name.startswith("dledger_role")) == 1
+            assert found["dledger_term"] == state["term"]
+            assert found["dledger_ledger_begin_index"] == state["beginIndex"] == 0
+            assert found["dledger_ledger_end_index"] == state["endIndex"] == 19
+            assert found["dledger_committed_index"] == state["committedIndex"] == 19
+            assert found["dledger_flushed_index"] == state["flushedIndex"]
+            assert found["dledger_has_leader"] == 1
+            assert found["dledger_lag_entries"] == 0
+            assert found["dledger_flush_seconds_count"] > 0
+            assert found["dledger_leader_changes_total"] >= 1
+            assert found["dledger_store_failed"] == found["dledger_disk_full"] == 0
+            folder = str(group.folder / f"dledger-{node_id}")
+            assert found[f"dledger_disk_size_bytes{{{folder}}}"] == shutil.disk_usage(folder).total
+        found = scrape(group.metrics_ports[leader])
+        assert found["dledger_append_seconds_count"] == found["dledger_append_seconds_bucket{+Inf}"] == 20
+        followers = [node_id for node_id in group.nodes if node_id != leader]
+        assert [found[f"dledger_peer_lag_entries{{{node_id}}}"] for node_id in followers] == [0, 0]
+        assert [found[f"dledger_peer_connected{{{node_id}}}"] for node_id in followers] == [1, 1]
+        assert found["dledger_connections{member}"] == 2
+        assert found["dledger_connections{client}"] >= 1
+        assert get(group.metrics_ports[leader], "/healthz") == (200, b'{"ok": true}\n')
+        assert get(group.metrics_ports[leader], "/readyz") == (200, b'{"ok": true}\n')
+
+
+def test_every_metric_is_exported_and_documented(tmp_path: Path) -> None:
+    """By a message group: each metric that the catalogue has, and no other one."""
+    with message_nodes(tmp_path, 2, metrics=True) as group:
+        leader = group.ready_leader()
+        port = group.metrics_ports[leader]
+        with closing(group.caller(leader)) as caller:
+            caller.hello()
+            assert caller.call(PutRequest(bodies=puts(rows(10)))).code == 200
+        eventually(lambda: scrape(port)["dledger_dispatched_index"] == 9)
+        found = scrape(port)
+        assert (found["dledger_put_messages_total"], found["dledger_put_duplicates_total"]) == (10, 0)
+        assert found["dledger_queues"] == 4
+        families = {family.name for family in text_string_to_metric_families(get(port, "/metrics").body.decode())}
+        declared = {metric.name.removesuffix("_total") for metric in METRICS}
+        assert {name for name in families if name.startswith("dledger_")} == declared
+        assert all(name.startswith(("dledger_", "process_")) for name in families)
+
+
+# Health
+
+
+def reason(port: int, path: str = "/readyz") -> str:
+    """Why a node is not ready; "" if it is."""
+    page = get(port, path)
+    assert page.body.count(b"\n") == 1
+    assert page.status == (200 if page.row["ok"] else 503)
+    return page.row.get("reason", "")
+
+
+def test_without_a_quorum_a_node_is_healthy_but_not_ready(group: Nodes) -> None:
+    leader = group.leader()
+    port = group.metrics_ports[leader]
+    assert reason(port) == ""
+    group.stop(*(node_id for node_id in group.ids if node_id != leader))
+    assert eventually(lambda: reason(port)) == "no leader"
+    assert get(port, "/healthz").status == 200
+    found = scrape(port)
+    assert (found["dledger_has_leader"], found["dledger_role{CANDIDATE}"]) == (0, 1)
+    assert [found[f"dledger_peer_connected{{{each}}}"] for each in group.ids if each != leader] == [0, 0]
+
+
+def test_a_full_disk_and_a_failed_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = [0.5]
+    monkeypatch.setattr(CleanSpaceService.__init__, "__defaults__", (time.time, lambda _: used[0]))
+    with nodes(tmp_path, 1, core_options={}, metrics=True) as group:
+        group.leader()
+        port = group.metrics_ports["n0"]
+        assert reason(port) == ""
+        used[0] = 0.99
+        assert "the disk is full" in eventually(lambda: reason(port))
+        assert reason(port, "/healthz") == ""
+        with closing(group.caller("n0")) as caller:
+            assert caller.append(b"x").code == ResponseCode.DISK_FULL
+        found = eventually(lambda: scrape(port).get("dledger_refused_requests_total{DISK_FULL}") and scrape(port))
+        assert (found["dledger_disk_full"], found["dledger_refused_requests_total{DISK_FULL}"]) == (1, 1)
+        used[0] = 0.5
+        eventually(lambda: not reason(port))
+        store = group.nodes["n0"].store
+        assert isinstance(store, MmapFileStore)
+        store._files.failure = "flushing failed"
+        assert "store has failed" in eventually(lambda: reason(port, "/healthz"))
+        assert "store has failed" in reason(port)
+        eventually(lambda: scrape(port)["dledger_store_failed"] == 1)
+
+
+def test_a_member_that_lags_is_not_ready(group: Nodes) -> None:
+    leader = group.leader()
+    port = group.metrics_ports[next(node_id for node_id in group.ids if node_id != leader)]
+    follower = group.nodes[next(node_id for node_id in group.ids if node_id != leader)]
+    assert reason(port) == ""
+    follower.core._follower._leader_committed = 1000
+    assert reason(port) == "lacks 1001 committed entries: expected at most 1000 (maxLeadershipTransferWaitIndex)"
+
+
+def test_a_node_whose_event_loop_hangs_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_LOOP_SECONDS", 0.2)
+    with nodes(tmp_path, 1, core_options={}, metrics=True) as group:
+        group.leader()
+        port = group.metrics_ports["n0"]
+        is_over = threading.Event()
+        group._loop.call_soon_threadsafe(is_over.wait, 10)
+        assert reason(port, "/healthz") == "the event loop does not respond within 0.2 s"
+        assert get(port, "/metrics").status == 503
+        is_over.set()
+        eventually(lambda: not reason(port, "/healthz"))
+        assert scrape(port)["dledger_term"] == 0
+
+
+def test_a_member_of_another_group_is_named(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(nodes(tmp_path / "a", 2, core_options=FASTER, metrics=True))
+        first.leader()
+        first.stop("n1")
+        first.start("n1", peers=f"{first.peers};n2-{HOST}:1", change_members=True)
+        port = first.metrics_ports["n1"]
+        assert "n0: expected" in eventually(lambda: "n0" in reason(port) and reason(port))
+        assert "list of peers" in reason(port)
+        assert scrape(port)["dledger_peer_mismatch{n0}"] == 1
+        other = eventually(lambda: scrape(first.metrics_ports["n0"]))
+        assert other["dledger_refused_connections_total{hello}"] >= 1
+
+
+# Hostile clients
+
+
+def send(port: int, data: bytes) -> bytes:
+    """The whole response to some bytes; empty if the connection was closed."""
+    with socket.create_connection((HOST, port), 10) as connection:
+        connection.sendall(data)
+        response = b""
+        try:
+            while part := connection.recv(1 << 16):
+                response += part
+        except ConnectionResetError:
+            pass
+        return response
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    with nodes(tmp_path, 1, core_options={}, metrics=True) as group:
+        group.leader()
+        yield group.metrics_ports["n0"]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"HEAD /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"GET /../etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"GET /metricsx HTTP/1.1\r\n\r\n", 404),
+        (b"GET \xff\x00 HTTP/1.1\r\n\r\n", 404),
+        (b"GET /metrics\r\n\r\n", 400),
+        (b"GET  /metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics HTTP/2.0\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 9000, 431),
+        (b"x" * 20_000, 431),
+        (b"GET /healthz?probe=1 HTTP/1.0\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /readyz HTTP/1.1\r\n\r\n", 200),
+    ],
+    ids=lambda value: None if isinstance(value, bytes) else str(value),
+)
+def test_only_small_get_requests_are_served(port: int, data: bytes, status: int) -> None:
+    response = send(port, data)
+    assert response.startswith(b"HTTP/1.1 %d " % status)
+    assert response.count(b"HTTP/1.1") == 1
+    assert reason(port) == ""
+
+
+def test_slow_and_many_clients_do_not_keep_others_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_MAX_SECONDS", 0.3)
+    monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", 4)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((HOST, port), 10)) for _ in range(20)]
+        silent[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert reason(port, "/healthz") == ""
+        # Closed by the node: displaced by later ones, or too slow.
+        assert all(each.recv(1) == b"" for each in silent)
+    assert scrape(port)["dledger_term"] == 0
+
+
+# Settings
+
+
+def test_metrics_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "find_spec", lambda _: None)
+    with pytest.raises(OptionError, match=re.escape("pip install 'pyspark_dledger[metrics]'")):
+        nodes(tmp_path, 1, metrics=True).__enter__()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("9100", Address("127.0.0.1", 9100)), ("10.0.0.1:9100", Address("10.0.0.1", 9100)), ("[::]:1", Address("::", 1))],
+)
+def test_metrics_are_on_loopback_unless_an_address_is_given(text: str, expected: Address) -> None:
+    assert NodeConfig("g", "n0", "n0-10.0.0.1:1", metrics=text).metrics_address() == expected
+
+
+@pytest.mark.parametrize("text", ["x", "0", "host:", "99999"])
+def test_a_wrong_address_is_an_error(text: str) -> None:
+    settings = NodeSettings()
+    settings |= {"group": "g", "selfId": "n0", "peers": "n0-127.0.0.1:1", "storeType": "MEMORY"}
+    settings.set("metrics", text, "--metrics")
+    with pytest.raises(OptionError, match="--metrics: expected HOST:PORT"):
+        node_config(settings)
+
+
+def test_an_address_that_is_in_use_stops_the_start(tmp_path: Path) -> None:
+    with nodes(tmp_path / "a", 1, core_options={}, metrics=True) as group:
+        group.leader()
+        with pytest.raises(DLedgerError, match="metrics: cannot listen at"):
+            nodes(tmp_path / "b", 1, metrics=f"{HOST}:{group.metrics_ports['n0']}").__enter__()
+
+
+def test_serve_has_metrics(tmp_path: Path) -> None:
+    port, metrics = free_ports(2)
+    process = Served("n0", peers_text([port]), tmp_path, "--metrics", str(metrics))
+    try:
+        process.ready()
+        eventually(lambda: not reason(metrics))
+        assert scrape(metrics)["dledger_role{LEADER}"] == 1
+        assert process.terminate() == 0
+    finally:
+        process.close()
+
+
+# Examples
+
+
+def expressions() -> dict[str, str]:
+    """The queries of the example dashboard and alerts, by the title of their panel or alert."""
+    folder = ROOT / "examples" / "monitoring"
+    panels = json.loads((folder / "grafana.json").read_text())["panels"]
+    found = {f"{panel['title']} {each['refId']}": each["expr"] for panel in panels for each in panel["targets"]}
+    alerts = re.findall(r"alert: (\w+)\n +expr: (.*)\n", (folder / "alerts.yml").read_text())
+    assert len(alerts) == (folder / "alerts.yml").read_text().count("alert:")
+    return found | dict(alerts)
+
+
+@pytest.mark.parametrize("query", expressions().values(), ids=expressions().keys())
+def test_queries_of_examples_use_metrics_that_exist(query: str) -> None:
+    labels = {metric.name: {*metric.labels, "job", "instance"} for metric in METRICS if metric.kind != HISTOGRAM}
+    labels |= {f"{metric.name}_bucket": {"le", "job", "instance"} for metric in METRICS if metric.kind == HISTOGRAM}
+    labels |= {name: {"job", "instance"} for name in ("process_cpu_seconds_total", "process_open_fds")}
+    names = re.findall(r"\b(?:dledger|process)_\w+", query)
+    assert names
+    for name in names:
+        assert name in labels, name
+        used = [label for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(", ")]
+        used += re.findall(r"(\w+)=~?\"", "".join(re.findall(rf"{name}\{{([^}}]*)\}}", query)))
+        assert set(used) <= labels[name], name
