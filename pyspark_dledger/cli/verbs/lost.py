@@ -94,15 +94,20 @@ def _rows(found: list[LostMessage], names: Candidates | None) -> list[Row]:
 
 
 def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: int, unclear: list[str]) -> None:
+    for line in _summary(found, unclear) if stores > 1 else [_alone(found, unclear)]:
+        out.line(line)
     if rows:
+        out.line("")
         more = tuple(name for name in ("candidateKeys", "candidateTags") if name in rows[0])
         shown = [{name: row[name] for name in (*_COLUMNS, *more)} for row in rows]
         used = {name for row in shown for name, value in row.items() if value not in (None, [])}
         print_table(out, ({name: row[name] for name in row if name in used} for row in shown))
-        out.line("")
-    alone = "; ".join([_count(found), *unclear])
-    for line in [f"lost: {alone}"] if stores == 1 else _summary(found, unclear):
-        out.line(line)
+
+
+def _alone(found: list[LostMessage], unclear: list[str]) -> str:
+    """What one store has lost: other replicas decide if it is lost for good."""
+    others = ["give the paths of other replicas too: they may have it"] if found else []
+    return f"lost: {'; '.join([_count(found), *unclear, *others])}"
 
 
 def _summary(found: list[LostMessage], unclear: list[str]) -> Iterable[str]:

@@ -92,7 +92,7 @@ def contradicted_ranges(log: StoreView, places: Iterable[tuple[int, int]]) -> It
         partitions = plan_between(log, COLUMNS, options, Filters(), None, start, end)
         for batch in (batch for partition in partitions for batch in read_partition(partition)):
             for number in sorted({*range(batch.num_rows)} - {*damaged_rows(batch)}):
-                row = _row(batch, number)
+                row = row_at(batch, number)
                 here, stop = Neighbour(row["index"], row["storeTimestamp"]), row["pos"] + row["size"]
                 yield DamagedRange(row["pos"], stop, row["source"], _CONTRADICTED, here, here, row)
 
@@ -122,7 +122,7 @@ class _Collector:
         fillers = set(self._fillers.numbers(batch))
         for number in sorted({*damaged_rows(batch), *fillers}):
             self._pass(batch, at, number)
-            row = _row(batch, number)
+            row = row_at(batch, number)
             if number in fillers:
                 row.update(self._fillers.known_at(row["pos"]), problem=PROBLEM)
             self._add_row(row)
@@ -165,7 +165,8 @@ def damaged_rows(batch: pa.RecordBatch) -> list[int]:
     return numbers
 
 
-def _row(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
+def row_at(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
+    """The values of a row of `COLUMNS`; its time in microseconds since 1970."""
     row = {name: batch[name][number].as_py() for name in COLUMNS if name != "storeTimestamp"}
     return {**row, "storeTimestamp": _stored(batch, number)}
 

@@ -27,6 +27,7 @@ from pyspark_dledger.rocketmq.lost.damaged_ranges import (
     damaged_ranges,
     end_range,
 )
+from pyspark_dledger.rocketmq.lost.known_elsewhere import told_by_replicas
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messages
 
 
@@ -86,10 +87,9 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
     known = [lost for lost in found.values() if lost.entries == 1]
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
     placed = (_counted(_placed(lost, replicas), replicas) for lost in [*known, *rest])
-    messages = sorted(
-        (lost for lost in placed if lost.lost_on and lost.entries != 0 and not _is_uncommitted(lost, replicas)),
-        key=lambda lost: (lost.pos, lost.size or 0),
-    )
+    kept = [lost for lost in placed if lost.lost_on and lost.entries != 0 and not _is_uncommitted(lost, replicas)]
+    told = told_by_replicas(kept, {replica.name: replica.log for replica in replicas})
+    messages = sorted(told, key=lambda lost: (lost.pos, lost.size or 0))
     if states is None:
         return GroupLosses(messages, Ranges(), Ranges())
     return GroupLosses(messages, states.unclear, states.unclear_positions)
@@ -123,6 +123,8 @@ def _part_of(progress: Progress | None, number: int, count: int) -> Progress | N
 def _joined(first: LostMessage, second: LostMessage) -> LostMessage:
     """What two replicas know of one message."""
     known = {name: value for name, value in vars(second).items() if getattr(first, name) is None}
+    if first.size is None and second.size is not None:
+        known["pos"] = second.pos
     return replace(
         first,
         **known,

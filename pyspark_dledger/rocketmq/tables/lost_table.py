@@ -16,7 +16,7 @@ from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 
 _WITNESSES = (
     "`indexUnits`, `consumeQueue`, `indexFile`, `checkpoint`; `log`: its header is intact; "
-    "`neighbours`: their indexes; none for bytes only"
+    "`neighbours`: their indexes; `replicas`: an intact copy; none for bytes only"
 )
 
 COLUMNS = (
