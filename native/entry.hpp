@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bytes.hpp"
+#include "crc32.hpp"
 
 namespace dledger {
 
@@ -12,6 +13,9 @@ constexpr int32_t kMagicNormal = 1;
 constexpr int32_t kMagicNoop = 2;
 constexpr int32_t kMagicConfigChange = 3;
 constexpr int32_t kMagicBlank = -1;
+constexpr int32_t kChannelNoop = 1;
+constexpr int32_t kChannelMembers = 2;
+constexpr int kChainCrcAt = 36;
 constexpr int kMinBlankSize = 8;
 
 struct EntryHeader {
@@ -23,9 +27,15 @@ struct EntryHeader {
   int64_t term() const { return load_be64(p + 16); }
   int64_t pos() const { return load_be64(p + 24); }
   int32_t channel() const { return load_be32(p + 32); }
-  int32_t chain_crc() const { return load_be32(p + 36); }
+  int32_t chain_crc() const { return load_be32(p + kChainCrcAt); }
   int32_t body_crc() const { return load_be32(p + kBodyCrcAt); }
   int32_t body_size() const { return load_be32(p + 44); }
+  // The kind of a control entry, 0 for another one, see pyspark_dledger/format/control.py.
+  int32_t control_kind() const {
+    const int32_t kind = channel();
+    if (kind != kChannelNoop && kind != kChannelMembers) return 0;
+    return static_cast<uint32_t>(chain_crc()) == crc32(p, kChainCrcAt) ? kind : 0;
+  }
   const uint8_t* body() const { return p + kEntryHeaderSize; }
 
   bool is_magic() const {

@@ -330,11 +330,13 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
   const uint8_t* bytes = row.p;
   int64_t size = row.size;
   if (view.is_dledger()) {
-    const int32_t magic = EntryHeader{row.p}.magic();
-    if (magic != kMagicNormal) {
-      row.kind = magic == kMagicNoop ? Kind::Noop : Kind::Config;
+    const EntryHeader header{row.p};
+    if (header.magic() != kMagicNormal) {
+      row.kind = header.magic() == kMagicNoop ? Kind::Noop : Kind::Config;
       return;
     }
+    // A control entry with a message stays a message.
+    if (const int32_t kind = header.control_kind()) row.kind = kind == kChannelNoop ? Kind::Noop : Kind::Config;
     bytes += kEntryHeaderSize;
     size -= kEntryHeaderSize;
     if (size < 8 || !is_message_magic(load_be32(bytes + 4))) return;

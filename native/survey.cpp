@@ -123,7 +123,7 @@ class Surveyor : public Visitor {
     if (header.pos() != pos) {
       report(Code::PosDiffers, pos, size, index, [&] { return expected_found("pos", pos, header.pos()); });
     }
-    if (header.channel() != 0 || header.chain_crc() != 0) {
+    if ((header.channel() != 0 || header.chain_crc() != 0) && header.control_kind() == 0) {
       report(Code::HeaderField, pos, size, index, [&] {
         return "expected channel 0 and chainCrc 0, found channel " + text(header.channel()) + " and chainCrc " +
                text(header.chain_crc());

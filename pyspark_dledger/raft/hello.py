@@ -13,6 +13,7 @@ from pyspark_dledger.raft.wire.wire_errors import WireError
 
 _MAX_SHOWN = 500
 _MAX_TEXT = 64 * 1024
+_NUMBERS = ("dataFileSize", "indexFileSize", "controls")
 # The fields that must be equal, with their names in messages, and what to do. Empty values are unknown.
 _COMPARED = {
     "group": ("group", "correct group or peers"),
@@ -25,7 +26,10 @@ _COMPARED = {
 
 @dataclass(frozen=True)
 class MemberHello:
-    """A member's view of the group. ``peers`` is sorted by id, sizes are bytes; 0 and "" are unknown."""
+    """A member's view of the group. ``peers`` is sorted by id, sizes are bytes; 0 and "" are unknown.
+
+    ``controls`` is the highest kind of control entry that it knows.
+    """
 
     id: str
     version: str
@@ -34,6 +38,7 @@ class MemberHello:
     cluster: str = ""
     dataFileSize: int = 0  # noqa: N815  # names on the wire
     indexFileSize: int = 0  # noqa: N815
+    controls: int = 0
 
     def text(self) -> str:
         return dumps(asdict(self), separators=(",", ":"))
@@ -70,7 +75,7 @@ def read_hello(text: str) -> MemberHello:
 
 def _check(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        kind = int if name.endswith("Size") else str
+        kind = int if name in _NUMBERS else str
         if type(value) is not kind:
             raise WireError(f"expected {name} of a member's hello as {kind.__name__}, found {type(value).__name__}")
         if isinstance(value, str) and not is_utf8(value):

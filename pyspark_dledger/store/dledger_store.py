@@ -40,13 +40,14 @@ class AppendedEntries(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One entry of a log; ``pos`` is its position in bytes."""
+    """One entry of a log; ``pos`` is its position in bytes. ``channel``: not 0 in entries of the group itself."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
     pos: int
     magic: int
     body: bytes
+    channel: int = 0
 
 
 class EntryRange(NamedTuple):
@@ -70,7 +71,8 @@ class DLedgerStore(ABC):
 
     ``flushed_index`` is the highest index that survives a power loss, ``end_pos`` the position after the last entry,
     ``curr_term`` the last saved term (0 for a new store), and ``vote_leader`` this node's vote in it.
-    ``cluster_id`` and ``member_ids`` are of its group, empty until they are known.
+    ``cluster_id`` and ``member_ids`` are of its group, empty until they are known. ``member_state`` is what the core
+    saved with the member ids.
     """
 
     append_hook: AppendHook | None = None
@@ -83,6 +85,7 @@ class DLedgerStore(ABC):
     vote_leader: str | None
     cluster_id: str
     member_ids: tuple[str, ...]
+    member_state: str
 
     @abstractmethod
     def startup(self) -> None:
@@ -121,8 +124,8 @@ class DLedgerStore(ABC):
         """Set the cluster id, durably. It is set once."""
 
     @abstractmethod
-    def save_member_ids(self, member_ids: tuple[str, ...]) -> None:
-        """Replace the member ids, atomically and durably."""
+    def save_member_ids(self, member_ids: tuple[str, ...], state: str = "") -> None:
+        """Replace member ids and member state, atomically and durably."""
 
     @property
     def file_sizes(self) -> tuple[int, int]:
@@ -130,10 +133,13 @@ class DLedgerStore(ABC):
         return 0, 0
 
     @abstractmethod
-    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
+    def append_as_leader(
+        self, bodies: Bodies | Sequence[Buffer], term: int | None = None, control: int = 0
+    ) -> AppendedEntries:
         """Append one entry per body, all or none, with the next indexes and `term` (default: `curr_term`).
 
-        Raises ValueError without a body, and for a body that is above 4 MiB with its header or fits no data file.
+        With `control` the only body becomes a control entry of that kind. Raises ValueError without a body, and for a
+        body that is above 4 MiB with its header or fits no data file.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ from pyspark_dledger.common.durable import open_own, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.codec import IndexUnit, record_struct
+from pyspark_dledger.format.control import control_kind_at
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
@@ -71,7 +72,8 @@ class EntryReader:
         _check_header(index, located, file, data)
         if check is not None and check(data) is not None:
             raise _wrong_body(index, located.pos, file)
-        return Entry(index, located.term, located.pos, MAGIC_NORMAL, bytes(data[ENTRY_HEADER_SIZE:]))
+        body = bytes(data[ENTRY_HEADER_SIZE:])
+        return Entry(index, located.term, located.pos, MAGIC_NORMAL, body, control_kind_at(data))
 
     def read(
         self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int, check: ReadCheck | None = None

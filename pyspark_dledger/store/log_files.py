@@ -25,6 +25,7 @@ from pathlib import Path
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_blank, record_struct
+from pyspark_dledger.format.control import mark_control
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
@@ -165,7 +166,7 @@ class LogFiles:
     # Appending
 
     def write_bodies(
-        self, bodies: Bodies, index: int, term: int, pos: int, hook: AppendHook | None
+        self, bodies: Bodies, index: int, term: int, pos: int, hook: AppendHook | None, control: int = 0
     ) -> tuple[tuple[EntryRun, ...], int]:
         """Write all bodies as entries from `index` and `pos` on (``MmapFileList.preAppend``). Returns runs and end.
 
@@ -187,6 +188,8 @@ class LogFiles:
                 continue
             if hook is not None:
                 hook(encoded.data, encoded.units)
+            if control:
+                mark_control(encoded.data, control)
             self._engine.write_body_crcs(encoded.data)
             if self.is_sync and not looks_torn:
                 looks_torn = self.looks_torn(encoded.data, pos)

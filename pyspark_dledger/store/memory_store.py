@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.format.codec import decode_entry_header, encode_entry, record_struct
+from pyspark_dledger.format.control import control_kind_at, mark_control
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, MAGIC_NORMAL
@@ -54,6 +55,7 @@ class MemoryStore(DLedgerStore):
         self.vote_leader: str | None = None
         self.cluster_id = ""
         self.member_ids: tuple[str, ...] = ()
+        self.member_state = ""
 
     def startup(self) -> None:
         """Does nothing: there is nothing to load."""
@@ -79,10 +81,12 @@ class MemoryStore(DLedgerStore):
     def save_cluster_id(self, cluster_id: str) -> None:
         self.cluster_id = cluster_id
 
-    def save_member_ids(self, member_ids: tuple[str, ...]) -> None:
-        self.member_ids = member_ids
+    def save_member_ids(self, member_ids: tuple[str, ...], state: str = "") -> None:
+        self.member_ids, self.member_state = member_ids, state
 
-    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
+    def append_as_leader(
+        self, bodies: Bodies | Sequence[Buffer], term: int | None = None, control: int = 0
+    ) -> AppendedEntries:
         term = self.curr_term if term is None else term
         stored: list[_Stored] = []
         runs: list[EntryRun] = []
@@ -92,7 +96,7 @@ class MemoryStore(DLedgerStore):
             at = entry_position(pos, ENTRY_HEADER_SIZE + len(body), self._file_size)
             if not runs or at != pos:
                 runs.append(EntryRun(index, at))
-            data = self._after_hook(encode_entry(index, term, at, bytes(body)), index, term, at)
+            data = self._after_hook(encode_entry(index, term, at, bytes(body)), index, term, at, control)
             stored.append(_Stored(at, term, data))
             pos = stored[-1].end
         first = self._next_index
@@ -107,10 +111,12 @@ class MemoryStore(DLedgerStore):
         check_lengths(map(len, bodies), self._file_size)
         return bodies
 
-    def _after_hook(self, data: bytes, index: int, term: int, pos: int) -> bytes:
+    def _after_hook(self, data: bytes, index: int, term: int, pos: int, control: int) -> bytes:
         changed = bytearray(data)
         if self.append_hook is not None:
             self.append_hook(changed, bytearray(_UNIT.pack(MAGIC_NORMAL, pos, len(data), index, term)))
+        if control:
+            mark_control(changed, control)
         self._engine.write_body_crcs(changed)
         return bytes(changed)
 
@@ -139,7 +145,8 @@ class MemoryStore(DLedgerStore):
     def get(self, index: int) -> Entry:
         stored = self._at(index)
         header = decode_entry_header(stored.data)
-        return Entry(index, header.term, stored.pos, header.magic, stored.data[ENTRY_HEADER_SIZE:])
+        body = stored.data[ENTRY_HEADER_SIZE:]
+        return Entry(index, header.term, stored.pos, header.magic, body, control_kind_at(stored.data))
 
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
         first = self._at(first_index)

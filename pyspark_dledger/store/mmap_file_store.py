@@ -23,6 +23,7 @@ from pyspark_dledger.store.files.node_files import (
     StoreLock,
     load_cluster_id,
     load_current_term,
+    load_member_state,
     load_members,
     write_cluster_id,
     write_current_term,
@@ -76,6 +77,7 @@ class MmapFileStore(DLedgerStore):
         self.vote_leader: str | None = None
         self.cluster_id = ""
         self.member_ids: tuple[str, ...] = ()
+        self.member_state = ""
 
     # Starting and stopping
 
@@ -117,7 +119,8 @@ class MmapFileStore(DLedgerStore):
         node_dir, files = self.config.node_dir, self._files
         check_version(node_dir)
         current = load_current_term(node_dir)
-        self.cluster_id, self.member_ids = load_cluster_id(node_dir), load_members(node_dir)
+        self.cluster_id = load_cluster_id(node_dir)
+        self.member_ids, self.member_state = load_members(node_dir), load_member_state(node_dir)
         found = files.recover()
         self._reader = EntryReader(self._engine, files.data, files.index, files.pending)
         self._begin, self._next_index, self._end_term = found.begin_index, found.next_index, found.end_term
@@ -210,13 +213,13 @@ class MmapFileStore(DLedgerStore):
             raise self._files.disk_error(error) from error
         self.cluster_id = cluster_id
 
-    def save_member_ids(self, member_ids: tuple[str, ...]) -> None:
+    def save_member_ids(self, member_ids: tuple[str, ...], state: str = "") -> None:
         self._check_started()
         try:
-            write_members(self.config.node_dir, member_ids)
+            write_members(self.config.node_dir, member_ids, state)
         except OSError as error:
             raise self._files.disk_error(error) from error
-        self.member_ids = member_ids
+        self.member_ids, self.member_state = member_ids, state
 
     @property
     def file_sizes(self) -> tuple[int, int]:
@@ -224,7 +227,9 @@ class MmapFileStore(DLedgerStore):
 
     # Appending
 
-    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
+    def append_as_leader(
+        self, bodies: Bodies | Sequence[Buffer], term: int | None = None, control: int = 0
+    ) -> AppendedEntries:
         self._check_writable()
         packed = bodies if isinstance(bodies, Bodies) else self._engine.pack_bodies(bodies)
         self._check_sizes(packed)
@@ -233,7 +238,7 @@ class MmapFileStore(DLedgerStore):
         if self._begin < 0:
             self._skip_file_without_room(packed, term)
         try:
-            runs, end_pos = files.write_bodies(packed, first, term, self.end_pos, self.append_hook)
+            runs, end_pos = files.write_bodies(packed, first, term, self.end_pos, self.append_hook, control)
         except BaseException as error:
             self._undo_append(error)
             raise

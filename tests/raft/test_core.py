@@ -363,10 +363,12 @@ def test_a_new_leader_truncates_entries_that_it_lacks(push: dict[str, Any]) -> N
     for node in group.nodes:
         node.store.save_term(2, None)
     group.start(0, 1)
-    group.until(lambda: group.leaders() == [shorter] and span(group.nodes) == {(0, 5)})
+    # Groups without Java members get a NOOP.
+    end = 5 if push["is_java"] else 6
+    group.until(lambda: group.leaders() == [shorter] and span(group.nodes) == {(0, end)})
     for number in range(10):
-        assert group.appended(shorter, bytes(128)).index == 6 + number
-    group.until(lambda: span(group.nodes) == {(0, 15)})
+        assert group.appended(shorter, bytes(128)).index == end + 1 + number
+    group.until(lambda: span(group.nodes) == {(0, end + 10)})
 
 
 @PUSHES

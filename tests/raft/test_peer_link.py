@@ -73,7 +73,7 @@ class Linked:
             None,
             1 << 20,
             self._on_response,
-            lambda _, is_binary: self.binary_peers.append(is_binary),
+            lambda _, is_binary, _hello: self.binary_peers.append(is_binary),
         )
         self.link.start()
 

@@ -36,6 +36,7 @@ from pyspark_dledger.rocketmq.service.leader_tables import covered_range, read_t
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
+from pyspark_dledger.store.files.node_files import load_members, write_members
 from tests.support.generate import mq_message, write_commitlog, write_dledger
 from tests.support.groups import FAST, SMALL, Served, eventually, free_ports, peers_text
 from tests.support.message_nodes import (
@@ -575,6 +576,10 @@ def test_leadership_moves_with_uncommitted_entries_at_the_end(tmp_path: Path, is
         group.stop(down, other)
         unread = _put_uncommitted(group, leader, rows(15, 10))
         group.stop(leader)
+        for node_id in (leader, other):
+            # The member that is down could be a Java member, so no NOOP is appended.
+            node_dir = group.root(node_id) / f"dledger-{node_id}"
+            write_members(node_dir, load_members(node_dir))
         group.start(leader, other)
         # Only the old leader has the longer log; its last entries are of an older term, so nothing commits them.
         assert group.leader() == leader

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.control import NOOP, control_kind_at
 from pyspark_dledger.raft.core.member import MAX_TERM_RISE
 from pyspark_dledger.raft.messages import AppendResponse, GetRequest, GetResponse, PutResponse, Role
 from pyspark_dledger.store.dledger_store import Entry
@@ -204,7 +205,10 @@ class Checker:
             self.history.append(Committed(stored.term, stored.pos, stored.data, term))
             if stored.data[HEADER_SIZE:] in self.rejected:
                 raise Violation(f"an append that was rejected is committed as entry {len(self.history) - 1}")
-            self._check_message(len(self.history) - 1, stored.pos, stored.data[HEADER_SIZE:])
+            if control_kind_at(stored.data) == NOOP:
+                self.count("NOOPs committed")
+            else:
+                self._check_message(len(self.history) - 1, stored.pos, stored.data[HEADER_SIZE:])
         self._check_quorum(node, committed, term)
         for other in self.nodes:
             if other.core is not None and other.core.role is Role.LEADER and other.core.term > term:
@@ -336,7 +340,8 @@ class Checker:
                 if stored != tuple(_stored(self.history[at])):
                     raise Violation(f"entry {at} of {node.id} differs from the committed one")
         bodies = [entry.data[HEADER_SIZE:] for entry in self.history]
-        if len(set(bodies)) + max(0, bodies.count(FILLER) - 1) != len(bodies):
+        data = [body for entry, body in zip(self.history, bodies, strict=True) if not control_kind_at(entry.data)]
+        if len(set(data)) + max(0, data.count(FILLER) - 1) != len(data):
             raise Violation("a body that was appended once is in the log twice")
         for body, index in self.acknowledged.items():
             if bodies[index] != body:
@@ -362,7 +367,7 @@ def _run_starts(response: AppendResponse) -> dict[int, int]:
 
 
 def _entry(index: int, entry: Committed) -> Entry:
-    return Entry(index, entry.term, entry.pos, 1, entry.data[HEADER_SIZE:])
+    return Entry(index, entry.term, entry.pos, 1, entry.data[HEADER_SIZE:], control_kind_at(entry.data))
 
 
 def _stored(entry: Committed) -> tuple[int, int, bytes]:

@@ -60,9 +60,11 @@ class SimStore(MemoryStore):
 
     # Called by the core
 
-    def append_as_leader(self, bodies: Bodies | Sequence[Buffer], term: int | None = None) -> AppendedEntries:
+    def append_as_leader(
+        self, bodies: Bodies | Sequence[Buffer], term: int | None = None, control: int = 0
+    ) -> AppendedEntries:
         is_last = self._before("append", is_append=True)
-        done = super().append_as_leader(bodies, term)
+        done = super().append_as_leader(bodies, term, control)
         self._appended(done.last_index - done.first_index + 1, is_last)
         return done
 
@@ -157,13 +159,14 @@ class SimStore(MemoryStore):
             self.checker.count("resets undone by a crash")
             self.before_reset.curr_term, self.before_reset.vote_leader = self.curr_term, self.vote_leader
             self.before_reset.cluster_id, self.before_reset.member_ids = self.cluster_id, self.member_ids
+            self.before_reset.member_state = self.member_state
             self.before_reset.power_cut_in = 0
             self.before_reset.summary = self.summary
             return self.before_reset.survive(random)
         after = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
         after.curr_term, after.vote_leader = self.curr_term, self.vote_leader
         after.summary = self.summary
-        after.cluster_id, after.member_ids = self.cluster_id, self.member_ids
+        after.cluster_id, after.member_ids, after.member_state = self.cluster_id, self.member_ids, self.member_state
         # Faults of rare operations still happen.
         after.failures, after.failing_operation = self.failures, self.failing_operation
         after.power_cut_in, after.power_cut_operation, after.is_power_cut_after = (

@@ -74,6 +74,7 @@ EXPECTED = (
     "committed read responses 505",
     "committed reads from a former leader",
     "cluster ids saved",
+    "NOOPs committed",
     "starts with other members refused",
     "requests of strangers refused",
     "requests of hostile peers handled",

@@ -94,7 +94,8 @@ class SimNode:
             self.reported_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
             for other in world.nodes:
                 if other is not self:
-                    self.core.set_peer_binary(other.id, not world.is_java(self, other))
+                    is_ours = not world.is_java(self, other)
+                    self.core.set_peer_binary(other.id, is_ours, is_ours)
         except PowerCut:
             self.lose_power("start")
             return

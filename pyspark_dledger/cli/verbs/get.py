@@ -27,6 +27,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
             note(str(error))
             return FINDINGS
     row: Row = {"index": entry.index, "term": entry.term, "pos": entry.pos, "magic": entry.magic}
+    if entry.channel:
+        row["channel"] = entry.channel
     if form != "none":
         row["body"] = body_form(form, args.json)(entry.body)
     out.line(row_line(row, args.json))

@@ -10,6 +10,7 @@ from pyspark_dledger.common.java_text import decode_utf8, host_text
 from pyspark_dledger.errors import MalformedError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, signed32
+from pyspark_dledger.format.control import MEMBERS, NOOP, header_kind
 from pyspark_dledger.format.message import (
     MESSAGE_CRC_MASK,
     Message,
@@ -31,6 +32,7 @@ MIN_TIMESTAMP = -62135596800000
 MAX_TIMESTAMP = 253402300799999
 
 _KINDS = {layout.MAGIC_NOOP: "noop", layout.MAGIC_CONFIG_CHANGE: "config"}
+_CONTROL_KINDS = {NOOP: "noop", MEMBERS: "config"}
 _CRC_CHUNK = 1024 * 1024
 
 
@@ -71,7 +73,9 @@ class Row:
             return "corrupt"
         if self.message:
             return "message"
-        return _KINDS.get(self.header.magic, "entry") if self.header else "entry"
+        if self.header is None:
+            return "entry"
+        return _KINDS.get(self.header.magic) or _CONTROL_KINDS.get(header_kind(self.header), "entry")
 
     @property
     def committed(self) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.control import header_kind
 from pyspark_dledger.format.message import Message
 from pyspark_dledger.format.scan.frames import Frame, Frames
 from pyspark_dledger.format.scan.row_values import Row, message_problems, stored_crc_problem
@@ -152,7 +153,7 @@ class _Surveyor:
                 yield "termOrder", f"expected term >= {before.term}, found {header.term}"
         if header.pos != frame.pos:
             yield "posDiffers", f"expected pos {frame.pos}, found {header.pos}"
-        if header.channel or header.chain_crc:
+        if (header.channel or header.chain_crc) and not header_kind(header):
             found = f"channel {header.channel} and chainCrc {header.chain_crc}"
             yield "headerField", f"expected channel 0 and chainCrc 0, found {found}"
 

@@ -16,7 +16,9 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.column_values import numbers_of, texts_of
+from pyspark_dledger.format.control import control_kind
 from pyspark_dledger.format.known_entries import KnownEntries
+from pyspark_dledger.format.layout import MAGIC_NORMAL
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Witness
 from pyspark_dledger.log.copies.index_units import units_agree
 from pyspark_dledger.log.copies.problems import is_damage
@@ -32,6 +34,7 @@ Range = tuple[int, int]
 
 _COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem")
 _NUMBERS = ("pos", "size", "index", "term")
+_SEALED = ("size", "index", "term", "pos", "channel", "chainCrc")
 _BATCH_ROWS = 2**17
 
 
@@ -170,12 +173,16 @@ def _entries(
     is_frame, is_message = np.array([[each != "corrupt", each == "message"] for each in kinds], np.bool_)[kind].T
     is_intact = is_frame & ~is_damage(problem)
     texts: dict[int, str] = {}
+    sealed = {name: numbers_of(batch[name], 0) for name in _SEALED}
+    is_control = np.zeros(len(batch), np.bool_)
+    for row in np.flatnonzero(is_frame & (sealed["channel"] != 0)).tolist():
+        is_control[row] = control_kind([MAGIC_NORMAL, *(int(sealed[name][row]) for name in _SEALED)]) != 0
     for name in ("channel", "chainCrc"):
-        # No version of DLedger sets these fields.
-        values = numbers_of(batch[name], 0)
-        for row in np.flatnonzero(is_intact & (values != 0)).tolist():
-            texts[row] = f"expected {name} 0, found {values[row]}"
-        is_intact &= values == 0
+        # No version of Java sets these fields.
+        is_wrong = (sealed[name] != 0) & ~is_control
+        for row in np.flatnonzero(is_intact & is_wrong).tolist():
+            texts[row] = f"expected {name} 0, found {sealed[name][row]}"
+        is_intact &= ~is_wrong
     if copy.fillers:
         is_filler = is_intact & np.isin(numbers["pos"], list(copy.fillers))
         texts.update(dict.fromkeys(np.flatnonzero(is_filler).tolist(), FILLER))

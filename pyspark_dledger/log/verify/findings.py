@@ -149,7 +149,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "headerField",
         WARNING,
-        "A header's channel or chainCrc is not 0: the header may be damaged.",
+        "A header's channel or chainCrc is wrong: the header may be damaged.",
         _NOT_NOTICED,
     ),
     Code(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import UnknownOutcomeError
 from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.control import header_kind
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.messages import Role
@@ -226,5 +227,5 @@ class CommittedRange(NamedTuple):
         for _ in range(self.count):
             header = decode_entry_header(bytes(view[offset : offset + ENTRY_HEADER_SIZE]))
             body = bytes(view[offset + ENTRY_HEADER_SIZE : offset + header.size])
-            yield Entry(header.index, header.term, header.pos, header.magic, body)
+            yield Entry(header.index, header.term, header.pos, header.magic, body, header_kind(header))
             offset += header.size

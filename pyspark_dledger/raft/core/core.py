@@ -19,6 +19,7 @@ from pyspark_dledger.raft.core.follower import Follower
 from pyspark_dledger.raft.core.leader.appends import Appends
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
+from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
 from pyspark_dledger.raft.core.leader.reads import Reads
 from pyspark_dledger.raft.core.leader.replication import Replication
@@ -96,8 +97,8 @@ class Core:
         peer_addresses: Mapping[str, str] | None = None,
         application: Application | None = None,
     ) -> None:
-        join_members(config, store)
-        self._member = member = Member(config, store, random, now)
+        members = join_members(config, store)
+        self._member = member = Member(config, store, random, now, members)
         self._application = caller = ApplicationCaller(member, application)
         self._addresses = dict(peer_addresses or {})
         self._summary_copy = SummaryCopy(member, caller)
@@ -111,6 +112,7 @@ class Core:
         self._repairs = Repairs(member)
         self._reads = Reads(member, self._commit_index, self._heartbeats)
         self._cluster_id = ClusterId(member)
+        self._noop = Noop(member, caller)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
             AppendRequest: self._append,
@@ -169,6 +171,7 @@ class Core:
         self._transfer.tick()
         self._cluster_id.tick()
         self._appends.tick()
+        self._noop.tick()
         self._application.tick()
         self._summary_copy.tick()
         self._repairs.tick()
@@ -185,8 +188,15 @@ class Core:
         self._commit_index.advance()
         self._follower.persisted()
 
-    def set_peer_binary(self, peer_id: str, is_binary: bool) -> None:
-        """A peer is connected. With the binary dialect it gets larger pushes, and COMMIT more often."""
+    def set_peer_binary(self, peer_id: str, is_binary: bool, takes_controls: bool = False) -> None:
+        """A peer is connected. With the binary dialect it gets larger pushes, and COMMIT more often.
+
+        ``takes_controls``: it knows control entries, and said so.
+        """
+        try:
+            self._member.members.connected(peer_id, takes_controls)
+        except DISK_FAILURES as error:
+            self._member.report_problem(f"{peer_id} cannot be saved as a member that takes control entries: {error}")
         self._cluster_id.connected(peer_id)
         if is_binary:
             self._member.binary_peers.add(peer_id)

@@ -11,6 +11,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.effects import Committed, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.raft.core.membership import Membership
 from pyspark_dledger.raft.messages import Request, Response, Role
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
@@ -45,9 +46,12 @@ _NO_PROBLEM = _Problem("", "", 0)
 class Member:
     """The state of one member of a group (``MemberState``). Its parts add effects for the driver."""
 
-    def __init__(self, config: CoreConfig, store: DLedgerStore, randomness: random.Random, now: int) -> None:
+    def __init__(
+        self, config: CoreConfig, store: DLedgerStore, randomness: random.Random, now: int, members: Membership
+    ) -> None:
         self.config = config
         self.store = store
+        self.members = members
         self.random = randomness
         self.now = now
         self.group = config.group

@@ -9,7 +9,9 @@ from contextlib import suppress
 
 from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.control import NOOP
 from pyspark_dledger.raft.core import Committed, Core, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
@@ -87,8 +89,9 @@ class CoreDriver:
         """The outcome of a request to a peer; None without a response."""
         self._run(lambda: self._core.handle_response(token, response, self._now()))
 
-    def set_peer_binary(self, peer_id: str, is_binary: bool) -> None:
-        self._run(lambda: self._core.set_peer_binary(peer_id, is_binary))
+    def peer_connected(self, peer_id: str, is_binary: bool, hello: MemberHello | None) -> None:
+        takes_controls = hello is not None and hello.controls >= NOOP
+        self._run(lambda: self._core.set_peer_binary(peer_id, is_binary, takes_controls))
 
     def flushed_in_thread(self, index: int) -> None:
         """The log is durable up to that index; called by the flush thread."""

@@ -14,6 +14,7 @@ from pyspark_dledger import __version__
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog, record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
+from pyspark_dledger.format.control import KINDS
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.hello import MemberHello
@@ -275,7 +276,7 @@ class Node:
         hello = MetadataRequest(group=config.group, remote_id=peer_id, local_id=config.self_id)
         return PeerLink(
             *(peer_id, address, hello, tls, config.max_frame_bytes),
-            *(driver.handle_response, driver.set_peer_binary, config.secrets().of_links, self._hello),
+            *(driver.handle_response, driver.peer_connected, config.secrets().of_links, self._hello),
             own_host=own_source(self._members[config.self_id]),
         )
 
@@ -291,6 +292,7 @@ class Node:
             cluster=store.cluster_id,
             dataFileSize=data_size,
             indexFileSize=index_size,
+            controls=max(KINDS),
         )
 
     def _hosts_of(self, member_id: str) -> Collection[str]:

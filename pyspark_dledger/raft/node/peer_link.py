@@ -45,7 +45,7 @@ class PeerLink:
         tls: TlsContext | None,
         max_frame_bytes: int,
         on_response: OnResponse,
-        on_connected: Callable[[str, bool], None],
+        on_connected: Callable[[str, bool, MemberHello | None], None],
         secret: str | None = None,
         own_hello: Callable[[], MemberHello] | None = None,
         own_host: str | None = None,
@@ -56,7 +56,7 @@ class PeerLink:
         self._tls = tls
         self._max_frame_bytes = max_frame_bytes
         self._on_response = on_response
-        # Called with the peer's id and whether it uses the binary dialect.
+        # Called with the peer's id, whether it uses the binary dialect, and its hello.
         self._on_connected = on_connected
         self._secret = secret
         self._own_hello = own_hello
@@ -151,7 +151,7 @@ class PeerLink:
         self._is_connecting = False
         is_binary = channel.wire.is_binary
         record(logging.INFO, "peer connected", peer=self.peer_id, address=self._address, binary=is_binary)
-        self._on_connected(self.peer_id, is_binary)
+        self._on_connected(self.peer_id, is_binary, channel.hello)
         now = int(loop.time() * 1000)
         while self._waiting:
             channel.send(*self._waiting.popleft(), now)
@@ -198,6 +198,7 @@ class _PeerChannel(Channel):
         self._on_response = on_response
         # Token, send time and deadline of each request by its opaque, oldest first.
         self._outstanding: dict[int, tuple[int, int, int]] = {}
+        self.hello: MemberHello | None = None
         self._hello: asyncio.Future[ReceivedResponse] | None = None
         self._hello_opaque = -1
         self._last_received = 0
@@ -220,7 +221,8 @@ class _PeerChannel(Channel):
         if text is None or self._own_hello is None:
             return
         try:
-            reason = self._own_hello().mismatch(read_hello(text), peer_id)
+            self.hello = read_hello(text)
+            reason = self._own_hello().mismatch(self.hello, peer_id)
         except WireError as error:
             reason = str(error)
         if reason is not None:

@@ -304,7 +304,7 @@ def _get_response(response: m.GetResponse) -> tuple[Values, Sequence[Buffer]]:
     parts: list[Buffer] = []
     for entry in response.entries:
         size = len(entry.body)
-        header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, 0, 0, 0, size)
+        header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, entry.channel, 0, 0, size)
         parts += (_ENTRY.pack(*header), entry.body)
     return (len(response.entries),), parts
 
@@ -319,9 +319,9 @@ def _from_get_response(own: Values, body: memoryview) -> dict[str, Any]:
         header = _ENTRY.unpack_from(body, start) if start + ENTRY_HEADER_SIZE <= len(body) else None
         if header is None or header[8] < 0 or start + ENTRY_HEADER_SIZE + header[8] > len(body):
             raise WireError(f"expected a whole entry at byte {start}, found {len(body) - start} bytes")
-        magic, _, index, term, pos, *_, size = header
+        magic, _, index, term, pos, channel, *_, size = header
         begin, start = start + ENTRY_HEADER_SIZE, start + ENTRY_HEADER_SIZE + size
-        entries.append(Entry(index, term, pos, magic, bytes(body[begin:start])))
+        entries.append(Entry(index, term, pos, magic, bytes(body[begin:start]), channel))
     _check_empty(body[start:])
     return {"entries": entries}
 

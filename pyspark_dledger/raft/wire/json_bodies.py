@@ -219,7 +219,7 @@ def _get_entries_json(response: m.GetResponse) -> bytes:
     parts = []
     for entry in response.entries:
         size = len(entry.body)
-        header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, 0, 0, 0, size)
+        header = (entry.magic, ENTRY_HEADER_SIZE + size, entry.index, entry.term, entry.pos, entry.channel, 0, 0, size)
         parts.append(_entry_json(header, entry.body))
     return b"[%b]" % b",".join(parts)
 
@@ -264,7 +264,7 @@ def _read_entry(value: Any, name: str) -> _Item:
     except struct.error:
         _checked(numbers)
         raise
-    return _Item(header, Entry(index, term, pos, magic, body))
+    return _Item(header, Entry(index, term, pos, magic, body, channel))
 
 
 def _checked(numbers: list[Any]) -> list[int]:

@@ -33,6 +33,7 @@ CURRTERM = "currterm"
 RESET = "reset"
 MEMBERS = "members"
 CLUSTER = "cluster"
+_STATE = "state"
 
 
 class Reset(NamedTuple):
@@ -104,19 +105,28 @@ def _was_written(file: Path) -> bool:
     return file.exists() or file.with_name(f"{file.name}.bak").exists()
 
 
-def write_members(node_dir: Path, member_ids: Sequence[str]) -> None:
+def write_members(node_dir: Path, member_ids: Sequence[str], state: str = "") -> None:
     """Write the member ids of the node's group, so that a job that opens the store alone can be warned."""
-    if load_members(node_dir) != tuple(member_ids):
-        write_properties(node_dir / MEMBERS, {MEMBERS: ";".join(member_ids)})
+    if (load_members(node_dir), load_member_state(node_dir)) != (tuple(member_ids), state):
+        properties: dict[str, object] = {MEMBERS: ";".join(member_ids)}
+        write_properties(node_dir / MEMBERS, properties | ({_STATE: state} if state else {}))
 
 
 def load_members(node_dir: Path) -> tuple[str, ...]:
     """The member ids that the last node of this package wrote; empty without a readable file."""
+    return tuple(filter(None, _members_property(node_dir, MEMBERS).split(";")))
+
+
+def load_member_state(node_dir: Path) -> str:
+    """What the core wrote with the member ids; empty without a readable file."""
+    return _members_property(node_dir, _STATE)
+
+
+def _members_property(node_dir: Path, name: str) -> str:
     try:
-        text = parse_properties_file((node_dir / MEMBERS).read_bytes()).get(MEMBERS, "")
+        return parse_properties_file((node_dir / MEMBERS).read_bytes()).get(name, "")
     except (OSError, ValueError):
-        return ()
-    return tuple(filter(None, text.split(";")))
+        return ""
 
 
 def write_cluster_id(node_dir: Path, cluster_id: str) -> None:
