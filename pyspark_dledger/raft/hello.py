@@ -8,6 +8,7 @@ from json import dumps
 from typing import Any
 
 from pyspark_dledger.common.java_text import is_utf8
+from pyspark_dledger.raft.peers import comparable_peers
 from pyspark_dledger.raft.wire.fastjson import parse_object
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
@@ -52,7 +53,7 @@ class MemberHello:
             return f"expected member {expected_id}, found {_short(other.id)}"
         for name, (what, remedy) in _COMPARED.items():
             own, its = getattr(self, name), getattr(other, name)
-            if own and its and own != its:
+            if own and its and own != its and not (name == "peers" and comparable_peers(own) == comparable_peers(its)):
                 found = f"{own} at {self.id} and {_short(its)} at {_short(other.id)}"
                 return f"expected one {what} in a group, found {found}: {remedy}"
         return None

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 from pyspark_dledger.errors import OptionError
 
 _PORTS = range(1, 65536)
 _ID = re.compile(r"[A-Za-z0-9_.]{1,64}")
+# What `localhost` stands for.
+_LOOPBACK = ("127.0.0.1", "::1")
 _EXAMPLE = "n0-127.0.0.1:20911;n1-127.0.0.1:20912"
 
 
@@ -66,3 +69,30 @@ def parse_address(text: str, what: str) -> Address:
 def format_peers(peers: dict[str, Address]) -> str:
     """The inverse of `parse_peers`."""
     return ";".join(f"{peer_id}-{address}" for peer_id, address in peers.items())
+
+
+def usual_host(host: str) -> str:
+    """A host name in lower case, or a network address in its usual spelling; an IPv4 one also if written as IPv6."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return str(mapped or address)
+    return host.lower().removesuffix(".")
+
+
+def comparable_peers(text: str) -> str:
+    """Peers in an order and a spelling that two lists of the same addresses share; a malformed list as it is.
+
+    Nothing is looked up: a name differs from its address, except ``localhost``.
+    """
+    try:
+        peers = parse_peers(text)
+    except OptionError:
+        return text
+    return format_peers({key: Address(_comparable_host(peers[key].host), peers[key].port) for key in sorted(peers)})
+
+
+def _comparable_host(host: str) -> str:
+    # The zone of an IPv6 address is the name of an interface of one machine.
+    host = usual_host(host.partition("%")[0])
+    return "localhost" if host in _LOOPBACK else host

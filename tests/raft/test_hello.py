@@ -23,6 +23,11 @@ from tests.support.groups import Nodes, eventually, nodes, peers_text
 
 HELLO = MemberHello("n0", "0.1.0", "g", "n0-a:1;n1-b:1", "0f", 1 << 20, 1 << 15)
 
+MISMATCH = (
+    "expected one list of peers in a group, found n0-a:1;n1-b:1 at n0 and {} at n1: "
+    "correct peers, or set one commonPeers at all members"
+)
+
 
 @pytest.mark.parametrize(
     ("change", "text"),
@@ -34,10 +39,7 @@ HELLO = MemberHello("n0", "0.1.0", "g", "n0-a:1;n1-b:1", "0f", 1 << 20, 1 << 15)
         ),
         (
             {"peers": "n0-a:1"},
-            (
-                "expected one list of peers in a group, found n0-a:1;n1-b:1 at n0 and n0-a:1 at n1: "
-                "correct peers, or set one commonPeers at all members"
-            ),
+            MISMATCH.format("n0-a:1"),
         ),
         (
             {"dataFileSize": 7},
@@ -57,12 +59,39 @@ HELLO = MemberHello("n0", "0.1.0", "g", "n0-a:1;n1-b:1", "0f", 1 << 20, 1 << 15)
         ({"cluster": ""}, None),
         ({"dataFileSize": 0, "indexFileSize": 0}, None),
         ({"version": "9"}, None),
+        ({"peers": "n1-B.:1;n0-A:1"}, None),
+        *(
+            ({"peers": text}, MISMATCH.format(text))
+            for text in ("n0-a:1;n1-b:2", "n0-a:1;n1-c:1", "?", "n0-a:1;n1-b.c:1")
+        ),
     ],
 )
 def test_a_mismatch_names_both_values(change: dict[str, Any], text: str | None) -> None:
     other = replace(HELLO, **{"id": "n1", **change})
     assert HELLO.mismatch(other, "n1") == text
     assert read_hello(other.text()) == other
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("localhost:1", "127.0.0.1:1", True),
+        ("[::1]:1", "LocalHost:01", True),
+        ("[0:0:0::1]:1", "127.0.0.1:1", True),
+        ("127.0.1.1:1", "127.0.0.1:1", False),
+        ("[2001:DB8:0::7]:1", "[2001:db8::7]:1", True),
+        ("[::ffff:10.0.0.1]:1", "10.0.0.1:1", True),
+        ("[fe80::1%eth0]:1", "[fe80::1%en1]:1", True),
+        ("Host.Example.:1", "host.example:1", True),
+        ("10.0.0.1:1", "10.0.0.2:1", False),
+        ("host.example:1", "10.0.0.1:1", False),
+        ("localhost:1", "localhost:2", False),
+    ],
+)
+def test_spellings_of_one_address_are_equal(first: str, second: str, is_same: bool) -> None:
+    own, its = replace(HELLO, peers=f"n0-{first};n1-b:1"), replace(HELLO, id="n1", peers=f"n1-b:1;n0-{second}")
+    assert (own.mismatch(its) is None) is is_same
+    assert (its.mismatch(own) is None) is is_same
 
 
 # Half of a surrogate pair, which no response could repeat.

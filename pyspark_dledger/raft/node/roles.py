@@ -25,7 +25,7 @@ from pyspark_dledger.raft.messages import (
     VoteResponse,
     VoteResult,
 )
-from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.peers import Address, usual_host
 from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, RESPONSES
 
 MEMBER_UNIT = "dledger-member"
@@ -109,17 +109,17 @@ class Roles:
         return host in known or (host == _LOOPBACK and any(map(is_loopback, known)))
 
     def _certificate_refusal(self, member_id: str, certificate: Mapping[str, Any]) -> str | None:
-        host = self._others[member_id].host
+        host = usual_host(self._others[member_id].host)
         subject = [pair for part in certificate.get("subject", ()) for pair in part]
         names = [text for key, text in subject if key == "commonName"]
         alternatives = [text for _, text in certificate.get("subjectAltName", ())]
-        wanted = {member_id.lower(), host.lower(), *literal_hosts(self._others[member_id])}
-        if (domain := host.lower().partition(".")[2]) and not literal_hosts(self._others[member_id]):
+        wanted = {member_id.lower(), host, *literal_hosts(self._others[member_id])}
+        if (domain := host.partition(".")[2]) and not literal_hosts(self._others[member_id]):
             # As where this member checks the other's certificate as a server.
             wanted.add(f"*.{domain}")
         if ("organizationalUnitName", MEMBER_UNIT) in subject or member_id in names:
             return None
-        if not wanted.isdisjoint(_plain(text) for text in alternatives):
+        if not wanted.isdisjoint(usual_host(text) for text in alternatives):
             return None
         found = ", ".join((*names, *alternatives)) or "no name"
         return f"expected a certificate of {member_id} (CN or subjectAltName {member_id} or {host}), found {found}"
@@ -129,7 +129,7 @@ def literal_hosts(address: Address) -> set[str]:
     """The network addresses that a host text stands for without a lookup."""
     if address.host.lower() == "localhost":
         return {"127.0.0.1", "::1"}
-    plain = _plain(address.host)
+    plain = usual_host(address.host)
     with suppress(ValueError):
         ipaddress.ip_address(plain)
         return {plain}
@@ -141,7 +141,7 @@ def own_source(address: Address) -> str | None:
 
     None if its host there is a name, or not an address of this machine, as with address translation.
     """
-    host = _plain(address.host)
+    host = usual_host(address.host)
     if literal_hosts(address) != {host}:
         return None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -156,10 +156,3 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
-
-
-def _plain(name: str) -> str:
-    """A host or network address in its usual spelling."""
-    with suppress(ValueError):
-        return str(ipaddress.ip_address(name))
-    return name.lower()
