@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.format.arrow_functions import compute as pc
+
 Bools = npt.NDArray[np.bool_]
 Longs = npt.NDArray[np.int64]
 
@@ -62,6 +64,6 @@ def scalar_of(text: str) -> pa.Scalar:
 
 def texts_of(column: pa.Array) -> tuple[list[str], Longs]:
     """The distinct texts of a column, and the number of each row's text; that after the last one for null."""
-    encoded = column.dictionary_encode()
+    encoded = pc.dictionary_encode(column)
     texts: list[str] = encoded.dictionary.to_pylist()
     return texts, numbers_of(encoded.indices, len(texts))

@@ -60,15 +60,15 @@ def time_texts(column: pa.Array) -> list[str | None]:
     Raises ValueError for a time outside the years 1 to 9999.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    from pyspark_dledger.format.arrow_functions import compute as pc
     from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 
-    times = column.cast(pa.timestamp("ms"), safe=False)
-    for found in pc.min_max(times.cast(pa.int64())).as_py().values():
+    times = pc.cast(column, pa.timestamp("ms"), safe=False)
+    for found in pc.min_max(pc.cast(times, pa.int64())).as_py().values():
         if found is not None and not MIN_TIMESTAMP <= found <= MAX_TIMESTAMP:
             raise ValueError(f"expected a time within the years 1 to 9999, found {found} ms")
-    return [text and f"{text[:10]}T{text[11:]}Z" for text in times.cast(pa.string()).to_pylist()]
+    return [text and f"{text[:10]}T{text[11:]}Z" for text in pc.cast(times, pa.string()).to_pylist()]
 
 
 def rows_of(batch: pa.RecordBatch, body: Callable[[bytes], object]) -> Iterator[dict[str, Any]]:

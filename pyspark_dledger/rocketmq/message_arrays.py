@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import signed32
 from pyspark_dledger.format.column_values import is_valid, texts_of, values_of
+from pyspark_dledger.format.distinct_numbers import numbered
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
@@ -116,7 +117,7 @@ def arrays_of_rows(
 ) -> MessageArrays:
     """The messages of a batch that has only messages, with their commitLogOffsets; ``topic`` indexes `topics`."""
     queue_id = values_of(batch["queueId"]).astype(np.int64) & 0xFFFFFFFF
-    unique, number = np.unique(topic << 32 | queue_id, return_inverse=True)
+    unique, number = numbered(topic << 32 | queue_id)
     numbers = [names.number((topics[key >> 32], signed32(key))) for key in unique.tolist()]
     stored = values_of(batch["storeTimestamp"]) // 1000
     return MessageArrays(
@@ -132,7 +133,7 @@ def arrays_of_rows(
 
 
 def _tags_codes(engine: Engine, tags: pa.Array) -> Longs:
-    encoded = tags.dictionary_encode()
+    encoded = pc.dictionary_encode(tags)
     codes = np.concatenate([np.asarray(engine.java_hashes(encoded.dictionary)), [0]]).astype(np.int64)
     return codes[np.where(is_valid(encoded.indices), values_of(encoded.indices), len(codes) - 1)]
 

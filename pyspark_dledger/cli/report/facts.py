@@ -51,7 +51,7 @@ class Listed:
     reason: str | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        import pyarrow.compute as pc
+        from pyspark_dledger.format.arrow_functions import compute as pc
 
         codes = batch.column("code")
         for group in pc.value_counts(codes).to_pylist():

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.rows import Row, plain_time
 from pyspark_dledger.cli.stores.row_printer import with_progress
+from pyspark_dledger.format.arrow_functions import compute as pc
+from pyspark_dledger.format.arrow_functions import grouped
 from pyspark_dledger.log import Log
 
 COLUMNS = (
@@ -146,9 +147,10 @@ class Statistics:
             self.kinds[group["values"]] += group["counts"]
         born, stored = (_milliseconds(table[name]) for name in ("bornTimestamp", "storeTimestamp"))
         table = table.set_column(table.schema.get_field_index("storeTimestamp"), "stored", stored)
-        table = table.append_column("latency", pc.max_element_wise(pc.subtract(stored, born), 0, skip_nulls=False))
+        latency = pc.subtract(stored, born)
+        table = table.append_column("latency", pc.if_else(pc.less(latency, 0), 0, latency))
         self._add_terms(table)
-        self._add_topics(table.filter(pc.is_valid(table["topic"])))
+        self._add_topics(pc.filter(table, pc.is_valid(table["topic"])))
 
     def _add_terms(self, table: pa.Table) -> None:
         for group in _grouped(table, ["term"], ["size:sum", "index:min", "index:max", "stored:min", "stored:max"]):
@@ -219,19 +221,17 @@ class Statistics:
 
 
 def _milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.divide(column.cast("int64"), 1000)
+    return pc.divide(pc.cast(column, pa.int64()), 1000)
 
 
 def _with_bucket(table: pa.Table, name: str) -> pa.Table:
-    logarithm = pc.ln(pc.add(table[name].cast(pa.float64()), 1.0))
-    return table.append_column("bucket", pc.round(pc.multiply(logarithm, float(BUCKETS_PER_E))).cast(pa.int32()))
+    logarithm = pc.ln(pc.add(pc.cast(table[name], pa.float64()), 1.0))
+    return table.append_column("bucket", pc.cast(pc.round(pc.multiply(logarithm, float(BUCKETS_PER_E))), pa.int32()))
 
 
 def _grouped(table: pa.Table, by: list[str], wanted: list[str]) -> list[dict[str, Any]]:
     """The groups with their counts, and each wanted ``COLUMN:FUNCTION`` as ``COLUMN_FUNCTION``."""
-    functions = [tuple(text.split(":")) for text in wanted]
-    groups: list[dict[str, Any]] = table.group_by(by).aggregate([([], "count_all"), *functions]).to_pylist()
-    return groups
+    return grouped(table, by, [(column, function) for column, _, function in (text.partition(":") for text in wanted)])
 
 
 def scan_counted(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:

@@ -307,7 +307,7 @@ def _place_at(log: Log, offset: int) -> tuple[str, int, int] | None:
 
 
 def _with_uniq_key(batch: pa.RecordBatch, text: str) -> list[int]:
-    import pyarrow.compute as pc
+    from pyspark_dledger.format.arrow_functions import compute as pc
 
     is_equal = pc.equal(batch.column("uniqKey"), text)
     if _ID.fullmatch(text):
@@ -318,7 +318,7 @@ def _with_uniq_key(batch: pa.RecordBatch, text: str) -> list[int]:
 
 def _with_key(batch: pa.RecordBatch, key: str) -> list[int]:
     """The rows that have `key` among their keys, which blanks separate."""
-    import pyarrow.compute as pc
+    from pyspark_dledger.format.arrow_functions import compute as pc
 
     keys = batch.column("keys")
     near = pc.indices_nonzero(pc.match_substring(keys, key)).to_pylist()
@@ -344,7 +344,7 @@ def _start_before(log: Log, when: int) -> int:
     def stored(number: int) -> int:
         segment = segments[number]
         batch = next(firsts.between(segment.base, segment.end), None)
-        value = batch.column("storeTimestamp").cast("int64")[0].as_py() if batch is not None else None
+        value = batch.column("storeTimestamp")[0].value if batch is not None else None
         return value if value is not None else INT64_MAX
 
     number = bisect_left(range(len(segments)), when, key=stored)

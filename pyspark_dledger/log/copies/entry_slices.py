@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.control import control_kind
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE

@@ -13,6 +13,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_consume_queue_unit
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import (
     CONSUME_QUEUE_UNIT_SIZE,
     FLAG_TRANSACTION_MASK,
@@ -67,7 +68,7 @@ class MessageUnits:
     @cached_property
     def _hashes(self) -> dict[int, set[int]]:
         """The hashes of keys by position."""
-        wanted = np.unique(np.fromiter(self._positions, np.int64))
+        wanted = distinct(np.fromiter(self._positions, np.int64))
         found: dict[int, set[int]] = {}
         for root in self._roots:
             for unit in key_units(root, lambda units: np.isin(units["commitLogOffset"], wanted), ignore_error):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.column_values import flags_of, is_valid
 
 Bools = npt.NDArray[np.bool_]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.equal_copies import ranges_to_read
 from pyspark_dledger.log.copies.index_units import units_agree
@@ -238,7 +239,7 @@ def _different(
     rows_of = {number: _rows_in(table, ranges) for number, ranges in unequal.items()}
     for first in files:
         for other in files:
-            rows = np.union1d(rows_of[first], rows_of[other]) if other > first else rows_of[first][:0]
+            rows = distinct(np.concatenate((rows_of[first], rows_of[other]))) if other > first else rows_of[first][:0]
             rows = rows[(_lowest_bit(holders[rows]) == first) & (holders[rows] >> other & 1 == 1)]
             if len(rows):
                 differing.update(_unequal_rows(table, rows, files[first], files[other]))
@@ -311,7 +312,7 @@ def _unequal_rows(table: _Table, rows: Longs, first: SegmentBytes, other: Segmen
             one, two = first.read(at, stop), other.read(at, stop)
             if one != two:
                 positions = at + _unequal_bytes(one, two, stop - at)
-                yield from rows[np.unique(np.searchsorted(starts, positions, "right") - 1)].tolist()
+                yield from rows[distinct(np.searchsorted(starts, positions, "right") - 1)].tolist()
             at = stop
 
 
@@ -329,7 +330,7 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bo
     is_single[list(variants)] = True
     kinds = holders * 2 + is_suspect
     firsts = np.flatnonzero(np.diff(kinds, prepend=-1))
-    for kind in np.unique(kinds[firsts]).tolist():
+    for kind in distinct(kinds[firsts]).tolist():
         if kind < 2:
             continue  # no source
         rows = np.flatnonzero(kinds == kind)

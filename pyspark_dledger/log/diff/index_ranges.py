@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.compute as pc
 
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.copies.damaged_copies import Copies, confirmed_entries, damaged_copies
 from pyspark_dledger.log.copies.entry_slices import (

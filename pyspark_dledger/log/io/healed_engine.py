@@ -104,7 +104,8 @@ class HealedEngine:
 def _clipped(batch: pa.RecordBatch, end: int, columns: tuple[str, ...]) -> pa.RecordBatch:
     """The rows with `columns`, none beyond `end`: damage of one replica can continue where another one is intact."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+
+    from pyspark_dledger.format.arrow_functions import compute as pc
 
     if "size" not in columns:
         return batch
@@ -115,7 +116,8 @@ def _clipped(batch: pa.RecordBatch, end: int, columns: tuple[str, ...]) -> pa.Re
 def _marked(batch: pa.RecordBatch, part: HealedPart) -> pa.RecordBatch:
     """The rows with the part's values of the columns healedFrom and problem."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+
+    from pyspark_dledger.format.arrow_functions import compute as pc
 
     names = batch.schema.names
 

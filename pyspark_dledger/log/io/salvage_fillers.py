@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.store_paths import StorePaths
 

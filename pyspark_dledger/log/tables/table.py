@@ -82,7 +82,7 @@ def microseconds(milliseconds: int) -> int | None:
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
     """Java times (ms) as a timestamp column; null outside the years 1 to 9999."""
     is_null = (milliseconds < _MS_MIN) | (milliseconds > _MS_MAX)
-    return pa.array(np.where(is_null, 0, milliseconds) * 1000, mask=is_null).cast(TIMESTAMP)
+    return pa.array(np.where(is_null, 0, milliseconds) * 1000, mask=is_null).view(TIMESTAMP)
 
 
 def relative_file(paths: StorePaths, file: str) -> str:

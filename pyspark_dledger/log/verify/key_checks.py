@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.distinct_numbers import are_in
 from pyspark_dledger.log.io.files import raise_error
 from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.verify.report import Report
@@ -28,7 +29,7 @@ class KeyCheck:
         """Compare messages by their positions, ascending."""
         if len(offsets) and len(self._starts):
             low, high = np.searchsorted(self._starts, [offsets[0], offsets[-1] + 1]).tolist()
-            self._is_found[low:high] = np.isin(self._starts[low:high], offsets)
+            self._is_found[low:high] = are_in(self._starts[low:high], offsets)
 
     def finish(self, damaged: list[tuple[int, int]]) -> None:
         """Report the units without a message, except those into damaged ranges: there the log is wrong."""

@@ -22,7 +22,10 @@ import pyarrow as pa
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import decode_consume_queue_unit
+from pyspark_dledger.format.column_values import numbers_of
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, Segment
@@ -202,13 +205,12 @@ class QueueCheck:
 
     def places_of(self, batch: pa.RecordBatch) -> QueuePlaces:
         """Where messages say that they are: columns `QUEUE_COLUMNS` of rows of the log."""
-        topics = batch.column("topic").dictionary_encode()
+        topics = pc.dictionary_encode(batch.column("topic"))
         names = topics.dictionary.to_pylist()
         width = max((queue_id + 1 for _, queue_id in self._numbers), default=0)
         numbers = [[self._numbers.get((name, queue_id), -1) for queue_id in range(width)] for name in [*names, None]]
         name, queue_id, offset = (
-            values.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-            for values in (topics.indices, batch.column("queueId"), batch.column("queueOffset"))
+            numbers_of(values, -1) for values in (topics.indices, batch.column("queueId"), batch.column("queueOffset"))
         )
         is_known = (queue_id >= 0) & (queue_id < width)
         table = np.array(numbers, np.int64).reshape(len(names) + 1, width)
@@ -299,7 +301,7 @@ class QueueCheck:
 
 def look_up(segments: list[Segment], files: list[QueueFile], units: UnitBatch, report: Report) -> None:
     """Add a finding for each unit that does not point to a message of its size."""
-    for number in np.unique(units.files).tolist():
+    for number in distinct(units.files).tolist():
         file = files[number]
         of_file = units.take(units.files == number)
         for place in range(len(of_file)):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
@@ -126,7 +127,7 @@ def _claims(segment: Segment, witness: StoreWitness, ranges: list[tuple[int, int
         starts = message_starts(low + own, high + own, path_of(witness.root)) - own
         yield _INDEX_FILE, np.stack([starts, starts, *np.full((2, len(starts)), -1, np.int64)], axis=1)
     if own:
-        yield _HEADER, _headers(segment, np.unique(np.concatenate(positions)), low, high)
+        yield _HEADER, _headers(segment, distinct(np.concatenate(positions)), low, high)
 
 
 def _headers(segment: Segment, pos: Longs, low: int, high: int) -> Longs:

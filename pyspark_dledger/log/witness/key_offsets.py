@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.log.io.files import map_reads
 from pyspark_dledger.log.io.key_files import (
     hash_slots,
@@ -32,7 +33,7 @@ def message_starts(start: int, end: int, root: Path) -> Longs:
     except UnreadableError:
         return np.empty(0, np.int64)
     found = map_reads(lambda file: list(_starts_in(file, start, end)), files, str(root))
-    return np.unique(np.concatenate([np.empty(0, np.int64), *(part for parts in found for part in parts)]))
+    return distinct(np.concatenate([np.empty(0, np.int64), *(part for parts in found for part in parts)]))
 
 
 def _starts_in(file: Path, start: int, end: int) -> Iterator[Longs]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.codec import record_dtype
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
@@ -97,7 +98,7 @@ def _lost_between(segment: Segment, start: int, whole: KnownEntries, starts: Lon
     ends before that one does.
     """
     inner, blanks = _inside_gaps(segment, whole, starts)
-    following = np.unique(np.concatenate([whole.pos, starts, blanks]))
+    following = distinct(np.concatenate([whole.pos, starts, blanks]))
     ends = {start, *whole.end.tolist(), *_ends_without_units(segment, whole.end, following)}
     found = []
     for pos, number in zip(starts.tolist(), np.searchsorted(following, starts, "right").tolist(), strict=True):
@@ -115,7 +116,7 @@ def _inside_gaps(segment: Segment, whole: KnownEntries, starts: Longs) -> tuple[
     inner: dict[int, int] = {}
     blanks = [np.empty(0, np.int64)]
     gaps = np.searchsorted(whole.pos, starts, "right")
-    for gap in np.unique(gaps).tolist():
+    for gap in distinct(gaps).tolist():
         lost = starts[gaps == gap]
         limit = int(whole.pos[gap]) if gap < len(whole.pos) else min(int(lost[-1]) + MAX_ENTRY_SIZE, segment.end)
         pos = places_of(segment, int(lost[0]) + 4, limit, MESSAGE_MAGICS) - 4

@@ -12,10 +12,9 @@ import struct
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import pyarrow.compute as pc
-
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, sync_dir
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, is_segment_name, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.column_values import column_of, is_valid, texts_of, values_of
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.engine import Engine
@@ -135,7 +135,7 @@ def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:
     """The storeTimestamp of the message at a position, in milliseconds; None without one."""
     request = ScanRequest(segment, pos, pos + 1, ("storeTimestamp",), verify_crc=False)
     for batch, _ in engine.scan(request):
-        value = batch.column(0).cast("int64")[0].as_py()
+        value = batch.column(0)[0].value
         return None if value is None else int(value) // 1000
     return None
 
@@ -181,7 +181,7 @@ def _with_delays(
         return found
     texts = pc.map_lookup(batch["properties"], layout.PROPERTY_DELAY, "first")
     texts = pc.if_else(pc.match_substring_regex(texts, _LEVEL), texts, None)
-    levels = pc.fill_null(texts.cast(pa.int64()), 0)
+    levels = pc.fill_null(pc.cast(texts, pa.int64()), 0)
     header = layout.ENTRY_HEADER_SIZE if request.segment.source == DLEDGER else 0
     number, is_found = found.find(values_of(batch["pos"]) + header)
     is_delayed = is_found & (values_of(levels) > 0)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.column_values import column_of, is_valid, scalar_of, values_of
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.log.io.key_files import MAX_HASH

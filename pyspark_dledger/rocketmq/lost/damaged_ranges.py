@@ -172,5 +172,5 @@ def row_at(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
 
 
 def _stored(batch: pa.RecordBatch, number: int) -> int | None:
-    value: int | None = batch["storeTimestamp"][number].cast(pa.int64()).as_py()
+    value: int | None = batch["storeTimestamp"][number].value
     return value

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.log.io.key_files import IndexHeader, hash_slots, index_files, read_header
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.message_arrays import Longs
@@ -173,7 +174,7 @@ class _ComparedKeys:
         return files
 
     def _by_row(self, keys: _IndexKeys, files: Longs) -> Iterator[tuple[IndexDifference, _IndexKeys]]:
-        for number in np.unique(files).tolist():
+        for number in distinct(files).tolist():
             yield (self.rows[number] if number >= 0 else self._outside), keys.take(files == number)
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.format.spec import Filters
@@ -283,7 +284,7 @@ class QueueAudit:
     def _is_elsewhere(self, numbers: Longs, offsets: Longs) -> npt.NDArray[np.bool_]:
         """Whether a queue has a unit for an offset out of order; very long queues are not searched."""
         is_elsewhere = np.zeros(len(offsets), bool)
-        for number in np.unique(numbers).tolist():
+        for number in distinct(numbers).tolist():
             queue = self.queues[number] if number < len(self.queues) else None
             if queue is not None and queue.count <= _MAX_SEARCHED_UNITS:
                 _, units = queue.read(0, queue.count)

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.column_values import column_of
 from pyspark_dledger.format.layout import BATCH_UNIT, BATCH_UNIT_SIZE, MIN_MESSAGE_SIZE, SCHEDULE_TOPIC
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, queues, read_units, written_units
@@ -186,11 +188,11 @@ def _record_batch(
     columns = {
         "topic": pa.repeat(pa.scalar(file.topic, pa.string()), len(units)),
         "queueId": pa.repeat(pa.scalar(file.queue_id, pa.int32()), len(units)),
-        "queueOffset": pa.array(queue_offsets.astype(np.int64)),
-        "commitLogOffset": pa.array(units["commitLogOffset"].astype(np.int64)),
-        "size": pa.array(units["size"].astype(np.int32)),
-        "tagsCode": pa.array(units["tagsCode"].astype(np.int64)),
-        "kind": pa.DictionaryArray.from_arrays(pa.array(kinds), pa.array(KINDS)).cast(pa.string()),
+        "queueOffset": column_of(queue_offsets.astype(np.int64)),
+        "commitLogOffset": column_of(units["commitLogOffset"].astype(np.int64)),
+        "size": column_of(units["size"].astype(np.int32)),
+        "tagsCode": column_of(units["tagsCode"].astype(np.int64)),
+        "kind": pc.take(pa.array(KINDS), column_of(kinds)),
         "file": pa.repeat(pa.scalar(file.relative_path, pa.string()), len(units)),
         "problem": pa.array(problems, pa.string()),
     }

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.format.column_values import is_valid
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -73,5 +74,5 @@ def read_frames(segment: Segment, end: int, engine: str, start: int | None = Non
 
 
 def _states(problems: pa.Array) -> npt.NDArray[Any]:
-    is_odd = problems.is_valid().to_numpy(zero_copy_only=False)
+    is_odd = is_valid(problems)
     return np.where(is_damage(problems), DAMAGED, np.where(is_odd, ODD, INTACT)).astype(np.int8)

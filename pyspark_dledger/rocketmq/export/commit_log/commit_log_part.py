@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.column_values import is_valid, values_of
 from pyspark_dledger.format.encode.message_copies import LONG_PROPERTIES, LONG_TOPIC, V1, V2
 from pyspark_dledger.format.engine import Engine

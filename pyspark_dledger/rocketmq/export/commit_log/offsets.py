@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.encode.message_copies import CHANGED
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.message import MESSAGE_CRC_MASK, encode_message, encode_property_crc, stored_property_crc
@@ -166,7 +167,7 @@ def _offsets(own: Longs, sizes: Longs, properties: Longs, begin: int, next_offse
 
 def _pad(data: commit_log_part.Bytes, stops: Longs, pads: Longs) -> None:
     """Write property separators after messages, which end at `stops`."""
-    for pad in np.unique(pads[pads > 0]).tolist():
+    for pad in distinct(pads[pads > 0]).tolist():
         windows = np.ndarray((len(data) - pad + 1, pad), np.uint8, data, strides=(1, 1))
         windows[stops[pads == pad]] = layout.PROPERTY_SEPARATOR
 

@@ -1,0 +1,43 @@
+"""The table ``diff``: where replicas agree and differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pyspark_dledger.log.diff.replica_parts import ReplicaPart, plan_replicas, read_part
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
+
+_MAX_BATCH_ROWS = ReadOptions().max_batch_rows
+
+COLUMNS = (
+    TableColumn("firstIndex", pa.int64(), "range of indexes; null for a CommitLog"),
+    TableColumn("lastIndex", pa.int64(), "range of indexes; null for a CommitLog"),
+    TableColumn("firstPos", pa.int64(), "position of the first entry or byte"),
+    TableColumn("lastPos", pa.int64(), "position of the last byte, for a CommitLog"),
+    TableColumn("verdict", pa.string(), "see below"),
+    TableColumn("nodes", pa.list_(pa.string()), "replicas of the verdict"),
+    TableColumn(
+        "terms", pa.map_(pa.string(), pa.int64()), "term (CommitLog: epoch) on each replica that has the entries"
+    ),
+    TableColumn("damaged", pa.list_(pa.string()), "replicas that lost them or have a damaged copy"),
+    TableColumn("intact", pa.list_(pa.string()), "replicas to copy them from; empty where no check tells"),
+    TableColumn("firstByte", pa.int64(), "first different byte of the entry; for a CommitLog its position"),
+    TableColumn("firstDifference", pa.string(), "its field and the values"),
+)
+
+
+def _read(part: ReplicaPart) -> Iterator[pa.RecordBatch]:
+    rows = ({**row_of(COLUMNS, row), "terms": list(row.terms.items())} for row in read_part(part))
+    yield from batches_of(table_schema(COLUMNS), rows, _MAX_BATCH_ROWS)
+
+
+TABLE = Table(
+    "diff",
+    "one row per range of indexes (CommitLog: positions) on which replicas agree or differ; needs `replicas`",
+    COLUMNS,
+    plan_replicas,
+    _read,
+)
