@@ -278,7 +278,7 @@ class QueueAudit:
     def _is_unread(self, numbers: Longs) -> npt.NDArray[np.bool_]:
         """Whether a queue cannot be read."""
         names = self.names.names
-        unread = [number for number in np.unique(numbers).tolist() if self.unread.has_queue(*names[number])]
+        unread = [number for number in distinct(numbers).tolist() if self.unread.has_queue(*names[number])]
         return np.isin(numbers, unread)
 
     def _is_elsewhere(self, numbers: Longs, offsets: Longs) -> npt.NDArray[np.bool_]:
