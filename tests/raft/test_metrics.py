@@ -11,9 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,50 +22,16 @@ from pyspark_dledger.raft.messages import PutRequest
 from pyspark_dledger.raft.node import NodeConfig, node
 from pyspark_dledger.raft.node.metrics import endpoint, http_server
 from pyspark_dledger.raft.node.metrics.catalogue import HISTOGRAM, METRICS
+from pyspark_dledger.raft.node.metrics.watched_node import WatchedNode
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.store.files.services import CleanSpaceService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.support.groups import FASTER, HOST, Nodes, Served, eventually, free_ports, nodes, peers_text
 from tests.support.message_nodes import message_nodes, puts, rows
+from tests.support.scrapes import get, reason, scrape
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_OPENER = build_opener(ProxyHandler({}))
-
-
-class Page(NamedTuple):
-    """A response to ``GET``."""
-
-    status: int
-    body: bytes
-
-    @property
-    def row(self) -> Any:
-        return json.loads(self.body)
-
-
-def get(port: int, path: str) -> Page:
-    try:
-        with _OPENER.open(f"http://{HOST}:{port}{path}", timeout=10) as response:
-            return Page(response.status, response.read())
-    except HTTPError as error:
-        with error:
-            return Page(error.code, error.read())
-
-
-class Samples(dict[str, float]):
-    """The samples of a scrape, as ``name`` or ``name{value}`` of the first label."""
-
-
-def scrape(port: int) -> Samples:
-    page = get(port, "/metrics")
-    assert page.status == 200
-    samples = Samples()
-    for family in text_string_to_metric_families(page.body.decode()):
-        for sample in family.samples:
-            labels = ",".join(sample.labels.values())
-            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return samples
 
 
 @pytest.fixture
@@ -138,14 +101,6 @@ def test_every_metric_is_exported_and_documented(tmp_path: Path) -> None:
 # Health
 
 
-def reason(port: int, path: str = "/readyz") -> str:
-    """Why a node is not ready; "" if it is."""
-    page = get(port, path)
-    assert page.body.count(b"\n") == 1
-    assert page.status == (200 if page.row["ok"] else 503)
-    return page.row.get("reason", "")
-
-
 def test_without_a_quorum_a_node_is_healthy_but_not_ready(group: Nodes) -> None:
     leader = group.leader()
     port = group.metrics_ports[leader]
@@ -155,6 +110,7 @@ def test_without_a_quorum_a_node_is_healthy_but_not_ready(group: Nodes) -> None:
     assert get(port, "/healthz").status == 200
     found = scrape(port)
     assert (found["dledger_has_leader"], found["dledger_role{CANDIDATE}"]) == (0, 1)
+    assert found["dledger_elections_total"] >= found["dledger_leader_changes_total"] >= 1
     assert [found[f"dledger_peer_connected{{{each}}}"] for each in group.ids if each != leader] == [0, 0]
 
 
@@ -277,6 +233,13 @@ def test_slow_and_many_clients_do_not_keep_others_out(port: int, monkeypatch: py
         assert reason(port, "/healthz") == ""
         # Closed by the node: displaced by later ones, or too slow.
         assert all(each.recv(1) == b"" for each in silent)
+    assert scrape(port)["dledger_term"] == 0
+
+
+def test_a_page_that_fails_is_an_error(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WatchedNode, "values", lambda _: 1 // 0)
+    assert get(port, "/metrics").status == 500
+    monkeypatch.undo()
     assert scrape(port)["dledger_term"] == 0
 
 

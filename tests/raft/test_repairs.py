@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pyspark_dledger.store.files.node_files import write_checkpoint
 from pyspark_dledger.store.memory_store import MemoryStore
 from tests.support.groups import FAST, SMALL, eventually, nodes
 from tests.support.one_core import OneCore, filled, problem_of
+from tests.support.scrapes import scrape
 from tests.support.stores import change
 
 
@@ -90,7 +92,10 @@ def test_expired_entries_are_forgotten() -> None:
 
 
 def test_scrubber_repairs_a_damaged_follower(tmp_path: Path) -> None:
-    with nodes(tmp_path, 3, flush="sync", store_options=SMALL) as group, dl.connect("g", group.peers) as client:
+    with (
+        nodes(tmp_path, 3, flush="sync", store_options=SMALL, metrics=True) as group,
+        dl.connect("g", group.peers) as client,
+    ):
         last = list(client.append_batch([b"entry %d " % number * 20 for number in range(50)]))[-1]
         leader = group.leader()
         follower = next(node_id for node_id in group.ids if node_id != leader)
@@ -103,6 +108,13 @@ def test_scrubber_repairs_a_damaged_follower(tmp_path: Path) -> None:
         group.start(follower)
         eventually(lambda: file.read_bytes() == before)
         eventually(lambda: group.status(follower)["damagedEntries"] == 0)
+        port = group.metrics_ports[follower]
+        eventually(lambda: scrape(port)["dledger_damaged_entries_repaired_total"] == 1)
+        found = scrape(port)
+        assert (found["dledger_damaged_entries_found_total"], found["dledger_damaged_entries"]) == (1, 0)
+        assert found["dledger_scrub_checked_bytes_total"] == found["dledger_scrub_pass_bytes"]
+        assert found["dledger_scrub_pass_bytes"] == found["dledger_scrub_log_bytes"] == len(before.rstrip(b"\0"))
+        assert time.time() - 60 < found["dledger_scrub_last_pass_timestamp_seconds"] <= time.time()
 
 
 @pytest.mark.parametrize("leads", [False, True])

@@ -34,6 +34,7 @@ from tests.support.groups import (
     free_ports,
     peers_text,
 )
+from tests.support.scrapes import reason
 
 
 @pytest.fixture
@@ -246,9 +247,10 @@ def base_port(count: int) -> int:
 
 @pytest.mark.slow
 def test_a_cluster_survives_the_kill_of_a_member(tmp_path: Path) -> None:
-    first = base_port(3)
+    first = base_port(6)
     line = [sys.executable, "-m", "pyspark_dledger", "cluster", "--json", "--nodes", "3"]
     line += ["--store", str(tmp_path), "--base-port", str(first), "--data-file-size", "1m"]
+    line += ["--metrics-port", str(first + 3)]
     line += ["--set", "heartBeatTimeIntervalMs=500"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -258,6 +260,7 @@ def test_a_cluster_survives_the_kill_of_a_member(tmp_path: Path) -> None:
         ports = [first, first + 1, first + 2]
         assert rows[0] == {"event": "ready", "group": "g", "peers": peers_text(ports)}
         eventually(lambda: try_append(ports, b"hello") is not None)
+        eventually(lambda: not any(reason(first + number) for number in (3, 4, 5)))
         os.kill(rows[1]["pid"], signal.SIGKILL)
         line = process.stderr.readline()
         assert "n0 ended with exit code -9" in line

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark_dledger.raft.node.metrics.exposition import CONTENT_TYPE, Exposition, disk_room
@@ -43,15 +44,15 @@ class Endpoint:
         now = time.monotonic()
         if now - self._rendered_at >= _CACHE_SECONDS:
             try:
-                values = await self._in_loop(self._values(now))
+                values, folders = await self._in_loop(self._values(now))
             except asyncio.TimeoutError:
                 return Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"the event loop does not respond\n")
-            values |= disk_room(self._node.store.metrics().folders)
-            self._text, self._rendered_at = self._exposition.render(values), now
+            self._text, self._rendered_at = self._exposition.render({**values, **disk_room(folders)}), now
         return Answer(HTTPStatus.OK, self._text, CONTENT_TYPE)
 
-    async def _values(self, asked: float) -> Values:
-        return {**self._node.values(), "dledger_event_loop_delay_seconds": time.monotonic() - asked}
+    async def _values(self, asked: float) -> tuple[Values, tuple[Path, ...]]:
+        values, delay = self._node.values(), time.monotonic() - asked
+        return {**values, "dledger_event_loop_delay_seconds": delay}, self._node.store.metrics().folders
 
     async def _verdict(self, judge: Callable[[], str | None]) -> Answer:
         async def judged() -> str | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple
+
+from pyspark_dledger.common.log_records import record
 
 # The limit of a request's head in bytes, and of a whole connection in seconds.
 _MAX_HEAD = 8192
@@ -118,7 +121,13 @@ class HttpServer:
         page = self._pages.get(target.partition(b"?")[0].decode("latin-1"))
         if page is None:
             return _error(HTTPStatus.NOT_FOUND)
-        return await page() if method == b"GET" else _error(HTTPStatus.METHOD_NOT_ALLOWED)
+        if method != b"GET":
+            return _error(HTTPStatus.METHOD_NOT_ALLOWED)
+        try:
+            return await page()
+        except Exception as error:  # noqa: BLE001  # a defect of a page must not look like a node that hangs
+            record(logging.ERROR, "page failed", page=target.decode("latin-1"), reason=repr(error))
+            return _error(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _error(status: HTTPStatus) -> Answer:
