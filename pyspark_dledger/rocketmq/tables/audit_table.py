@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.distinct_numbers import distinct
+from pyspark_dledger.format.distinct_numbers import are_in, distinct
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.format.spec import Filters
@@ -279,7 +279,7 @@ class QueueAudit:
         """Whether a queue cannot be read."""
         names = self.names.names
         unread = [number for number in distinct(numbers).tolist() if self.unread.has_queue(*names[number])]
-        return np.isin(numbers, unread)
+        return are_in(numbers, np.array(unread, np.int64))
 
     def _is_elsewhere(self, numbers: Longs, offsets: Longs) -> npt.NDArray[np.bool_]:
         """Whether a queue has a unit for an offset out of order; very long queues are not searched."""
