@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which this module does not load
 if TYPE_CHECKING:
-    from pyspark_dledger.api import connect, export, open_log, rebuild, salvage
+    from pyspark_dledger.api import backup, connect, export, open_log, rebuild, restore, salvage
     from pyspark_dledger.errors import (
         DLedgerError,
         GroupError,
@@ -37,10 +37,12 @@ __all__ = [
     "StoreError",
     "UnknownOutcomeError",
     "__version__",
+    "backup",
     "connect",
     "export",
     "open_log",
     "rebuild",
+    "restore",
     "salvage",
 ]
 
@@ -56,10 +58,12 @@ _MODULES = {
     "PartialAppendError": "raft.client",
     "StoreError": "errors",
     "UnknownOutcomeError": "errors",
+    "backup": "api",
     "connect": "api",
     "export": "api",
     "open_log": "api",
     "rebuild": "api",
+    "restore": "api",
     "salvage": "api",
 }
 

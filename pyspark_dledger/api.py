@@ -15,11 +15,48 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pyspark_dledger.log.salvage.plan import SalvagePlan
+    from pyspark_dledger.rocketmq.backup import BackupReport, RestoreReport
     from pyspark_dledger.rocketmq.export.forms import ExportReport
     from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
     from pyspark_dledger.rocketmq.salvage import SalvageReport
 
-__all__ = ["connect", "export", "open_log", "rebuild", "salvage"]
+__all__ = ["backup", "connect", "export", "open_log", "rebuild", "restore", "salvage"]
+
+
+def backup(source: str | os.PathLike[str], target: str | os.PathLike[str], **options: Any) -> BackupReport:
+    """Copy what the member with the store at `source` has committed to the folder `target`, and check every entry.
+
+    The member can run. A backup of the same member in `target` is brought up to date, also an unfinished one. `options`
+    are those of a read that choose a store and its committed bound. Raises OptionError for wrong options; StoreError
+    for a damaged entry, and for a source or target that cannot be used.
+    """
+    from pyspark_dledger.log.option_uses import BACKUP, check_use
+    from pyspark_dledger.log.options import parse_options
+    from pyspark_dledger.rocketmq.backup import backup as back_up
+
+    parsed = parse_options(options)
+    check_use(parsed, BACKUP)
+    return back_up(source, target, options=parsed)
+
+
+def restore(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    node: str,
+    *,
+    term: int | None = None,
+    new_group: str | None = None,
+) -> RestoreReport:
+    """Write the store of member `node` from the backup `source` to the new or empty folder `target`, its root.
+
+    A member of a living group needs `term`, one above the highest term of all other members. `new_group` is for a group
+    that is restored whole: the same name at all members, another one at each restore. The same call continues a restore
+    that was interrupted. Raises OptionError for wrong arguments; StoreError for a damaged backup, naming file and byte,
+    and for a target that cannot be used.
+    """
+    from pyspark_dledger.rocketmq.backup import restore as restore_member
+
+    return restore_member(source, target, node, term=term, new_group=new_group)
 
 
 def export(

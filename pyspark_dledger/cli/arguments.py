@@ -96,13 +96,13 @@ def add_secret(parser: argparse.ArgumentParser, text: str) -> None:
     add_flag(parser, "--secret-file", "secretFile", metavar="FILE", help=f"file with {text}")
 
 
-def add_client(parser: argparse.ArgumentParser) -> None:
+def add_client(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """How to reach a running group."""
     parser.epilog = CLIENT_EXITS
     add_json(parser)
-    add_flag(parser, "--group", "group", required=True, metavar="NAME", help="the group's name")
+    add_flag(parser, "--group", "group", required=is_required, metavar="NAME", help="the group's name")
     text = "its members, or some of them, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
-    add_flag(parser, "--peers", "peers", required=True, metavar="ID-HOST:PORT;...", help=text)
+    add_flag(parser, "--peers", "peers", required=is_required, metavar="ID-HOST:PORT;...", help=text)
     add_tls(parser)
     add_secret(parser, "the secret of clients")
     text = "timeout of one attempt in milliseconds; default 3000"

@@ -24,6 +24,7 @@ SALVAGE_EXITS = (
     "exit codes: 0 done, nothing is lost; 1 something is lost or undecided, see the first line; 2 error; "
     "130 interrupted. The same command continues an interrupted salvage. " + _PATH
 )
+BACKUP_EXITS = "exit codes: 0 done; 1 done, but it lacks the state of expired messages; 2 error; 130 interrupted"
 SERVE_EXITS = "exit codes: 0 stopped by SIGTERM; 2 error; 130 interrupted"
 CLIENT_EXITS = (
     "exit codes: 0 done; 1 nothing found, or the outcome is unknown: it may have been done, or may be done later; "

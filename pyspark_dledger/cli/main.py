@@ -35,6 +35,8 @@ VERBS = {
     "report": "write one self-contained HTML page about a store",
     "rebuild": "rebuild ConsumeQueues or the index of keys from the log",
     "salvage": "write one intact store from damaged replicas",
+    "backup": "copy what a member has committed, while it runs",
+    "restore": "write the store of a member from a backup",
     "serve": "run one member of a group, until SIGTERM or Ctrl-C",
     "cluster": "run a whole group on this machine, for trying out, until Ctrl-C",
     "append": "append entries and print where each is committed",

@@ -15,6 +15,8 @@ COMMITTED_INDEX = "committedIndex"
 END_INDEX = "endIndex"
 CURR_TERM = "currTerm"
 VOTE_LEADER = "voteLeader"
+RESTORED = "restored"
+"""The file of a member restored from a backup; its line is ``term=N``."""
 
 _BLANKS = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}

@@ -43,6 +43,7 @@ DIGESTS = "dledger diff --md5"
 REPORT = "dledger report"
 REBUILD = "a rebuild"
 SALVAGE = "a salvage"
+BACKUP = "a backup"
 
 USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
@@ -54,6 +55,7 @@ USES = {
     SCAN: _LOG,
     REBUILD: _STORE | _BOUND,
     SALVAGE: frozenset({"engine"}),
+    BACKUP: _STORE | _BOUND,
     RECOVERY: _STORE | _BOUND,
     STATISTICS: _LOG - _BATCHES - _VALUES,
     FIND: _LOG - _PARTITIONS,

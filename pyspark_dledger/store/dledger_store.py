@@ -73,6 +73,7 @@ class DLedgerStore(ABC):
     ``curr_term`` the last saved term (0 for a new store), and ``vote_leader`` this node's vote in it.
     ``cluster_id`` and ``member_ids`` are of its group, empty until they are known. ``member_state`` is what the core
     saved with the member ids.
+    ``restored_term`` is above every term of the member before it was restored from a backup, -1 if it was not restored.
     """
 
     append_hook: AppendHook | None = None
@@ -83,6 +84,7 @@ class DLedgerStore(ABC):
     end_pos: int
     curr_term: int
     vote_leader: str | None
+    restored_term: int = -1
     cluster_id: str
     member_ids: tuple[str, ...]
     member_state: str

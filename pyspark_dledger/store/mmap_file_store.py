@@ -25,6 +25,7 @@ from pyspark_dledger.store.files.node_files import (
     load_current_term,
     load_member_state,
     load_members,
+    load_restored_term,
     write_cluster_id,
     write_current_term,
     write_members,
@@ -121,6 +122,7 @@ class MmapFileStore(DLedgerStore):
         current = load_current_term(node_dir)
         self.cluster_id = load_cluster_id(node_dir)
         self.member_ids, self.member_state = load_members(node_dir), load_member_state(node_dir)
+        self.restored_term = load_restored_term(node_dir)
         found = files.recover()
         self._reader = EntryReader(self._engine, files.data, files.index, files.pending)
         self._begin, self._next_index, self._end_term = found.begin_index, found.next_index, found.end_term

@@ -19,7 +19,7 @@ from pyspark_dledger.raft.messages import (
     VoteResult,
 )
 from pyspark_dledger.store.memory_store import MemoryStore
-from tests.support.one_core import OneCore, entry, filled, lead_with_equal_peer, requested_terms
+from tests.support.one_core import OneCore, entry, filled, lead_with_equal_peer, problem_of, requested_terms
 
 
 class FullAfterReset(MemoryStore):
@@ -163,3 +163,27 @@ def test_a_leader_does_not_compete_with_its_transferee() -> None:
     assert core.sent == []
     core.tick(1200)
     assert core.sent
+
+
+def test_a_restored_member_neither_votes_nor_leads_before_it_has_an_entry_of_its_new_term() -> None:
+    store = filled(1, 4, saved=9)
+    store.restored_term = 9
+    core = OneCore(store)
+    core.tick(20_000)
+    assert core.sent == [] and "restored from a backup" in problem_of(core)
+    newer = VoteRequest(leader_id="n1", term=9, ledger_end_index=2, ledger_end_term=8)
+    response = core.request(newer)
+    assert isinstance(response, VoteResponse) and response.vote_result is VoteResult.UNKNOWN
+    core.follow(10)
+    assert core.code(PushType.COMPARE, entry(1, 4), term=10) == ResponseCode.SUCCESS
+    assert core.code(PushType.APPEND, entry(2, 8), term=10) == ResponseCode.SUCCESS
+    transfer = TransferRequest(transfer_id="n1", transferee_id="n0", term=10, take_leadership_ledger_index=2)
+    rejected = core.request(transfer)
+    assert rejected is not None and rejected.code == ResponseCode.FALL_BEHIND_TOO_MUCH
+    response = core.request(VoteRequest(leader_id="n2", term=11, ledger_end_index=2, ledger_end_term=8))
+    assert isinstance(response, VoteResponse) and response.vote_result is VoteResult.UNKNOWN
+    core.follow(12)
+    assert core.code(PushType.COMPARE, entry(2, 8), term=12) == ResponseCode.SUCCESS
+    assert core.code(PushType.APPEND, entry(3, 12), term=12) == ResponseCode.SUCCESS
+    response = core.request(VoteRequest(leader_id="n2", term=13, ledger_end_index=3, ledger_end_term=12))
+    assert isinstance(response, VoteResponse) and response.vote_result is VoteResult.ACCEPT

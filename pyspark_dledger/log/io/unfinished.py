@@ -15,6 +15,8 @@ from pyspark_dledger.log.io.files import is_remote_path, path_of
 MANIFEST = "_export.json"
 """The file in a target that says what is written there, and whether it is finished."""
 RUNNING = "running"
+BACKUP_MANIFEST = "backup.json"
+"""The manifest of a finished backup."""
 
 _COMMANDS = {"salvage": "salvage", "commitlog": "export"}
 """The commands that write a store, by the ``form`` in their manifest."""

@@ -121,6 +121,12 @@ class Election:
         """Vote for itself and request votes. The term rises only if the last round showed that it must."""
         member, config = self._member, self._member.config
         needs_vote = self._must_raise_term or member.vote is None
+        if not member.can_vote:
+            member.report_problem(
+                "this member was restored from a backup, so it neither votes nor leads before it has an entry of term "
+                f"{member.store.restored_term} or later: append one while the others have a leader",
+                "restored",
+            )
         if not member.can_campaign or (needs_vote and not self._vote_for_self()):
             self._next_vote_at = member.now + self._vote_delay()
             return
@@ -249,7 +255,8 @@ class Election:
         is_equal_log = request.ledger_end_term == end_term and request.ledger_end_index == end_index
         if self._take_leadership_term == member.term and is_equal_log:
             return VoteResult.REJECT_TAKING_LEADERSHIP
-        return VoteResult.ACCEPT
+        # As if it did not respond.
+        return VoteResult.ACCEPT if member.can_vote else VoteResult.UNKNOWN
 
     def _give_vote(self, candidate: str) -> bool:
         """Save the vote. Returns False (no response) if it cannot be saved."""

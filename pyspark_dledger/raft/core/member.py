@@ -235,11 +235,22 @@ class Member:
         return (store.ledger_end_term, end) if end >= 0 else self._end_before_reset
 
     @property
+    def can_vote(self) -> bool:
+        """Whether this member has every entry that it helped to commit; false for a while after a restore.
+
+        A leader of ``restored_term`` or a later one was elected without this member's vote, so its log has all
+        committed entries. They precede its own entries, of which this member needs one.
+        """
+        return self.store.ledger_end_term >= self.store.restored_term
+
+    @property
     def can_campaign(self) -> bool:
         """Whether this member has the entries that it claims, and the application's state of earlier ones.
 
         The log lacks entries while it is empty after a reset.
         """
+        if not self.can_vote:
+            return False
         has_entries = self.store.ledger_end_index >= 0 or self._end_before_reset == (-1, -1)
         return has_entries and not self.needs_summary()
 

@@ -64,7 +64,7 @@ def write_broker_files(
         built = builder.build_from_units(units, log, target, builder.BuildSettings(*_sizes(roots)), with_queues)
         write_checkpoint(target, built.last_stored)
         yield from builder.notes_of_queues(built)
-    yield from _copy_config(roots, target)
+    yield from copy_config(roots, target)
     if topics_from_log and not (target / CONFIG / TOPICS).exists():
         yield _write_topics(roots, target)
     for name in _LEFT_OUT:
@@ -127,7 +127,7 @@ def _index_sizes(root: Path) -> tuple[int, int] | None:
         return None
 
 
-def _copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
+def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
     """Copy each ``config/*.json`` from the first source where it or its ``.bak`` is intact."""
     names = sorted({name for root in roots for name in _config_names(root / CONFIG)})
     for name in names:

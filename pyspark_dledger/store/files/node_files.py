@@ -21,6 +21,7 @@ from pyspark_dledger.format.state_files import (
     COMMITTED_INDEX,
     CURR_TERM,
     END_INDEX,
+    RESTORED,
     VOTE_LEADER,
     Checkpoint,
     CurrentTerm,
@@ -143,6 +144,17 @@ def load_cluster_id(node_dir: Path) -> str:
         return ""
     except (OSError, KeyError, ValueError) as error:
         raise StoreError(f"{file}: expected the line cluster=ID, found {error}: copy it from another member") from None
+
+
+def load_restored_term(node_dir: Path) -> int:
+    """The term with which the member was restored from a backup, -1 without one. Raises StoreError."""
+    file = node_dir / RESTORED
+    try:
+        return int(parse_properties_file(file.read_bytes())["term"])
+    except FileNotFoundError:
+        return -1
+    except (OSError, KeyError, ValueError) as error:
+        raise StoreError(f"{file}: expected the line term=N, found {error}: restore the backup again") from None
 
 
 def write_reset(node_dir: Path, reset: Reset) -> None:

@@ -151,7 +151,7 @@ class Transfer:
             return ResponseCode.INCONSISTENT_LEADER
         if request.term != member.term:
             return ResponseCode.INCONSISTENT_TERM
-        if member.needs_summary():
+        if member.needs_summary() or not member.can_vote:
             return ResponseCode.FALL_BEHIND_TOO_MUCH
         self._finish_take_over(ResponseCode.TAKE_LEADERSHIP_FAILED)
         deadline = member.now + member.config.leadership_transfer_wait_timeout_ms

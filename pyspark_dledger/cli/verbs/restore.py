@@ -1,0 +1,77 @@
+"""``dledger restore``: writes the store of a member from a backup."""
+
+from __future__ import annotations
+
+import argparse
+
+from pyspark_dledger.cli.arguments import add_client, natural
+from pyspark_dledger.cli.exit_codes import BACKUP_EXITS, CLEAN, FINDINGS
+from pyspark_dledger.cli.group.client import connected
+from pyspark_dledger.cli.output.rows import fields_row
+from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.common.plurals import counted
+from pyspark_dledger.errors import GroupError, OptionError
+from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.raft.peers import parse_peers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write the store of a member from a backup. A member of a living group needs --group and --peers, or --term; "
+        "until it has an entry that was appended after its first start, it neither votes nor leads. --new-group "
+        "restores all members of a group: what was acknowledged after the backup is lost."
+    )
+    add_client(parser, is_required=False)
+    parser.epilog = BACKUP_EXITS
+    parser.add_argument("path", metavar="BACKUP", help="a backup")
+    parser.add_argument("--to", metavar="ROOT", required=True, help="a new or empty folder")
+    parser.add_argument("--id", dest="node", metavar="ID", required=True, help="the member's id")
+    text = "instead of --peers: one above the highest term of the others"
+    parser.add_argument("--term", type=natural, metavar="N", help=text)
+    text = "restore all members: one NAME for all, a new one each time"
+    parser.add_argument("--new-group", metavar="NAME", help=text)
+
+
+def run(args: argparse.Namespace, out: Output) -> int:
+    from pyspark_dledger.rocketmq.backup import restore
+
+    term = args.term
+    if args.new_group is None and term is None:
+        term = _term_above_all(args)
+    report = restore(args.path, args.to, args.node, term=term, new_group=args.new_group, progress=out.progress)
+    out.progress.clear()
+    exit_code = FINDINGS if report.lacks_state else CLEAN
+    if args.json:
+        out.line(json_line(fields_row(report)))
+        return exit_code
+    out.line(
+        f"restored {report.node} to {report.target}: index {report.first_index} to {report.last_index}; "
+        f"{counted(report.files, 'file')}, {report.resumed} of them by an earlier run, {report.bytes} bytes in "
+        f"{report.seconds:.1f} s"
+    )
+    if report.votes_from is not None:
+        out.line(f"it neither votes nor leads before it has an entry of term {report.votes_from} or later")
+    for text in report.notes:
+        out.line(f"note: {text}")
+    return exit_code
+
+
+def _term_above_all(args: argparse.Namespace) -> int:
+    """A term above those of all other members. Raises GroupError unless all tell theirs.
+
+    The member may have voted for any of them: what it promised is lost, but the candidate knows its own term.
+    """
+    if args.group is None or args.peers is None:
+        raise OptionError("expected --group and --peers, --term, or --new-group, found none of them")
+    others = [node_id for node_id in parse_peers(args.peers) if node_id != args.node]
+    with connected(args) as client:
+        terms = []
+        for node_id in others:
+            try:
+                terms.append(client.status(node_id).term)
+            except GroupError as error:
+                text = f"{node_id} does not tell its term ({error}): start it, or give --term"
+                raise GroupError(text, error.code) from None
+    if not terms:
+        raise OptionError("--peers: expected the other members, found none")
+    return max(terms) + 1

@@ -1,0 +1,262 @@
+"""Backs up one member of a group, running or stopped: what it knew to be committed, in a form that `restore` reads.
+
+The source is only read. A backup that was interrupted, or an older one of the same member, is continued: data files
+that were verified are not copied again. Until the new manifest is written, the old backup stays usable.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pyspark_dledger.common.durable import make_dir
+from pyspark_dledger.common.uris import is_remote
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.state_files import parse_properties_file
+from pyspark_dledger.log.committed import committed_bound
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.log.io.state_files import read_current_term
+from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.backup.log_copy import PROGRESS_FOLDER, ExpiredError, LogCopy, LogRange
+from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, Manifest, read_manifest, write_manifest
+from pyspark_dledger.rocketmq.backup.member_files import MemberFiles, serves_messages
+from pyspark_dledger.rocketmq.export.target_folder import check_apart, locked_folder
+from pyspark_dledger.rocketmq.salvage.node_files import index_file_size
+
+Progress = Callable[[int, int], None]
+
+_STATE = "state-"
+_MAX_ATTEMPTS = 10
+_CHECKPOINT_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class BackupReport:
+    """A finished backup: the entries ``[first_index, last_index]``. ``kept_files`` of ``files`` were there already.
+
+    ``copied_bytes`` are of the log. ``lacks_state`` as in `Manifest`.
+    """
+
+    target: str
+    node: str
+    first_index: int
+    last_index: int
+    last_term: int
+    files: int
+    kept_files: int
+    copied_bytes: int
+    seconds: float
+    lacks_state: bool
+    notes: tuple[str, ...]
+
+
+def backup(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    options: ReadOptions | None = None,
+    progress: Progress | None = None,
+) -> BackupReport:
+    """Back up the member whose store is `source` to the folder `target`.
+
+    Raises OptionError for a remote target; StoreError for a store that is not a member's, for a damaged entry, and for
+    a target with something else; OSError if a disk fails.
+    """
+    if is_remote(os.fspath(target)):
+        raise OptionError(f"{os.fspath(target)}: expected a local folder: back up to one, and copy that")
+    folder = Path(os.path.realpath(target))
+    chosen = options if options is not None else ReadOptions()
+    store = StoreView(os.fspath(source), chosen)
+    check_apart(store, (), folder)
+    with locked_folder(folder):
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                return _Backup(os.fspath(source), chosen, folder, progress or (lambda _done, _total: None)).run()
+            except ExpiredError:
+                continue
+    raise StoreError(f"{source}: in {_MAX_ATTEMPTS} attempts, files expired before they were copied: keep them longer")
+
+
+class _Backup:
+    """One attempt."""
+
+    def __init__(self, source: str, options: ReadOptions, target: Path, progress: Progress) -> None:
+        self._source, self._options, self._target, self._progress = source, options, target, progress
+        self._began = time.monotonic()
+        self._store = StoreView(source, options)
+        paths = self._store.paths
+        if paths.node is None or paths.node_dir is None or paths.only is not None:
+            raise StoreError(f"{source}: expected the store of a member, found another one: give its root")
+        has_old_log = len(self._store.ledger_segments) < len(self._store.segments)
+        if self._store.dialect != "0.3" or has_old_log:
+            found = "an old CommitLog" if has_old_log else "a store of DLedger 0.4.0"
+            raise StoreError(f"{source}: found {found}, which is not backed up: stop the member and copy its root")
+        self._node, self._node_dir = paths.node, paths.node_dir
+        is_served = paths.root is not None and serves_messages(paths.root)
+        self._root = paths.root if is_served else None
+        self._before = self._earlier()
+
+    def _earlier(self) -> Manifest | None:
+        """The manifest of the target. Raises StoreError unless it is a backup of this member."""
+        names = {name for name in os.listdir(self._target) if name not in ("lost+found", f"{BACKUP_MANIFEST}.tmp")}
+        known = {BACKUP_MANIFEST, DATA_FOLDER, PROGRESS_FOLDER}
+        if other := sorted(name for name in names - known if not name.startswith(_STATE)):
+            raise StoreError(f"{self._target}: expected a new folder or a backup, found {other[0]}: name another")
+        before = read_manifest(self._target)
+        cluster = _property(self._node_dir, "cluster")
+        clusters = {cluster, before.cluster if before is not None else ""} - {""}
+        if before is not None and (before.node != self._node or len(clusters) > 1):
+            raise StoreError(
+                f"{self._target}: expected a backup of {self._node}, cluster {cluster or 'unknown'}, found one of "
+                f"{before.node}, cluster {before.cluster or 'unknown'}: name another folder"
+            )
+        return before
+
+    def run(self) -> BackupReport:
+        state = self._new_state()
+        files = MemberFiles(self._node_dir, self._root, self._target, state)
+        files.copy_state()
+        _wait_for_checkpoint(self._node_dir)
+        store = self._store = self._store.refreshed()
+        wanted = self._range(max(files.last_identity, files.summary.index if files.summary is not None else -1))
+        copy = LogCopy(store, wanted, self._target, self._progress)
+        log = copy.run()
+        files.copy_queues(wanted.end)
+        self._check_begin(wanted)
+        lacks_state = self._lacks_state(files, wanted)
+        current, _ = read_current_term(self._node_dir)
+        voted = current.curr_term if current is not None and current.curr_term is not None else 0
+        notes = files.notes
+        if lacks_state:
+            notes.append("the member lacks the state of expired messages, so a restored one fetches it from another")
+        manifest = Manifest(
+            id=uuid.uuid4().hex,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            source=self._store.path,
+            node=self._node,
+            members=tuple(filter(None, _property(self._node_dir, "members").split(";"))),
+            cluster=_property(self._node_dir, "cluster"),
+            term=max(voted, wanted.last_term) + 1,
+            **vars(wanted),
+            data_file_size=store.ledger_segments[0].size,
+            index_file_size=index_file_size([store]),
+            log=tuple(log),
+            state=state,
+            files=files.finish(),
+            has_root=self._root is not None,
+            lacks_state=lacks_state,
+            notes=tuple(notes),
+        )
+        write_manifest(self._target, manifest)
+        self._delete_unused(manifest)
+        return BackupReport(
+            target=str(self._target),
+            node=self._node,
+            first_index=wanted.first_index,
+            last_index=wanted.last_index,
+            last_term=wanted.last_term,
+            files=len(log),
+            kept_files=copy.kept_files,
+            copied_bytes=copy.copied_bytes,
+            seconds=round(time.monotonic() - self._began, 3),
+            lacks_state=lacks_state,
+            notes=manifest.notes,
+        )
+
+    def _new_state(self) -> str:
+        """A new folder for the files of this backup; those of unfinished ones are deleted."""
+        kept = self._before.state if self._before is not None else ""
+        self._delete_state(kept)
+        number = int(kept.removeprefix(_STATE)) + 1 if kept else 1
+        make_dir(self._target / f"{_STATE}{number}")
+        return f"{_STATE}{number}"
+
+    def _delete_state(self, kept: str) -> None:
+        for path in self._target.glob(f"{_STATE}*"):
+            if path.name != kept:
+                shutil.rmtree(path)
+
+    def _range(self, dispatched: int) -> LogRange:
+        """All entries that are known to be committed; those up to `dispatched` are. Raises StoreError without one."""
+        store = self._store
+        bound = committed_bound(store, self._options)
+        committed = max(-1 if bound.index is None else bound.index, min(dispatched, store.end.last_index))
+        first_entries = store.first_entries
+        if (self._node_dir / "reset").exists():
+            raise StoreError(f"{self._node_dir}: the leader is replacing its log: back up later, or another member")
+        if not first_entries or committed < first_entries[0][1][1]:
+            raise StoreError(f"{store.path}: expected committed entries, found none ({bound.reason or bound.index})")
+        begin, first_index, _ = first_entries[0][1]
+        pos = store.position_of(committed)
+        segment = segment_at(store.ledger_segments, pos)
+        header = entry_at(segment, pos) if segment is not None else None
+        if header is None or header.index != committed:
+            raise StoreError(f"{store.path}: expected entry {committed} at position {pos}, found none: dledger verify")
+        return LogRange(first_index, committed, header.term, begin, pos + header.size)
+
+    def _check_begin(self, wanted: LogRange) -> None:
+        """Raises ExpiredError if entries expired meanwhile: queues and summary could begin after the copied log."""
+        if self._store.refreshed().begin_index != wanted.first_index:
+            raise ExpiredError
+
+    def _lacks_state(self, files: MemberFiles, wanted: LogRange) -> bool:
+        """Whether neither log nor summary tells queue offsets of expired messages; those of brokers are in queues."""
+        is_ours = (self._node_dir / "identities").is_dir()
+        known = files.summary.index if files.summary is not None else -1
+        return self._root is not None and is_ours and wanted.first_index > known + 1
+
+    def _delete_unused(self, manifest: Manifest) -> None:
+        """Delete files of expired entries, and those of the earlier backup."""
+        used = {Path(file.path).name for file in manifest.log}
+        for path in (self._target / DATA_FOLDER).iterdir():
+            if path.name not in used:
+                path.unlink()
+        for path in (self._target / PROGRESS_FOLDER).iterdir():
+            if path.stem not in used:
+                path.unlink()
+        self._delete_state(manifest.state)
+
+
+def _property(node_dir: Path, name: str) -> str:
+    """The property of a file of the same name; "" without the file. Raises StoreError for a damaged one."""
+    try:
+        return parse_properties_file((node_dir / name).read_bytes())[name]
+    except FileNotFoundError:
+        return ""
+    except (KeyError, ValueError) as error:
+        raise StoreError(f"{node_dir / name}: expected the line {name}=..., found {error}: back up another") from None
+
+
+def _wait_for_checkpoint(node_dir: Path) -> None:
+    """Wait for the next checkpoint of a running member: the present one can be 3 s old."""
+    file, deadline = node_dir / "checkpoint", time.monotonic() + _CHECKPOINT_SECONDS
+    before = _stamp(file)
+    while _is_open(node_dir) and _stamp(file) == before and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _is_open(node_dir: Path) -> bool:
+    """Whether a node or a broker of this machine has the store open, as far as the system tells."""
+    files = [file.stat().st_ino for file in (node_dir / "lock", node_dir.parent / "lock") if file.exists()]
+    try:
+        locks = Path("/proc/locks").read_text("ascii")
+    except OSError:
+        return False
+    return any(f":{inode} " in locks for inode in files)

@@ -1,0 +1,272 @@
+"""Copies the committed part of a log, checks each entry, and reads back what was written.
+
+A data file of the backup ends with its last entry, or with the blank after it. What an earlier run has verified stays:
+``progress/NAME.json`` records it. Committed entries never change, so a file only grows until the next one begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark_dledger.common.durable import make_dir, open_own, sync_dir, write_at, write_durably
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_blank
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.copies.index_units import read_units
+from pyspark_dledger.log.io.entry_reads import entry_at
+from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.backup.manifest import (
+    BLOCK_BYTES,
+    DATA_FOLDER,
+    BackupFile,
+    BlockCrcs,
+    backup_file,
+    checked_blocks,
+    truncated,
+)
+
+PROGRESS_FOLDER = "progress"
+
+
+class ExpiredError(Exception):
+    """A file of the source has expired meanwhile: the backup has to begin later."""
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """The entries ``[first_index, last_index]`` at ``[begin, end)``; ``last_term`` is that of the last one."""
+
+    first_index: int
+    last_index: int
+    last_term: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Verified:
+    """What the backup has of a file, durably: the entries at ``[begin, end)``, all before ``next_index``.
+
+    The last one is at ``last_pos`` and of ``term``.
+    """
+
+    file: BackupFile
+    begin: int
+    next_index: int
+    term: int
+    last_pos: int
+    end: int
+
+
+class LogCopy:
+    """Copies the log of `store`, ``[first_index, last_index]``, to the folder `target`. Memory: about 16 MiB."""
+
+    def __init__(self, store: StoreView, wanted: LogRange, target: Path, progress: Callable[[int, int], None]) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._target = target
+        self._progress = progress
+        self._next_index, self._term = wanted.first_index, -1
+        self.copied_bytes = 0
+        self.kept_files = 0
+
+    def run(self) -> list[BackupFile]:
+        """Copy and verify all files. Raises StoreError for damage, ExpiredError for a file that expired, OSError."""
+        make_dir(self._target / DATA_FOLDER)
+        make_dir(self._target / PROGRESS_FOLDER)
+        wanted = self._wanted
+        segments = [each for each in self._store.ledger_segments if wanted.begin < each.end and each.base < wanted.end]
+        found = []
+        for number, segment in enumerate(segments):
+            self._progress(number, len(segments))
+            try:
+                found.append(self._copy_file(segment))
+            except (OSError, StoreError) as error:
+                if not Path(segment.path).exists():
+                    raise ExpiredError from error
+                raise
+        self._progress(len(segments), len(segments))
+        if self._next_index != wanted.last_index + 1 or self._term != wanted.last_term:
+            raise StoreError(
+                f"{self._store.path}: expected entry {wanted.last_index} of term {wanted.last_term} at the end of the "
+                f"backup, found {self._next_index - 1} of term {self._term}: run dledger verify"
+            )
+        return found
+
+    def _copy_file(self, segment: Segment) -> BackupFile:
+        begin = start = max(self._wanted.begin, segment.base)
+        stop = min(segment.end, self._wanted.end)
+        before = self._verified(segment, start, stop)
+        if before is not None:
+            self._next_index, self._term = before.next_index, before.term
+            if (
+                before.file.size == stop - segment.base
+                or before.end + MIN_BLANK_SIZE == segment.base + before.file.size
+            ):
+                self.kept_files += 1
+                return before.file
+            start = before.end
+        copy = _FileCopy(self._target, segment, before.file if before is not None else None)
+        try:
+            last_pos = -1
+            for pos, data in self._entries(segment, start, stop):
+                copy.write(pos, data)
+                self.copied_bytes += len(data)
+                start, last_pos = pos + len(data), pos
+            end = start
+            if stop == segment.end and start < stop:
+                copy.write(start, self._blank(segment, start))
+            file = copy.finish()
+        finally:
+            copy.close()
+        last_pos = self._last_pos(segment, last_pos, end) if last_pos >= 0 else before.last_pos if before else start
+        _save(self._target, segment.name, _Verified(file, begin, self._next_index, self._term, last_pos, end))
+        return file
+
+    # What an earlier run has
+
+    def _verified(self, segment: Segment, start: int, stop: int) -> _Verified | None:
+        """What an earlier run has of this file, if that is of this log, and not more than is wanted."""
+        known = _load(self._target, segment.name)
+        if known is None or known.file.file_size != segment.size or known.begin != start:
+            return None
+        header = entry_at(segment, known.last_pos)
+        is_same = header is not None and (header.index, header.term) == (known.next_index - 1, known.term)
+        first = entry_at(segment, start)
+        is_first = first is not None and first.index == self._next_index
+        try:
+            size = (self._target / known.file.path).stat().st_size
+        except OSError:
+            return None
+        return known if is_same and is_first and known.end <= stop and size >= known.file.size else None
+
+    def _last_pos(self, segment: Segment, start: int, end: int) -> int:
+        """The position of the last entry in ``[start, end)``."""
+        return self._store.engine.seek(segment, start, end, self._next_index - 1)
+
+    # Reading and checking
+
+    def _entries(self, segment: Segment, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Checked consecutive entries, about `BLOCK_BYTES` at once, each with the position of its first byte."""
+        with open_file(segment.path) as file:
+            for low, high in entry_ranges(self._store.engine, segment, start, stop):
+                data = file.read(low - segment.base, high - low)
+                self._check(segment, low, high, data)
+                yield low, data
+
+    def _check(self, segment: Segment, low: int, high: int, data: bytes) -> None:
+        engine, first = self._store.engine, self._next_index
+        try:
+            if len(data) != high - low:
+                raise ValueError(f"expected {high - low} bytes, found {len(data)}")
+            checked = engine.check_entries(data, first, low, self._term, INT64_MAX)
+            wrong = engine.find_damaged(data)
+        except ValueError as error:
+            raise _damaged(segment, low, first, str(error)) from None
+        if wrong is not None:
+            index = decode_entry_header(data[wrong : wrong + ENTRY_HEADER_SIZE]).index
+            raise _damaged(segment, low + wrong, index, "expected the body to match its checksum, found other bytes")
+        units = read_units(self._store.index_files, first, checked.count).tobytes()
+        if units != checked.units:
+            self._check_units(segment, low, bytes(checked.units), units)
+        self._next_index, self._term = first + checked.count, checked.last_term
+
+    def _check_units(self, segment: Segment, low: int, expected: bytes, found: bytes) -> None:
+        """Index units that were written must agree with the entries."""
+        for number in range(len(expected) // INDEX_UNIT_SIZE):
+            part = slice(number * INDEX_UNIT_SIZE, (number + 1) * INDEX_UNIT_SIZE)
+            if found[part] != expected[part] and found[part].strip(b"\0"):
+                text = f"expected the index unit {expected[part].hex()}, found {found[part].hex()}"
+                raise _damaged(segment, low, self._next_index + number, text)
+
+    def _blank(self, segment: Segment, pos: int) -> bytes:
+        with open_file(segment.path) as file:
+            found = file.read(pos - segment.base, MIN_BLANK_SIZE)
+        if len(found) != MIN_BLANK_SIZE or decode_blank(found) != segment.end - pos:
+            raise _damaged(segment, pos, self._next_index, f"expected an entry or a blank, found {found.hex()}")
+        return encode_blank(segment.end - pos)
+
+
+def entry_ranges(engine: Engine, segment: Segment, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Ranges of whole entries, about `BLOCK_BYTES` each, from the entry at `start` to `stop` or to a blank."""
+    end = engine.log_end(segment, start, False).pos if stop == segment.end else stop
+    if start < end:
+        yield from pairwise([start, *engine.split(segment, start, end, BLOCK_BYTES), end])
+
+
+def _damaged(segment: Segment, pos: int, index: int, problem: str) -> StoreError:
+    return StoreError(
+        f"{segment.path} at byte {pos - segment.base}, index {index}: {problem}: nothing damaged is backed up; back up "
+        "another member, or repair this one first (dledger verify)"
+    )
+
+
+class _FileCopy:
+    """A data file of the backup; `before` is what it has, which is not written again."""
+
+    def __init__(self, target: Path, segment: Segment, before: BackupFile | None) -> None:
+        self._base = segment.base
+        self._size = segment.size
+        self._name = f"{DATA_FOLDER}/{segment.name}"
+        self._path = target / self._name
+        self._before = before
+        self._kept = truncated(before, before.size) if before is not None else None
+        self._crcs = BlockCrcs()
+        self._descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
+        kept = before.size if before is not None else 0
+        os.ftruncate(self._descriptor, kept)
+        if self._kept is not None and before is not None:
+            self._crcs = BlockCrcs(self._kept.crc32, self._kept.size)
+            self._crcs.add(os.pread(self._descriptor, before.size - self._kept.size, self._kept.size))
+
+    def write(self, pos: int, data: bytes) -> None:
+        """Write bytes that follow those before; a log that begins inside the file leaves zeros before it."""
+        while self._crcs.size < pos - self._base:
+            self._crcs.add(bytes(min(BLOCK_BYTES, pos - self._base - self._crcs.size)))
+        write_at(self._descriptor, data, pos - self._base)
+        self._crcs.add(data)
+
+    def finish(self) -> BackupFile:
+        """Sync the file, and read back what was written. Raises StoreError if it differs."""
+        os.fsync(self._descriptor)
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        record = BackupFile(self._name, self._crcs.size, self._size, self._crcs.result())
+        with self._path.open("rb") as file:
+            first = len(self._kept.crc32) if self._kept is not None else 0
+            for _ in checked_blocks(file, str(self._path), record, first):
+                pass
+        sync_dir(self._path.parent)
+        return record
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _progress_file(target: Path, name: str) -> Path:
+    return target / PROGRESS_FOLDER / f"{name}.json"
+
+
+def _save(target: Path, name: str, verified: _Verified) -> None:
+    file = _progress_file(target, name)
+    temporary = file.with_suffix(".tmp")
+    write_durably(temporary, json.dumps(asdict(verified)).encode())
+    temporary.replace(file)
+    sync_dir(file.parent)
+
+
+def _load(target: Path, name: str) -> _Verified | None:
+    """What an earlier run recorded; None without a readable record, so the file is copied again."""
+    try:
+        value = json.loads(_progress_file(target, name).read_bytes())
+        return _Verified(backup_file(value.pop("file")), **value)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

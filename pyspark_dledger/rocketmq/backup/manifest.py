@@ -1,0 +1,169 @@
+"""The manifest of a backup, ``backup.json``: each file with its size and the CRC-32 of each block.
+
+The last key, ``crc32``, is that of the JSON without it. A backup whose manifest is missing is unfinished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pyspark_dledger.common.durable import sync_dir, write_durably
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
+
+FORMAT = 1
+BLOCK_BYTES = 4 << 20
+"""A damaged backup is located to a block."""
+DATA_FOLDER = "data"
+_MAX_MANIFEST = 1 << 30
+
+
+@dataclass(frozen=True)
+class BackupFile:
+    """A file at ``path`` in the backup: its first ``size`` bytes, with the CRC-32 of each block of `BLOCK_BYTES`.
+
+    The restored file has ``file_size`` bytes; the others are zeros.
+    """
+
+    path: str
+    size: int
+    file_size: int
+    crc32: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a backup has.
+
+    Its log has the entries ``[first_index, last_index]`` at the positions ``[begin, end)``, in the files ``log``, in
+    order. ``term`` is above every term in which the member voted until then. ``files`` are the others, in the folder
+    ``state``. ``has_root``: the member serves messages. ``lacks_state``: the log and the files do not tell queue
+    offsets and identities of expired messages.
+    """
+
+    id: str
+    created: str
+    source: str
+    node: str
+    members: tuple[str, ...]
+    cluster: str
+    term: int
+    first_index: int
+    last_index: int
+    last_term: int
+    begin: int
+    end: int
+    data_file_size: int
+    index_file_size: int
+    log: tuple[BackupFile, ...]
+    state: str
+    files: tuple[BackupFile, ...]
+    has_root: bool = False
+    lacks_state: bool = False
+    notes: tuple[str, ...] = ()
+    format: int = FORMAT
+
+    @property
+    def all_files(self) -> tuple[BackupFile, ...]:
+        return (*self.log, *self.files)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest, atomically and durably. Raises OSError."""
+    value = asdict(manifest)
+    value["crc32"] = _crc_of(value)
+    temporary = folder / f"{BACKUP_MANIFEST}.tmp"
+    write_durably(temporary, f"{json.dumps(value, indent=1)}\n".encode())
+    temporary.replace(folder / BACKUP_MANIFEST)
+    sync_dir(folder)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a finished backup, None without one. Raises StoreError for a damaged one."""
+    file = folder / BACKUP_MANIFEST
+    try:
+        if file.stat().st_size > _MAX_MANIFEST:
+            raise ValueError(f"more than {_MAX_MANIFEST} bytes")
+        value = json.loads(file.read_bytes())
+        expected = value.pop("crc32")
+        if expected != _crc_of(value):
+            raise ValueError(f"CRC-32 {_crc_of(value):08x}, not {expected:08x}")
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']}")
+        return _parsed(value)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreError(
+            f"{file}: expected the manifest of a backup, format {FORMAT}, found {error}: use another backup"
+        ) from None
+
+
+def _crc_of(value: dict[str, Any]) -> int:
+    return crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def _parsed(value: dict[str, Any]) -> Manifest:
+    for name in ("log", "files"):
+        value[name] = tuple(backup_file(each) for each in value[name])
+    for name in ("members", "notes"):
+        value[name] = tuple(value[name])
+    return Manifest(**value)
+
+
+def backup_file(value: dict[str, Any]) -> BackupFile:
+    """A file from its JSON. Raises ValueError for a path out of the backup, KeyError and TypeError."""
+    path = value["path"]
+    if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in path:
+        raise ValueError(f"the path {path!r}")
+    return BackupFile(path, value["size"], value["file_size"], tuple(value["crc32"]))
+
+
+class BlockCrcs:
+    """The CRC-32 of each block of a file, whose bytes come in order."""
+
+    def __init__(self, known: tuple[int, ...] = (), size: int = 0) -> None:
+        """``known`` are those of the whole blocks of the first `size` bytes, a multiple of `BLOCK_BYTES`."""
+        self._crcs = list(known)
+        self._crc, self.size = 0, size
+
+    def add(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            part = view[: BLOCK_BYTES - self.size % BLOCK_BYTES]
+            self._crc = crc32(part, self._crc)
+            self.size += len(part)
+            if self.size % BLOCK_BYTES == 0:
+                self._crcs.append(self._crc)
+                self._crc = 0
+            view = view[len(part) :]
+
+    def result(self) -> tuple[int, ...]:
+        return (*self._crcs, *([self._crc] if self.size % BLOCK_BYTES else ()))
+
+
+def checked_blocks(file: BinaryIO, name: str, record: BackupFile, first_block: int = 0) -> Iterator[bytes]:
+    """The blocks of an open file from that one on. Raises StoreError for the first that does not match its CRC."""
+    file.seek(first_block * BLOCK_BYTES)
+    for number in range(first_block, len(record.crc32)):
+        start = number * BLOCK_BYTES
+        size = min(BLOCK_BYTES, record.size - start)
+        data = file.read(size)
+        found = crc32(data)
+        if len(data) != size or found != record.crc32[number]:
+            raise StoreError(
+                f"{name} at byte {start} to {start + size - 1}: expected {size} bytes with CRC-32 "
+                f"{record.crc32[number]:08x}, found {len(data)} with {found:08x}"
+            )
+        yield data
+
+
+def truncated(record: BackupFile, size: int) -> BackupFile:
+    """The whole blocks of a file up to `size`."""
+    blocks = min(size, record.size) // BLOCK_BYTES
+    return replace(record, size=blocks * BLOCK_BYTES, crc32=record.crc32[:blocks])

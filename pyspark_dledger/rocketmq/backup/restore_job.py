@@ -1,0 +1,291 @@
+"""Writes a store from a backup: one member of a living group, or all members of a new group.
+
+A member of a living group helped to commit entries, and voted in terms, that the backup does not know. So it begins
+with a higher term, and the file ``restored`` keeps it from voting until its log is complete (`Member.can_vote`). A new
+group gets another cluster id, so that no member of the old one can join it.
+
+Files get the present time: they do not expire before ``fileReservedHours`` have passed. The store is written in the
+folder ``restoring-ID``, and moved to its place at the end. The same call continues a restore that was interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, sync_dir, write_all, write_durably
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.retention import Retention, used_ratio
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.format.state_files import RESTORED, CurrentTerm
+from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
+from pyspark_dledger.rocketmq.backup.log_copy import entry_ranges
+from pyspark_dledger.rocketmq.backup.manifest import (
+    DATA_FOLDER,
+    BackupFile,
+    Manifest,
+    checked_blocks,
+    read_manifest,
+)
+from pyspark_dledger.rocketmq.backup.member_files import NODE, ROOT, read_back
+from pyspark_dledger.rocketmq.broker.store_lock import ABORT
+from pyspark_dledger.rocketmq.export.target_folder import locked_folder
+from pyspark_dledger.rocketmq.salvage.node_files import write_checkpoint, write_current_term, write_index
+
+Progress = Callable[[int, int], None]
+
+_ID = re.compile(r"[^/\0\s]+")
+_BACKUP = "backup"
+MAX_TERM = 2**62
+"""As of `raft.core.member`."""
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """A restored store: the entries ``[first_index, last_index]`` of member ``node``.
+
+    It begins with term ``term``, and with ``votes_from`` set it neither votes nor leads before it has an entry of that
+    term. ``lacks_state`` as in `Manifest`.
+    """
+
+    target: str
+    node: str
+    cluster: str
+    first_index: int
+    last_index: int
+    term: int
+    votes_from: int | None
+    files: int
+    resumed: int
+    bytes: int
+    seconds: float
+    lacks_state: bool
+    notes: tuple[str, ...]
+
+
+def restore(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    node: str,
+    *,
+    term: int | None = None,
+    new_group: str | None = None,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    """Write the store of member `node` from the backup `source` to the new or empty root `target`.
+
+    For a member of a living group, `term` is above the terms of all other members. For a group that is restored whole,
+    `new_group` is a name for it: the same at all members, another one at each restore. Raises OptionError unless one of
+    both is given, StoreError for a damaged backup and for another target, OSError if a disk fails.
+    """
+    if (term is None) == (new_group is None):
+        raise OptionError("expected either a term above those of all other members, or the name of a new group")
+    if term is not None and not 0 < term < MAX_TERM:
+        raise OptionError(f"term: expected 1 to {MAX_TERM - 1}, found {term}")
+    node = node.removeprefix("dledger-")
+    if not _ID.fullmatch(node):
+        raise OptionError(f"id: expected that of a member such as n0, found {node!r}")
+    backup_folder = Path(os.path.realpath(source))
+    manifest = read_manifest(backup_folder)
+    if manifest is None:
+        raise StoreError(f"{source}: expected a finished backup, found no {BACKUP_MANIFEST}: run it again")
+    if new_group is None and manifest.members and node not in manifest.members:
+        raise StoreError(f"{source}: expected one of the members {', '.join(manifest.members)}, found {node}")
+    if new_group is None and len(manifest.members) == 1:
+        raise StoreError(f"{source}: its group has one member, so nobody can complete a restored one: name a new group")
+    folder = Path(os.path.realpath(target))
+    if folder == backup_folder or backup_folder in folder.parents or folder in backup_folder.parents:
+        raise StoreError(f"{target}: expected a folder apart from the backup, found {backup_folder}")
+    with locked_folder(folder):
+        job = _Restore(backup_folder, manifest, folder, node, progress or (lambda _done, _total: None))
+        return job.run(term, new_group)
+
+
+class _Restore:
+    def __init__(self, source: Path, manifest: Manifest, target: Path, node: str, progress: Progress) -> None:
+        self._source, self._manifest, self._target, self._node = source, manifest, target, node
+        self._progress = progress
+        self._engine: Engine = get_engine()
+        self._staging = target / f"restoring-{node}"
+        self._node_dir = self._staging / NODE / f"dledger-{node}"
+        self._resumed = 0
+
+    def run(self, term: int | None, new_group: str | None) -> RestoreReport:
+        began, manifest = time.monotonic(), self._manifest
+        self._begin()
+        log = [self._log_file(file) for file in manifest.log]
+        others = [self._other_file(file) for file in manifest.files]
+        done = 0
+        for number, (file, path) in enumerate(zip(manifest.all_files, (*log, *others), strict=True)):
+            self._progress(number, len(manifest.all_files))
+            self._write(file, path)
+            done += file.size
+        self._write_index(log)
+        start = self._write_state(term, new_group)
+        self._finish()
+        return RestoreReport(
+            target=str(self._target),
+            node=self._node,
+            cluster=self._cluster(new_group),
+            first_index=manifest.first_index,
+            last_index=manifest.last_index,
+            term=start,
+            votes_from=start if new_group is None else None,
+            files=len(manifest.all_files),
+            resumed=self._resumed,
+            bytes=done,
+            seconds=round(time.monotonic() - began, 3),
+            lacks_state=manifest.lacks_state,
+            notes=tuple(self._notes()),
+        )
+
+    # Folders
+
+    def _begin(self) -> None:
+        """Raises StoreError if the target has something else, or too little room."""
+        names = set(os.listdir(self._target)) - {"lost+found", self._staging.name}
+        mark = self._staging / _BACKUP
+        is_unfinished = mark.exists() and mark.read_text("ascii") == self._manifest.id
+        if names and not (is_unfinished and f"dledger-{self._node}" not in names):
+            raise StoreError(f"{self._target}: expected a new or empty folder, found {min(names)}: name another one")
+        if not is_unfinished:
+            if self._staging.exists():
+                shutil.rmtree(self._staging)
+            needed = sum(file.size for file in self._manifest.all_files)
+            free = shutil.disk_usage(self._target).free
+            if needed > free:
+                raise StoreError(f"{self._target}: expected room for {needed} bytes, found {free}: make room")
+            make_dir(self._staging, PRIVATE_FOLDER)
+            write_durably(mark, self._manifest.id.encode())
+        make_dir(self._node_dir, PRIVATE_FOLDER)
+
+    def _log_file(self, file: BackupFile) -> Path:
+        return self._node_dir / DATA_FOLDER / Path(file.path).name
+
+    def _other_file(self, file: BackupFile) -> Path:
+        _, kind, *rest = file.path.split("/")
+        if kind not in (NODE, ROOT) or not rest:
+            raise StoreError(f"{self._source}: expected a file of a member, found {file.path}")
+        return Path(self._node_dir, *rest) if kind == NODE else Path(self._staging, ROOT, *rest)
+
+    def _finish(self) -> None:
+        """Move everything to its place, the folder of the member last."""
+        for folder, _, _ in os.walk(self._staging):
+            sync_dir(Path(folder))
+        root = self._staging / ROOT
+        for path in sorted(root.iterdir()) if root.is_dir() else ():
+            path.replace(self._target / path.name)
+        sync_dir(self._target)
+        self._node_dir.replace(self._target / self._node_dir.name)
+        sync_dir(self._target)
+        shutil.rmtree(self._staging)
+
+    # Files
+
+    def _write(self, file: BackupFile, path: Path) -> None:
+        """Copy a file and check both copies. Raises StoreError if one does not match the manifest."""
+        root = self._staging / ROOT
+        moved = self._target / path.relative_to(root) if root in path.parents else path
+        if path.exists() or moved.exists():
+            self._resumed += 1
+            return
+        make_dir(path.parent, PRIVATE_FOLDER)
+        unfinished = path.with_name(f"{path.name}.tmp")
+        descriptor = open_own(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            with self._opened(file) as stream:
+                for block in checked_blocks(stream, str(self._source / file.path), file):
+                    write_all(descriptor, block)
+            os.ftruncate(descriptor, file.file_size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        read_back(unfinished, file)
+        unfinished.replace(path)
+
+    def _opened(self, file: BackupFile) -> BinaryIO:
+        path = self._source / file.path
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be read ({error.strerror}): the backup is incomplete") from None
+
+    def _write_index(self, log: list[Path]) -> None:
+        """Write the index from the entries, which are checked once more."""
+        folder = self._node_dir / "index"
+        if folder.exists():
+            shutil.rmtree(folder)
+        write_index(folder, self._manifest.first_index, self._units(log), self._manifest.index_file_size)
+
+    def _units(self, log: list[Path]) -> Iterator[bytes]:
+        """The index units of all entries. Raises StoreError if they are not those of the manifest."""
+        manifest, engine = self._manifest, self._engine
+        index, term, pos = manifest.first_index, -1, manifest.begin
+        for path in log:
+            base = int(path.name)
+            segment = Segment(str(path), path.name, base, manifest.data_file_size, DLEDGER)
+            start, stop = max(base, manifest.begin), min(segment.end, manifest.end)
+            with path.open("rb") as file:
+                for low, high in entry_ranges(engine, segment, start, stop):
+                    file.seek(low - base)
+                    data = file.read(high - low)
+                    try:
+                        checked = engine.check_entries(data, index, low, term, INT64_MAX)
+                    except ValueError as error:
+                        raise StoreError(f"{path} at byte {low - base}: {error}: use another backup") from None
+                    index, term, pos = index + checked.count, checked.last_term, high
+                    yield bytes(checked.units)
+        if (index - 1, term, pos) != (manifest.last_index, manifest.last_term, manifest.end):
+            raise StoreError(
+                f"{self._source}: expected entry {manifest.last_index} of term {manifest.last_term} at the end, found "
+                f"{index - 1} of term {term}: use another backup"
+            )
+
+    # State
+
+    def _cluster(self, new_group: str | None) -> str:
+        """The cluster id; that of a new group is the same at all members restored from this backup."""
+        if new_group is None:
+            return self._manifest.cluster
+        return hashlib.sha256(f"{self._manifest.id}/{new_group}".encode()).hexdigest()[:32]
+
+    def _write_state(self, term: int | None, new_group: str | None) -> int:
+        """Write the other files of the member. Returns its term."""
+        manifest, folder = self._manifest, self._node_dir
+        write_checkpoint(folder, manifest.last_index, manifest.last_index)
+        start = max(term or 0, manifest.term)
+        write_current_term(folder, CurrentTerm(start, None))
+        if cluster := self._cluster(new_group):
+            write_durably(folder / "cluster", _line("cluster", cluster))
+        if new_group is None:
+            write_durably(folder / RESTORED, f"term={start}\n".encode())
+            if manifest.members:
+                write_durably(folder / "members", _line("members", ";".join(manifest.members)))
+        if manifest.has_root:
+            # The queues are as after a kill: the next start compares them with the log.
+            write_durably(self._staging / ROOT / ABORT, b"0")
+        return start
+
+    def _notes(self) -> Iterator[str]:
+        yield from self._manifest.notes
+        used, limit = used_ratio(self._target), Retention().disk_space_ratio_to_force_clean
+        if used > limit:
+            yield (
+                f"the disk is {used:.0%} full: above diskSpaceRatioToForceClean ({limit:.0%}) a member deletes its "
+                "oldest files: make room, or start it with enableDiskForceClean=false"
+            )
+        if self._manifest.has_root:
+            yield "a node rebuilds the index of keys when it starts; for a broker run dledger rebuild index"
+
+
+def _line(name: str, value: str) -> bytes:
+    return f"{name}={value}\n".encode("latin-1", "backslashreplace")

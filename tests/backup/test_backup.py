@@ -1,0 +1,264 @@
+"""Backups of stores, and stores restored from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.rocketmq.backup import backup, restore
+from pyspark_dledger.rocketmq.backup import backup_job as job
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from tests.support.stores import bodies, entries, opened, reopened
+
+
+def filled(base: Path, count: int = 23, **config: Any) -> MmapFileStore:
+    """A stopped store with committed entries in several files, of a group of three."""
+    store = opened(base, **config)
+    grow(store, count)
+    store.save_term(3, "n1")
+    store.save_cluster_id("c" * 32)
+    store.save_member_ids(("n0", "n1", "n2"))
+    store.shutdown()
+    return store
+
+
+def grow(store: MmapFileStore, count: int, term: int = 2) -> None:
+    store.append_as_leader(bodies(store._next_index, count), term)
+    store.flush()
+    store.update_committed_index(term, store.ledger_end_index)
+
+
+def restored(backup_folder: Path, root: Path, node: str = "n1", **options: Any) -> MmapFileStore:
+    restore(backup_folder, root, node, **(options or {"term": 9}))
+    return opened(root, self_id=node)
+
+
+def test_a_restored_member_has_every_committed_entry(tmp_path: Path) -> None:
+    store = filled(tmp_path / "a")
+    report = backup(tmp_path / "a", tmp_path / "b")
+    assert (report.first_index, report.last_index, report.files, report.notes) == (0, 22, 5, ())
+    copy = restored(tmp_path / "b", tmp_path / "c")
+    source = reopened(store)
+    assert entries(copy) == entries(source) and copy.committed_index == 22
+    assert (copy.curr_term, copy.vote_leader, copy.restored_term) == (9, None, 9)
+    assert (copy.cluster_id, copy.member_ids) == ("c" * 32, ("n0", "n1", "n2"))
+    for name in ("data", "index"):
+        files = sorted((source.config.node_dir / name).iterdir())
+        assert [file.read_bytes() for file in files] == [
+            (copy.config.node_dir / name / file.name).read_bytes() for file in files
+        ]
+
+
+def test_uncommitted_entries_are_not_backed_up(tmp_path: Path) -> None:
+    store = opened(tmp_path / "a")
+    grow(store, 7)
+    store.append_as_leader(bodies(7, 9), 2)
+    store.shutdown()
+    assert backup(tmp_path / "a", tmp_path / "b").last_index == 6
+    copy = restored(tmp_path / "b", tmp_path / "c")
+    assert copy.ledger_end_index == 6
+    grow(copy, 3, 9)
+    assert copy.ledger_end_index == 9
+
+
+def test_a_second_backup_copies_only_what_is_new(tmp_path: Path) -> None:
+    store = filled(tmp_path / "a")
+    first = backup(tmp_path / "a", tmp_path / "b")
+    same = backup(tmp_path / "a", tmp_path / "b")
+    assert (same.kept_files, same.copied_bytes) == (first.files, 0)
+    before = {file.name: file.stat().st_ino for file in (tmp_path / "b" / "data").iterdir()}
+    store = reopened(store)
+    grow(store, 9)
+    store.shutdown()
+    second = backup(tmp_path / "a", tmp_path / "b")
+    assert (second.last_index, second.kept_files, second.copied_bytes) == (31, 4, 9 * 148)
+    assert before.items() <= {file.name: file.stat().st_ino for file in (tmp_path / "b" / "data").iterdir()}.items()
+    assert len(entries(restored(tmp_path / "b", tmp_path / "c"))) == 32
+
+
+def test_expired_files_leave_the_backup(tmp_path: Path) -> None:
+    store = filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    store = reopened(store)
+    assert store.delete_expired(0, force=True) > 0
+    begin = store.ledger_begin_index
+    store.shutdown()
+    report = backup(tmp_path / "a", tmp_path / "b")
+    assert report.first_index == begin > 0 and report.kept_files == report.files
+    assert len(list((tmp_path / "b" / "data").iterdir())) == report.files
+    copy = restored(tmp_path / "b", tmp_path / "c")
+    assert (copy.ledger_begin_index, copy.ledger_end_index) == (begin, 22)
+
+
+def test_files_that_expire_during_a_backup_begin_it_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = reopened(filled(tmp_path / "a"))
+    kept, expire = job.LogCopy._copy_file, iter([True])
+
+    def copy_file(self: Any, segment: Any) -> Any:
+        if segment.base > 0 and next(expire, False):
+            store._begin, count = store._expired(0, True, 11)
+            assert count == 2
+            store._files.delete_before(segment.base * 2, store._begin)
+        return kept(self, segment)
+
+    monkeypatch.setattr(job.LogCopy, "_copy_file", copy_file)
+    monkeypatch.setattr(job, "_CHECKPOINT_SECONDS", 0.0)
+    report = backup(tmp_path / "a", tmp_path / "b")
+    assert (report.first_index, report.last_index) == (store.ledger_begin_index, 22)
+    store.shutdown()
+    assert entries(restored(tmp_path / "b", tmp_path / "c")) == entries(reopened(store))
+
+
+def test_a_killed_backup_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "a")
+    whole = backup(tmp_path / "a", tmp_path / "whole")
+    fsync, seen = os.fsync, [0]
+
+    class Killed(BaseException):
+        pass
+
+    def limited(limit: int) -> None:
+        def sync(descriptor: int) -> None:
+            seen[0] += 1
+            if seen[0] > limit:
+                raise Killed
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", sync)
+
+    kills = 0
+    for limit in random.Random(3).sample(range(15), 6):
+        seen[0] = 0
+        limited(limit)
+        try:
+            backup(tmp_path / "a", tmp_path / "b")
+        except Killed:
+            kills += 1
+            with pytest.raises(StoreError, match=r"no backup.json"):
+                restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+        else:
+            break
+    assert kills >= 3
+    monkeypatch.setattr(os, "fsync", fsync)
+    report = backup(tmp_path / "a", tmp_path / "b")
+    assert report.kept_files > 0 and report.copied_bytes < whole.copied_bytes
+    for file in (tmp_path / "whole" / "data").iterdir():
+        assert (tmp_path / "b" / "data" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_killed_restore_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    fsync, seen = os.fsync, [0]
+
+    def sync(descriptor: int) -> None:
+        seen[0] += 1
+        if seen[0] > 17:
+            raise KeyboardInterrupt
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(KeyboardInterrupt):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert not (tmp_path / "c" / "dledger-n1").exists()
+    report = restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+    assert report.resumed > 0 and [path.name for path in (tmp_path / "c").iterdir()] == ["dledger-n1"]
+    assert len(entries(opened(tmp_path / "c", self_id="n1"))) == 23
+
+
+@pytest.mark.parametrize("where", range(8))
+def test_a_flipped_bit_in_a_backup_is_named(tmp_path: Path, where: int) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    file = random.Random(where).choice(sorted((tmp_path / "b" / "data").iterdir()))
+    data = bytearray(file.read_bytes())
+    at = random.Random(where).randrange(len(data))
+    data[at] ^= 1 << where
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match=f"{file} at byte 0 to {len(data) - 1}: expected .* CRC-32"):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+    assert not (tmp_path / "c" / "dledger-n1").exists()
+
+
+def test_a_damaged_or_missing_file_of_a_backup_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    manifest = tmp_path / "b" / "backup.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"last_index": 22', '"last_index": 23'))
+    with pytest.raises(StoreError, match="CRC-32"):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+    manifest.write_text(text)
+    sorted((tmp_path / "b" / "data").iterdir())[2].unlink()
+    with pytest.raises(StoreError, match="the backup is incomplete"):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+
+
+@pytest.mark.parametrize("at", [9, 20, 60])
+def test_a_damaged_entry_of_the_source_is_named(tmp_path: Path, at: int) -> None:
+    store = filled(tmp_path / "a")
+    file = sorted((store.config.node_dir / "data").iterdir())[1]
+    data = bytearray(file.read_bytes())
+    data[148 + at] ^= 4
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match=rf"{file} at byte (0|148), index (5|6): .*back up another member"):
+        backup(tmp_path / "a", tmp_path / "b")
+    assert not (tmp_path / "b" / "backup.json").exists()
+
+
+def test_an_index_unit_that_contradicts_its_entry_is_named(tmp_path: Path) -> None:
+    store = filled(tmp_path / "a")
+    file = min((store.config.node_dir / "index").iterdir())
+    data = bytearray(file.read_bytes())
+    data[3 * 32 + 31] ^= 4
+    file.write_bytes(data)
+    with pytest.raises(StoreError, match="index 3: expected the index unit"):
+        backup(tmp_path / "a", tmp_path / "b")
+
+
+def test_restored_files_do_not_expire_at_once(tmp_path: Path) -> None:
+    store = filled(tmp_path / "a")
+    old = time.time() - 1000 * 3600
+    for file in (store.config.node_dir / "data").iterdir():
+        os.utime(file, (old, old))
+    backup(tmp_path / "a", tmp_path / "b")
+    for file in (tmp_path / "b" / "data").iterdir():
+        os.utime(file, (old, old))
+    copy = restored(tmp_path / "b", tmp_path / "c")
+    assert copy.delete_expired(copy.config.expires_before(time.time()), force=False) == 0
+
+
+def test_a_group_restored_whole_gets_one_new_cluster_id(tmp_path: Path) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    first = restored(tmp_path / "b", tmp_path / "c", "n0", new_group="today")
+    second = restored(tmp_path / "b", tmp_path / "d", "n1", new_group="today")
+    third = restored(tmp_path / "b", tmp_path / "e", "n1", new_group="tomorrow")
+    assert first.cluster_id == second.cluster_id not in ("", "c" * 32, third.cluster_id)
+    assert (first.curr_term, first.vote_leader, first.restored_term, first.member_ids) == (4, None, -1, ())
+
+
+def test_what_cannot_be_restored_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    for options in ({}, {"term": 9, "new_group": "x"}, {"term": 0}):
+        with pytest.raises(OptionError):
+            restore(tmp_path / "b", tmp_path / "c", "n1", **options)
+    with pytest.raises(StoreError, match="expected one of the members n0, n1, n2, found n9"):
+        restore(tmp_path / "b", tmp_path / "c", "n9", term=9)
+    with pytest.raises(StoreError, match="expected a new or empty folder"):
+        restore(tmp_path / "b", tmp_path / "a", "n1", term=9)
+    with pytest.raises(StoreError, match="apart from the backup"):
+        restore(tmp_path / "b", tmp_path / "b" / "c", "n1", term=9)
+    filled(tmp_path / "other", self_id="n2")
+    with pytest.raises(StoreError, match=r"expected a backup of n2, .*found one of n0"):
+        backup(tmp_path / "other", tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "backup.json").read_text())["node"] == "n0"

@@ -1,0 +1,118 @@
+"""A running group: backups while it writes, elects and expires files, and members restored into it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import GroupError, UnknownOutcomeError
+from pyspark_dledger.raft.client import connect
+from pyspark_dledger.rocketmq.backup import backup
+from tests.support.groups import FASTER, Nodes, eventually, nodes
+
+FILES = {"data_file_size": 1 << 16, "index_file_size": 1 << 12, "check_point_interval_ms": 50}
+
+
+class Writer:
+    """Appends until `stop`; ``acknowledged`` has the body of each index."""
+
+    def __init__(self, group: Nodes) -> None:
+        self.acknowledged: dict[int, bytes] = {}
+        self._client = connect("g", group.peers, timeout_ms=500)
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        number = 0
+        while not self._is_stopping:
+            number += 1
+            batch = [b"%d-%d" % (number, each) + bytes(200) for each in range(40)]
+            try:
+                done = self._client.append_batch(batch)
+            except (GroupError, UnknownOutcomeError):
+                continue
+            self.acknowledged.update(zip((each.index for each in done), batch, strict=True))
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._thread.join(30)
+        self._client.close()
+
+
+@pytest.mark.slow
+def test_a_member_restored_under_load_loses_no_acknowledged_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nodes(tmp_path / "group", 3, core_options=FASTER, store_options=FILES) as group:
+        leader = group.leader()
+        writer = Writer(group)
+        before = dict(writer.acknowledged)
+        follower = next(each for each in group.ids if each != leader)
+        source, target = tmp_path / "group" / f"dledger-{follower}", tmp_path / "backup"
+        eventually(lambda: group.status(follower)["committedIndex"] > 500)
+        seen = group.status(follower)["committedIndex"]
+        first = backup(source, target)
+        assert first.last_index >= seen
+        killed = threading.Thread(target=group.stop, args=(leader,))
+        killed.start()
+        for node_id in group.ids:
+            if node_id != leader:
+                group.nodes[node_id]._store.delete_expired(0, True)
+        second = backup(source, target)
+        killed.join()
+        assert second.first_index > 0 and second.last_index >= first.last_index
+        group.start(leader)
+        eventually(lambda: max(writer.acknowledged, default=0) > second.last_index + 500)
+        group.stop(follower)
+        given = ("--group", "g", "--peers", group.peers, "--id", follower, "--to", tmp_path / "new", "--json")
+        capsys.readouterr()
+        assert main(["restore", str(target), *map(str, given)]) == 0
+        report = json.loads(capsys.readouterr().out)
+        terms = [group.status(each)["term"] for each in group.ids if each != follower]
+        assert report["votesFrom"] == report["term"] > max(terms) - 1
+        group.start(follower, store=tmp_path / "new")
+        began = time.monotonic()
+        member = group.nodes[follower]._store
+        eventually(lambda: member.ledger_end_term >= report["term"])
+        assert time.monotonic() - began < 20
+        writer.stop()
+        leader = group.leader()
+        end = group.status(leader)["endIndex"]
+        eventually(lambda: group.status(follower)["endIndex"] == end)
+        others = [each for each in group.ids if each != follower]
+        group.stop(others[0])
+        group.leader()
+        with connect("g", group.peers) as client:
+            begin = max(group.status(each)["beginIndex"] for each in group.nodes)
+            checked = sorted(index for index in writer.acknowledged if index >= begin)
+            assert len(checked) > 500 and before.keys() <= writer.acknowledged.keys()
+            for index in [*checked[:50], *checked[50:-50:40], *checked[-50:]]:
+                assert client.get(index).body == writer.acknowledged[index]
+
+
+def test_a_group_restored_whole_begins_again_at_the_backup(tmp_path: Path) -> None:
+    with nodes(tmp_path / "group", 3, core_options=FASTER, store_options=FILES) as group:
+        group.leader()
+        with connect("g", group.peers) as client:
+            client.append_batch([b"%d" % number for number in range(100)])
+            eventually(lambda: group.status("n1")["committedIndex"] == 99)
+            report = backup(tmp_path / "group" / "dledger-n1", tmp_path / "backup")
+            client.append_batch([b"later"])
+        assert report.last_index == 99
+        group.stop("n0", "n1")
+        for node_id in ("n0", "n1"):
+            target = tmp_path / node_id
+            given = ("--id", node_id, "--to", target, "--new-group", "again", "--json")
+            assert main(["restore", str(tmp_path / "backup"), *map(str, given)]) == 0
+            group.start(node_id, store=target)
+        # The old member is of another cluster: it neither leads the new group nor follows it.
+        eventually(lambda: group.status("n0")["role"] == "LEADER" or group.status("n1")["role"] == "LEADER")
+        with connect("g", group.peers) as client:
+            assert client.append(b"again").index == 100
+            assert [client.get(index).body for index in (99, 100)] == [b"99", b"again"]
