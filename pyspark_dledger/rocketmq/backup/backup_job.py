@@ -237,11 +237,12 @@ def _property(node_dir: Path, name: str) -> str:
 
 
 def _wait_for_checkpoint(node_dir: Path) -> None:
-    """Wait for the next checkpoint of a running member: the present one can be 3 s old."""
+    """Wait for the second next checkpoint of a running member, which is of after the call; the next one may not be."""
     file, deadline = node_dir / "checkpoint", time.monotonic() + _CHECKPOINT_SECONDS
-    before = _stamp(file)
-    while _is_open(node_dir) and _stamp(file) == before and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+    for _ in range(2):
+        before = _stamp(file)
+        while _is_open(node_dir) and _stamp(file) == before and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
