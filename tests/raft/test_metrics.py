@@ -18,16 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, OptionError
-from pyspark_dledger.raft.messages import PutRequest
+from pyspark_dledger.raft.messages import GetRequest, MetadataRequest, PutRequest, VoteRequest
 from pyspark_dledger.raft.node import NodeConfig, node
 from pyspark_dledger.raft.node.metrics import endpoint, http_server
 from pyspark_dledger.raft.node.metrics.catalogue import HISTOGRAM, METRICS
 from pyspark_dledger.raft.node.metrics.watched_node import WatchedNode
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config
 from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.wire import WireConnection
 from pyspark_dledger.store.files.services import CleanSpaceService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.support.groups import FASTER, HOST, Nodes, Served, eventually, free_ports, nodes, peers_text
+from tests.support.groups import FASTER, HOST, Caller, Nodes, Served, eventually, free_ports, nodes, peers_text
 from tests.support.message_nodes import message_nodes, puts, rows
 from tests.support.scrapes import get, reason, scrape
 
@@ -173,6 +174,34 @@ def test_a_member_of_another_group_is_named(tmp_path: Path) -> None:
         assert scrape(port)["dledger_peer_mismatch{n0}"] == 1
         other = eventually(lambda: scrape(first.metrics_ports["n0"]))
         assert other["dledger_refused_connections_total{hello}"] >= 1
+
+
+def test_refused_requests_and_connections_are_counted(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2, core_options=FASTER, metrics=True, secret="s3cret") as group:
+        leader = group.leader()
+        port, follower = group.metrics_ports[leader], next(node_id for node_id in group.ids if node_id != leader)
+        with closing(group.caller(leader)) as stranger:
+            stranger.call(MetadataRequest())
+        with closing(group.caller(leader)) as stranger:
+            stranger.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert stranger.is_closed()
+        with closing(Caller(group.port(leader), remote_id=leader)) as caller:
+            caller.wire = WireConnection(secret="s3cret")
+            caller.call(MetadataRequest())
+            assert caller.call(GetRequest(begin_index=7)).code == ResponseCode.INDEX_OUT_OF_RANGE
+            vote = VoteRequest(leader_id="n9", local_id="n9", term=1)
+            assert caller.call(vote).code == ResponseCode.UNKNOWN_MEMBER
+
+        def counted() -> None:
+            found = scrape(port)
+            assert found["dledger_refused_connections_total{secret}"] == 1
+            assert found["dledger_refused_connections_total{malformed}"] == 1
+            assert found["dledger_refused_requests_total{NO_PERMISSION}"] == 1
+            assert found["dledger_refused_requests_total{INDEX_OUT_OF_RANGE}"] == 1
+            assert found["dledger_refused_member_requests_total{VoteRequest}"] == 1
+
+        eventually(lambda: counted() is None)
+        assert scrape(group.metrics_ports[follower])["dledger_connections{member}"] == 1
 
 
 # Hostile clients

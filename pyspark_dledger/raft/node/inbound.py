@@ -402,8 +402,6 @@ class Inbound(Channel):
     def respond(self, caller: Caller, response: Response) -> None:
         """Send the response to one of its requests."""
         received = caller.received
-        if response.code != _SUCCESS:
-            self._registry.refused.requests[response.code] += 1
         self._outstanding -= 1
         self._reserved -= caller.reserved
         self._reads -= isinstance(received.request, _READS)
@@ -417,6 +415,8 @@ class Inbound(Channel):
         self._retry_soon()
 
     def _send(self, received: ReceivedRequest, response: Response) -> None:
+        if response.code != _SUCCESS:
+            self._registry.refused.requests[response.code] += 1
         if received.is_one_way or not self.is_open:
             return
         try:
@@ -428,6 +428,7 @@ class Inbound(Channel):
         self._handler.flush_later(self)
 
     def _refuse(self, received: ReceivedRequest, refusal: Refusal) -> None:
+        self._registry.refused.requests[refusal.code] += 1
         if not received.is_one_way:
             self.write(self.wire.refuse(received, refusal))
             self._handler.flush_later(self)

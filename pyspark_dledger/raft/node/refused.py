@@ -14,7 +14,7 @@ class Refused:
 
     def __init__(self) -> None:
         self.connections: Counter[ConnectionRefusal] = Counter()
-        # Requests whose response is an error, by its code.
+        # Requests whose response is an error, by its code: a `ResponseCode`, or that of a `Refusal`.
         self.requests: Counter[int] = Counter()
         # Requests of members that came from others, by the name of the request.
         self.member_requests: Counter[str] = Counter()

@@ -17,7 +17,15 @@ from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.core_driver import CoreDriver
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink
+from pyspark_dledger.raft.wire import NO_PERMISSION, REQUEST_CODE_NOT_SUPPORTED, SYSTEM_BUSY, SYSTEM_ERROR
 from pyspark_dledger.store.dledger_store import DLedgerStore
+
+_REFUSALS = {
+    SYSTEM_ERROR: "SYSTEM_ERROR",
+    SYSTEM_BUSY: "SYSTEM_BUSY",
+    REQUEST_CODE_NOT_SUPPORTED: "REQUEST_CODE_NOT_SUPPORTED",
+    NO_PERMISSION: "NO_PERMISSION",
+}
 
 # Numbers by the values of the labels.
 Labelled = Mapping[tuple[str, ...], float]
@@ -120,7 +128,7 @@ class WatchedNode(NamedTuple):
             "dledger_connections": {(role,): count for role, count in connections.counts().items()},
             "dledger_refused_connections_total": {(kind,): count for kind, count in refused.connections.items()},
             "dledger_refused_requests_total": {
-                (ResponseCode(code).name,): count for code, count in refused.requests.items()
+                (_REFUSALS.get(code) or ResponseCode(code).name,): count for code, count in refused.requests.items()
             },
             "dledger_refused_member_requests_total": {
                 (name,): count for name, count in refused.member_requests.items()
