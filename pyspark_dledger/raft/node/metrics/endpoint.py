@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark_dledger.raft.node.metrics.exposition import CONTENT_TYPE, Exposition, disk_room
-from pyspark_dledger.raft.node.metrics.http_server import Answer, HttpServer
+from pyspark_dledger.raft.node.metrics.http_server import HttpResponse, HttpServer
 from pyspark_dledger.raft.node.metrics.watched_node import Values, WatchedNode
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ _CACHE_SECONDS = 0.5
 
 
 class Endpoint:
-    """Answers in the thread of an `HttpServer`. What it says of the node is taken in the node's event loop."""
+    """Responds in the thread of an `HttpServer`. What it says of the node is taken in the node's event loop."""
 
     def __init__(self, node: WatchedNode, sockets: Sequence[socket.socket]) -> None:
         self._node = node
@@ -40,21 +40,21 @@ class Endpoint:
         self._server = HttpServer(sockets, pages)
         self.start, self.stop = self._server.start, self._server.stop
 
-    async def _metrics(self) -> Answer:
+    async def _metrics(self) -> HttpResponse:
         now = time.monotonic()
         if now - self._rendered_at >= _CACHE_SECONDS:
             try:
                 values, folders = await self._in_loop(self._values(now))
             except asyncio.TimeoutError:
-                return Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"the event loop does not respond\n")
+                return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the event loop does not respond\n")
             self._text, self._rendered_at = self._exposition.render({**values, **disk_room(folders)}), now
-        return Answer(HTTPStatus.OK, self._text, CONTENT_TYPE)
+        return HttpResponse(HTTPStatus.OK, self._text, CONTENT_TYPE)
 
     async def _values(self, asked: float) -> tuple[Values, tuple[Path, ...]]:
         values, delay = self._node.values(), time.monotonic() - asked
         return {**values, "dledger_event_loop_delay_seconds": delay}, self._node.store.metrics().folders
 
-    async def _verdict(self, judge: Callable[[], str | None]) -> Answer:
+    async def _verdict(self, judge: Callable[[], str | None]) -> HttpResponse:
         async def judged() -> str | None:
             return judge()
 
@@ -64,7 +64,7 @@ class Endpoint:
             reason = f"the event loop does not respond within {_LOOP_SECONDS:g} s"
         status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE
         row = {"ok": reason is None, **({} if reason is None else {"reason": reason})}
-        return Answer(status, json.dumps(row).encode() + b"\n", "application/json")
+        return HttpResponse(status, json.dumps(row).encode() + b"\n", "application/json")
 
     async def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work` in the node's event loop. Raises TimeoutError if that does not respond."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,18 +22,31 @@ _MAX_CONNECTIONS = 16
 # Seconds between two connections: requests cannot take much of the interpreter's time.
 _ACCEPT_SECONDS = 0.01
 _RETRY_SECONDS = 1.0
-_VERSIONS = (b"HTTP/1.0", b"HTTP/1.1")
+# Method and path; a query is ignored.
+_REQUEST_LINE = re.compile(rb"([A-Z]+) ([^ ?]+)(?:\?[^ ]*)? HTTP/1\.[01](?:\r\n|$)")
 
 
-class Answer(NamedTuple):
-    """A response."""
+class HttpResponse(NamedTuple):
+    """A response; the connection is closed after it."""
 
     status: HTTPStatus
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
 
+    def encoded(self) -> bytes:
+        lines = [
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
+            f"Content-Type: {self.content_type}",
+            f"Content-Length: {len(self.body)}",
+            "X-Content-Type-Options: nosniff",
+            "Connection: close",
+        ]
+        if self.status is HTTPStatus.METHOD_NOT_ALLOWED:
+            lines.append("Allow: GET")
+        return "\r\n".join((*lines, "", "")).encode() + self.body
 
-Page = Callable[[], Awaitable[Answer]]
+
+Page = Callable[[], Awaitable[HttpResponse]]
 
 
 class HttpServer:
@@ -47,18 +61,13 @@ class HttpServer:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._thread = threading.Thread(target=self._run, name="Metrics", daemon=True)
 
-    @property
-    def port(self) -> int:
-        port: int = self._sockets[0].getsockname()[1]
-        return port
-
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close all connections, and wait for the thread."""
+        """Close all connections, and wait for the thread, unless a disk hangs."""
         self._loop.call_soon_threadsafe(self._is_stopping.set)
-        self._thread.join()
+        self._thread.join(_MAX_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -103,45 +112,31 @@ class HttpServer:
             if not data:
                 return
             head += data
-        answer = await self._answer(bytes(head))
-        await self._loop.sock_sendall(connection, _encoded(answer))
+        response = await self._response(bytes(head))
+        await self._loop.sock_sendall(connection, response.encoded())
         connection.shutdown(socket.SHUT_WR)
         # Closing with unread bytes would reset the connection, and lose the response.
         while await self._loop.sock_recv(connection, _MAX_HEAD):
             pass
 
-    async def _answer(self, head: bytes) -> Answer:
+    async def _response(self, head: bytes) -> HttpResponse:
         request, end, _ = head.partition(b"\r\n\r\n")
         if not end or len(request) > _MAX_HEAD:
             return _error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        parts = request.partition(b"\r\n")[0].split(b" ")
-        if len(parts) != len(("method", "path", "version")) or parts[2] not in _VERSIONS:
+        match = _REQUEST_LINE.match(request)
+        if match is None:
             return _error(HTTPStatus.BAD_REQUEST)
-        method, target, _ = parts
-        page = self._pages.get(target.partition(b"?")[0].decode("latin-1"))
-        if page is None:
+        method, path = match[1], match[2].decode("latin-1")
+        if path not in self._pages:
             return _error(HTTPStatus.NOT_FOUND)
         if method != b"GET":
             return _error(HTTPStatus.METHOD_NOT_ALLOWED)
         try:
-            return await page()
+            return await self._pages[path]()
         except Exception as error:  # noqa: BLE001  # a defect of a page must not look like a node that hangs
-            record(logging.ERROR, "page failed", page=target.decode("latin-1"), reason=repr(error))
+            record(logging.ERROR, "page failed", page=path, reason=repr(error))
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _error(status: HTTPStatus) -> Answer:
-    return Answer(status, f"{status.phrase}\n".encode())
-
-
-def _encoded(answer: Answer) -> bytes:
-    lines = [
-        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
-        f"Content-Type: {answer.content_type}",
-        f"Content-Length: {len(answer.body)}",
-        "X-Content-Type-Options: nosniff",
-        "Connection: close",
-    ]
-    if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
-        lines.append("Allow: GET")
-    return "\r\n".join((*lines, "", "")).encode() + answer.body
+def _error(status: HTTPStatus) -> HttpResponse:
+    return HttpResponse(status, f"{status.phrase}\n".encode())
