@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.rocketmq.backup import backup, restore
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.interop import damages
 from tests.interop.java_stores import StoreOpener, store_openers
@@ -128,6 +129,25 @@ def test_our_store_appends_to_a_java_store(
     assert expected["endIndex"] == found["endIndex"] + 200
     for opener in openers.values():
         assert open_with_java(opener, tmp_path / "ours", node, sizes) == expected
+
+
+def test_java_opens_a_restored_store(openers: dict[str, StoreOpener], tmp_path: Path) -> None:
+    """With an expired front, and a last file that ends in its middle."""
+    store = open_store(tmp_path / "a")
+    store.append_as_leader([os.urandom(200) for _ in range(90)], 1)
+    store.append_as_leader([os.urandom(300) for _ in range(50)], 3)
+    store.flush()
+    store.update_committed_index(3, 130)
+    assert store.delete_expired(0, force=True)
+    store.shutdown()
+    backup(tmp_path / "a", tmp_path / "b")
+    restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+    store = open_store(tmp_path / "c", "n1")
+    expected = expected_answer(store)
+    store.shutdown()
+    assert (expected["endIndex"], expected["committedIndex"], expected["currTerm"]) == (130, 130, 9)
+    for opener in openers.values():
+        assert open_with_java(opener, tmp_path / "c", "n1", SIZES) == expected
 
 
 def test_java_opens_our_store_after_a_kill(openers: dict[str, StoreOpener], tmp_path: Path) -> None:

@@ -136,6 +136,11 @@ class _Backup:
         current, _ = read_current_term(self._node_dir)
         voted = current.curr_term if current is not None and current.curr_term is not None else 0
         notes = files.notes
+        if store.end.last_index > wanted.last_index and not _is_open(self._node_dir):
+            notes.append(
+                f"entries {wanted.last_index + 1} to {store.end.last_index} are left out: nothing here proves them "
+                "committed. After a kill, start the member first; in a group of one, use -o committedBound=end"
+            )
         if lacks_state:
             notes.append("the member lacks the state of expired messages, so a restored one fetches it from another")
         manifest = Manifest(
