@@ -20,7 +20,7 @@ from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.plan import FILL, SalvageOptions, check_sources, committed_index, plan_salvage
-from pyspark_dledger.log.salvage.plan_rows import variants_text
+from pyspark_dledger.log.salvage.plan_rows import undecided_text
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, end_of, start_of
 from pyspark_dledger.log.store_view import StoreView
@@ -107,7 +107,7 @@ class HealedStore(StoreView):
         undecided = self._undecided.get((log.source, start))
         if undecided is not None:
             number = min(number for group in undecided.variants for number in group)
-            problem = f"copies differ: {variants_text(undecided, self._plan)}, and no checksum says which is right"
+            problem = f"{undecided_text(undecided, self._plan)}, and nothing shows that one is right"
             return HealedPart(start, end, files[number], self._name(number), problem=problem)
         diverged = {number for tail in log.tails if tail.start < end and start < tail.end for number in tail.sources}
         own = (file for number, file in enumerate(files) if file is not None and number not in diverged)

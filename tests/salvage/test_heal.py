@@ -163,7 +163,7 @@ def test_copies_that_differ_without_a_checksum_have_a_problem(tmp_path: Path) ->
     group = golden_group(tmp_path, "raw-three")
     extent = group.extents[7]
     change(group.members[0], extent.pos + 60, b"XY")
-    text = "copies differ: n0 and n1+n2, and no checksum says which is right"
+    text = "copies differ: n0 and n1+n2, and nothing shows that one is right"
     rows = healed_rows(group.members, ["index", "kind", "problem", "healedFrom"])
     assert [row for row in rows if row["problem"]] == [
         {"index": 7, "kind": "entry", "problem": text, "healedFrom": None}

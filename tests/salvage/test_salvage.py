@@ -184,7 +184,9 @@ def test_copies_that_differ_without_a_checksum_are_refused(tmp_path: Path) -> No
     group = golden_group(tmp_path, "raw-three")
     extent = group.extents[7]
     change(group.members[0], extent.pos + 60, b"?")
-    with pytest.raises(StoreError, match=r"1 entry has copies that differ.*index 7 at .*: n0 and n1\+n2"):
+    with pytest.raises(
+        StoreError, match=r"1 entry: nothing shows that a copy is right.*index 7 at .*: copies differ: n0 and n1\+n2"
+    ):
         salvage(SalvageRequest.of(group.members), tmp_path / "result")
     assert not (tmp_path / "result").exists()
     filled = salvage(SalvageRequest.of(group.members, undecided="filler"), tmp_path / "filled")
@@ -215,7 +217,7 @@ def test_a_plan_shows_the_choice_for_undecided_entries(tmp_path: Path, capsys: p
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [(row["action"], row["donor"], row["sources"]) for row in rows if row["firstIndex"] == 7] == [expected]
     assert main(["salvage", *paths, "--to", str(tmp_path / "result")]) == 1
-    assert "1 entry has copies that differ" in capsys.readouterr().err
+    assert "1 entry: nothing shows that a copy is right" in capsys.readouterr().err
     assert main(["salvage", *paths, "--to", str(tmp_path / "result"), "--take", "7=n1"]) == 0
     assert "decided by --undecided majority or --take: 1, listed in " in capsys.readouterr().out
 

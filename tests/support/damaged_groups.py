@@ -123,11 +123,11 @@ def lose(members: list[Member], rng: random.Random, count: int = 3) -> set[int]:
     common = sorted(set.intersection(*(set(member.entries) for member in members)))
     lost = set(rng.sample(common[1:-8], count))
     for index in lost:
-        for member in members:
+        for number, member in enumerate(members):
             file, offset, data = member.entries[index]
-            # The header, or the message's body: both are protected.
+            # The header, or the message's body: both are protected. Equal copies may have been written so.
             place = rng.choice((4, 12, 48 + 91))
-            member.write(file, offset + place, bytes(value ^ 0x55 for value in data[place : place + 2]))
+            member.write(file, offset + place, bytes(value ^ 0x55 + number for value in data[place : place + 2]))
     for member in members:
         member.find_damaged()
     return lost

@@ -119,7 +119,8 @@ def lost_text(verdict: CommitLogVerdict) -> str:
 def unclear_positions_text(ranges: Ranges) -> str:
     """That nothing tells whether the bytes at these positions are lost."""
     return (
-        f"cannot tell for positions {ranges_text(ranges)}: copies differ, or only one is left, and no checksum decides"
+        f"cannot tell for positions {ranges_text(ranges)}: copies differ, only one is left, or equal ones fail their "
+        "checksum"
     )
 
 

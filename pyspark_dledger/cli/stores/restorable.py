@@ -10,31 +10,23 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.log.diff.verdict import GroupVerdict
 
-_MAX_ENTRIES = 10_000
-
 
 def restorable(logs: Sequence[Log], verdict: GroupVerdict) -> Ranges:
     """The lost entries with an index unit and an intact message. Empty if very many are lost."""
     from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
     from pyspark_dledger.log.diff.ranges import RangeCounter
-    from pyspark_dledger.log.io.entry_reads import read_at, segment_at
     from pyspark_dledger.log.salvage.lost_entries import LostEntry
-    from pyspark_dledger.log.salvage.repairs import repaired
     from pyspark_dledger.rocketmq.lost.known_units import entries_of_index
+    from pyspark_dledger.rocketmq.lost.restorable import MAX_ENTRIES, restorable_entries
 
-    def read(number: int, start: int, end: int) -> bytes:
-        segment = segment_at(logs[number].ledger_segments, start)
-        return read_at(segment.path, start - segment.base, end - start) if segment is not None else b""
-
-    lost = {
+    lost = (
         LostEntry(each.offset - ENTRY_HEADER_SIZE, each.size + ENTRY_HEADER_SIZE, each.index, each.term, True)
         for log in logs
-        for first, last in (verdict.lost_entries.ranges if verdict.lost_entries.entries <= _MAX_ENTRIES else ())
+        for first, last in (verdict.lost_entries.ranges if verdict.lost_entries.entries <= MAX_ENTRIES else ())
         for each in entries_of_index(log.index_files.files, first, last, lambda _: None)
         if each.size is not None and each.index is not None and each.term is not None
-    }
-    _, repairs = repaired(sorted(lost), range(len(logs)), read)
+    )
     counter = RangeCounter()
-    for index in sorted({repair.index for repair in repairs}):
+    for index in sorted({repair.index for repair in restorable_entries(logs, lost)}):
         counter.add(index, index)
     return counter.ranges_found()

@@ -90,8 +90,8 @@ def readable_text(paths: Sequence[str]) -> str:
 def unclear_text(ranges: Ranges) -> str:
     """That nothing tells whether these entries are lost."""
     return (
-        f"cannot tell for {counted(ranges.entries, 'entry')}, {ranges_text(ranges)}: copies differ, or only one is "
-        "left, and no checksum decides"
+        f"cannot tell for {counted(ranges.entries, 'entry')}, {ranges_text(ranges)}: copies differ, only one is left, "
+        "or equal ones fail their checksum"
     )
 
 

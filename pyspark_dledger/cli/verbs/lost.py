@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The columns that fit a terminal; --json has all.
 _COLUMNS = (
     *("index", "pos", "size", "topic", "queueId", "queueOffset", "firstStoreTimestamp", "lastStoreTimestamp"),
-    *("entries", "witnesses", "lostOn", "intactOn", "unclearOn"),
+    *("entries", "witnesses", "lostOn", "intactOn", "unclearOn", "restorableFrom"),
 )
 
 
@@ -107,16 +107,21 @@ def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: 
 def _alone(found: list[LostMessage], unclear: list[str]) -> str:
     """What one store has lost: other replicas decide if it is lost for good."""
     others = ["give the paths of other replicas too: they may have it"] if found else []
-    return f"lost: {'; '.join([_count(found), *unclear, *others])}"
+    return f"lost: {'; '.join([_count(found), *_restorable(found), *unclear, *others])}"
 
 
 def _summary(found: list[LostMessage], unclear: list[str]) -> Iterable[str]:
     """The answer: how much is lost for good, and how much a replica has."""
-    for_good = [lost for lost in found if not lost.intact_on and not lost.unclear_on]
+    for_good = [lost for lost in found if lost.is_for_good]
     parts = [_count(for_good)] if for_good or not unclear else []
-    yield f"lost for good: {'; '.join([*parts, *unclear])}"
+    yield f"lost for good: {'; '.join([*parts, *_restorable(found), *unclear])}"
     if elsewhere := [lost for lost in found if lost.intact_on]:
         yield f"lost on some replicas and intact on others: {_count(elsewhere)}"
+
+
+def _restorable(found: list[LostMessage]) -> list[str]:
+    count = sum(bool(lost.restorable_from) for lost in found)
+    return [f"only the header is damaged of {counted(count, 'message')}: dledger salvage restores it"] if count else []
 
 
 def _count(found: Iterable[LostMessage]) -> str:

@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--id", dest="node", metavar="ID", help="the id of the new node; default: that of the first PATH"
     )
     text = (
-        "entries whose copies differ where no checksum decides: refuse (default), majority (the bytes that most copies "
+        "entries of which nothing shows that a copy is right: refuse (default), majority (the bytes that most copies "
     )
-    text += "have, else a filler) or filler"
+    text += "have, or the last copy, else a filler) or filler"
     parser.add_argument("--undecided", choices=_UNDECIDED, default="refuse", metavar="WHAT", help=text)
     text = "for an undecided entry, take the copy of this source; repeatable"
     parser.add_argument("--take", action="append", default=[], metavar="INDEX=ID", help=text)
@@ -102,9 +102,12 @@ def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts
     rows = [fields_row(row) for row in plan_rows(found)]
     if args.json:
         print_rows(out, rows, True)
-        note(headline(found))
+        for line in (headline(found), *found.notes):
+            note(line)
     else:
         out.line(headline(found))
+        for text in found.notes:
+            out.line(f"note: {printable(text)}")
         for log in found.logs:
             indexes = f"index {log.first_index} to {log.last_index}, " if log.last_index >= 0 else ""
             out.line(f"log of {found.names[log.leader]} ({log.source}): {indexes}pos {log.base} to {log.end}")
@@ -140,7 +143,8 @@ def _salvage(args: argparse.Namespace, request: SalvageRequest, map_parts: MapPa
         out.line(json_line(fields_row(report)))
     else:
         _print(report, out)
-    return FINDINGS if report.lost or report.findings or report.lost_after is not None else CLEAN
+    is_sure = not (report.lost or report.findings or report.unconfirmed or report.unreadable)
+    return CLEAN if is_sure and report.lost_after is None else FINDINGS
 
 
 def _print(report: SalvageReport, out: Output) -> None:

@@ -17,7 +17,7 @@ from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.equal_copies import ranges_to_read
 from pyspark_dledger.log.copies.index_units import units_agree
-from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, unequal_windows
+from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, is_torn, unequal_windows
 from pyspark_dledger.log.copies.segment_copy import (
     Bools,
     CopyEntries,
@@ -34,7 +34,6 @@ from pyspark_dledger.log.io.files import path_of
 MAX_SOURCES = 62
 """Sources are bits of a signed number."""
 
-_SECTOR = 512
 _KEYS = ("pos", "size", "index", "term")
 
 
@@ -60,6 +59,13 @@ class Run(NamedTuple):
     messages: int
     majority: int = -1
     known_to: tuple[int, ...] = ()
+    is_unconfirmed: bool = False
+    is_contradicted: bool = False
+
+    @property
+    def alike(self) -> list[tuple[int, ...]]:
+        """The groups of several sources with equal bytes."""
+        return [group for group in self.variants if len(group) > 1]
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -213,14 +219,11 @@ class _Table:
 
 
 def _leave_out_torn(table: _Table, files: dict[int, SegmentBytes]) -> None:
-    """Leave out suspect copies with a sector of zeros: several replicas can lose the same sector in the same way."""
+    """Leave out suspect copies that are torn."""
     for row in np.flatnonzero((table.intact == 0) & (table.suspect != 0)).tolist():
         start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
         for number in sources_of(int(table.suspect[row])):
-            data = files[number].read(start, start + size)
-            first = -start % _SECTOR
-            sectors = (data[at : at + _SECTOR] for at in range(first, len(data), _SECTOR))
-            if any(not any(sector) for sector in sectors):
+            if is_torn(start, files[number].read(start, start + size)):
                 table.suspect[row] &= ~(np.int64(1) << number)
 
 
@@ -328,6 +331,8 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bo
     holders, is_suspect = table.holders, table.intact == 0
     is_single = np.zeros(len(table), np.bool_)
     is_single[list(variants)] = True
+    # Each of these needs a decision.
+    is_single |= is_suspect & (holders & (holders - 1) != 0)
     kinds = holders * 2 + is_suspect
     firsts = np.flatnonzero(np.diff(kinds, prepend=-1))
     for kind in distinct(kinds[firsts]).tolist():

@@ -11,6 +11,7 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.files import OpenFile, open_file, path_of
 
 WINDOW = 256 * 1024
+_SECTOR = 512
 
 Bytes = bytes | bytearray
 
@@ -49,6 +50,12 @@ class SegmentBytes:
             return self._remote.read(start - self._base, end - start) if self._remote is not None else b""
         except OSError:
             return b""
+
+
+def is_torn(start: int, data: bytes) -> bool:
+    """Whether bytes from position `start` on have a sector of zeros: several replicas can lose it in the same way."""
+    first = -start % _SECTOR
+    return any(not any(data[at : at + _SECTOR]) for at in range(first, len(data), _SECTOR))
 
 
 def unequal_windows(

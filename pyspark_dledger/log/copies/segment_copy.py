@@ -187,6 +187,7 @@ def _entries(
         is_filler = is_intact & np.isin(numbers["pos"], list(copy.fillers))
         texts.update(dict.fromkeys(np.flatnonzero(is_filler).tolist(), FILLER))
         is_intact &= ~is_filler
+        is_frame &= ~is_filler
     is_confirmed = np.zeros(len(batch), np.bool_)
     if index is not None:
         is_confirmed, contradicted = _checked_by_units(index, numbers, is_frame)
@@ -206,15 +207,17 @@ def _entries(
 def _checked_by_units(files: DLedgerIndex, numbers: dict[str, Longs], is_frame: Bools) -> tuple[Bools, dict[int, str]]:
     """Which rows their index units confirm, and the rows whose term is another in a unit of the same extent.
 
-    A unit that names another extent is damaged itself: the extents of adjacent entries prove each other.
+    A unit that names another extent is damaged itself: the extents of adjacent entries prove each other. So is one
+    whose term does not fit the rows around it.
     """
     is_confirmed = np.zeros(len(is_frame), np.bool_)
     rows = np.flatnonzero(is_frame)
     is_same, term = units_agree(files, *(numbers[name][rows] for name in ("index", "pos", "size")))
-    has_term = term == numbers["term"][rows]
-    is_confirmed[rows] = is_same & has_term
-    contradicted = {
-        int(rows[row]): f"expected term {term[row]} as in the index unit, found {numbers['term'][rows[row]]}"
-        for row in np.flatnonzero(is_same & ~has_term).tolist()
-    }
+    own = numbers["term"][rows]
+    is_confirmed[rows] = is_same & (term == own)
+    contradicted = {}
+    for row in np.flatnonzero(is_same & (term != own)).tolist():
+        before, after = own[row - 1] if row else term[row], own[row + 1] if row + 1 < len(own) else term[row]
+        if before <= term[row] <= after:
+            contradicted[int(rows[row])] = f"expected term {term[row]} as in the index unit, found {own[row]}"
     return is_confirmed, contradicted

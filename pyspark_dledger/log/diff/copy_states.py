@@ -44,8 +44,8 @@ class CopyStates:
             group, self._replicas = group_of(store, store.options.group_size)
             parts = plan_parts(group, self._replicas, store.options)
             for found in (found for part in parts for found in read_ranges(part)):
-                damaged = frozenset((*damaged_on(found, group), *fillers_on(found)))
                 unknown = frozenset(unclear_on(found, group))
+                damaged = frozenset((*damaged_on(found, group), *fillers_on(found))) - unknown
                 self._ranges.append(
                     _Range(found.first_index, found.last_index, found.terms, damaged, unknown, found.is_silent)
                 )
@@ -83,7 +83,7 @@ class CopyStates:
         name = self._names[number]
         first = max(bisect_right(self._rows, start, key=lambda row: row.first_pos) - 1, 0)
         rows = [row for row in takewhile(lambda row: row.first_pos < end, self._rows[first:]) if row.last_pos >= start]
-        if any(name in row.damaged for row in rows):
+        if any(name in row.damaged and name not in row.unclear for row in rows):
             return DAMAGED
         if any(name in row.unclear for row in rows):
             return UNCLEAR

@@ -181,8 +181,11 @@ def fillers_on(found: IndexRange) -> list[int]:
 def unclear_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
     """The replicas with copies that no check judges.
 
-    They are of one term with different bytes; or nothing confirms the only copy of a damaged entry.
+    They are of one term with different bytes; nothing confirms the only copy of a damaged entry; or all fail the same
+    checks alike.
     """
+    if found.suspects:
+        return list(found.suspects)
     versions = {(found.terms[number], found.same_as[number]) for number in found.holders}
     terms = Counter(term for term, _ in versions)
     differing = [number for number in found.holders if terms[found.terms[number]] > 1]
@@ -203,6 +206,8 @@ def _wanted(found: IndexRange, group: ReplicaGroup) -> list[int]:
 
 def is_lost(found: IndexRange, group: ReplicaGroup) -> bool:
     """Whether no replica has the entries of the log that the foremost replica continues."""
+    if found.suspects:
+        return False
     numbers = [number for number, term in enumerate(found.log_terms) if term is not None]
     if not numbers:
         return False

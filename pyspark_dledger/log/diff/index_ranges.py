@@ -25,7 +25,10 @@ from pyspark_dledger.log.copies.entry_slices import (
     terms_of,
 )
 from pyspark_dledger.log.copies.first_difference import Difference, first_difference
+from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP
+from pyspark_dledger.log.copies.segment_bytes import is_torn
 from pyspark_dledger.log.diff.equal_bytes import FileRange, clipped, split_by_equality
+from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 
 # Ranges whose first difference is found.
 MAX_EXPLAINED = 1_000
@@ -41,7 +44,8 @@ class IndexRange(NamedTuple):
     equal copy confirms those that are intact; only known where a copy is damaged. ``log_terms`` are the terms in each
     replica's log, by the entries around, also where the entries are damaged. ``is_filler``: a salvage wrote the
     replica's entries, because no source had them. ``difference`` is between the versions of the first entry, in the
-    order of their numbers; only of the first ranges.
+    order of their numbers; only of the first ranges. ``suspects`` are replicas that have the same bytes, whose checks
+    fail, where no replica has the entries intact: they may have been written so.
     """
 
     first_index: int
@@ -56,6 +60,7 @@ class IndexRange(NamedTuple):
     log_terms: tuple[int | None, ...]
     is_filler: tuple[bool, ...]
     difference: Difference | None
+    suspects: tuple[int, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -81,7 +86,8 @@ def compare_entries(shares: Sequence[ReplicaShare], first: int, last: int) -> It
         is_last = part is file_ranges[-1] and not part.is_equal
         clipped_shares = [replace(share, partition=clipped(share.partition, part, is_last)) for share in shares]
         if part.is_equal:
-            for index_range in _compare_each([_without_bodies(clipped_shares[0])], part.first, part.last):
+            whole = _without_bodies(clipped_shares[0])
+            for index_range in _compare_each([whole], part.first, part.last, len(shares)):
                 yield _for_all(index_range, len(shares))
         else:
             yield from _compare_each(clipped_shares, part.first, part.last)
@@ -103,11 +109,17 @@ def _for_all(one: IndexRange, count: int) -> IndexRange:
         is_confirmed=count > 1,
         log_terms=one.log_terms * count,
         is_filler=one.is_filler * count,
+        suspects=tuple(range(count)) if one.suspects else (),
     )
 
 
-def _compare_each(shares: Sequence[ReplicaShare], first: int, last: int) -> Iterator[IndexRange]:
-    """The ranges of ``[first, last]``, from a comparison of each entry."""
+def _compare_each(
+    shares: Sequence[ReplicaShare], first: int, last: int, replicas_each: int = 1
+) -> Iterator[IndexRange]:
+    """The ranges of ``[first, last]``, from a comparison of each entry.
+
+    A share stands for `replicas_each` replicas with the same bytes.
+    """
     explained = iter(range(MAX_EXPLAINED))
     cursors = [Cursor(share) for share in shares]
     # At the begin and the end of a replica, the reason for a missing entry changes, and so a range ends there.
@@ -121,7 +133,7 @@ def _compare_each(shares: Sequence[ReplicaShare], first: int, last: int) -> Iter
                 count = min(count, len(head) if head.first == at else head.first - at)
         assert count > 0
         slices = [head.part(0, count, at) if head is not None and head.first == at else None for head in heads]
-        yield from _index_ranges(slices, shares, at, count, explained)
+        yield from _index_ranges(slices, shares, at, count, explained, replicas_each)
         for cursor, entries in zip(cursors, slices, strict=True):
             if entries is not None:
                 cursor.skip(count)
@@ -129,26 +141,32 @@ def _compare_each(shares: Sequence[ReplicaShare], first: int, last: int) -> Iter
 
 
 def _index_ranges(
-    slices: list[EntrySlice | None], shares: Sequence[ReplicaShare], first: int, count: int, explained: Iterator[int]
+    slices: list[EntrySlice | None],
+    shares: Sequence[ReplicaShare],
+    first: int,
+    count: int,
+    explained: Iterator[int],
+    replicas_each: int,
 ) -> Iterator[IndexRange]:
     """The ranges of `count` indexes; each replica has all of them or none."""
     present = [(number, entries) for number, entries in enumerate(slices) if entries is not None]
     log_terms = [terms_of(share, first, count) if share.begin <= first <= share.end else None for share in shares]
     none = np.zeros((0, count), bool)
-    compared = _Compared(present, none, none, none)
+    compared, suspects = _Compared(present, none, none, none), none
     contradicts = is_confirmed = np.zeros(count, bool)
     if present:
         equal_to = _equal_to(present, count)
         copies = Copies(present, shares, first, count, equal_to)
         damaged = damaged_copies(copies)
         compared = _Compared(present, equal_to, damaged, copies.column("isFiller") & ~copies.column("isWrong"))
+        suspects = _suspects(compared, shares, replicas_each)
         contradicts = _contradictions(compared, shares, first)
         lacking = [share for share, entries in zip(shares, slices, strict=True) if entries is None]
         is_any_lost = any(share.begin <= first <= share.end for share in lacking)
         is_confirmed = confirmed_entries(copies, damaged, is_any_lost)
     changes = np.diff(contradicts) | np.diff(is_confirmed)
     terms = [entries.columns["term"] for _, entries in present]
-    states = (*compared.equal_to, *compared.damaged, *compared.is_filler)
+    states = (*compared.equal_to, *compared.damaged, *compared.is_filler, *suspects)
     for values in (*terms, *states, *(each for each in log_terms if each is not None)):
         changes |= np.diff(values) != 0
     cuts = (np.flatnonzero(changes) + 1).tolist()
@@ -167,6 +185,7 @@ def _index_ranges(
             tuple(None if each is None else int(each[start]) for each in log_terms),
             tuple(n in fillers for n in range(len(slices))),
             compared.difference(start, explained),
+            tuple(number for row, (number, _) in enumerate(present) if suspects[row, start]),
         )
 
 
@@ -216,6 +235,31 @@ def _same(first: EntrySlice, second: EntrySlice) -> Array:
         if name in first.columns and name in second.columns:
             same = same & (first.columns[name] == second.columns[name])
     return same
+
+
+def _suspects(compared: _Compared, shares: Sequence[ReplicaShare], replicas_each: int) -> Array:
+    """Which copies fail their checks, but have the same bytes on several replicas, where none is intact.
+
+    Two groups of such copies prove damage, and so does a lost sector.
+    """
+    found = np.zeros(compared.damaged.shape, bool)
+    is_copy = compared.damaged & ~compared.is_filler
+    for place in np.flatnonzero(compared.damaged.all(axis=0) & is_copy.any(axis=0))[:MAX_LOOKED_UP].tolist():
+        rows = np.flatnonzero(is_copy[:, place])
+        first, counts = np.unique(compared.equal_to[rows, place], return_counts=True)
+        several = first[counts * replicas_each > 1]
+        if len(several) == 1:
+            number, entries = compared.present[int(several[0])]
+            start, size = (int(entries.columns[name][place]) for name in ("position", "size"))
+            if not is_torn(start, _bytes_at(shares[number], start, size)):
+                found[rows, place] = compared.equal_to[rows, place] == several[0]
+    return found
+
+
+def _bytes_at(share: ReplicaShare, start: int, size: int) -> bytes:
+    segments = [part.segment for part in share.partition.ranges if isinstance(part, ScanRequest)]
+    segment = segment_at(segments, start)
+    return read_at(segment.path, start - segment.base, size) if segment is not None else b""
 
 
 def _contradictions(compared: _Compared, shares: Sequence[ReplicaShare], first: int) -> Array:

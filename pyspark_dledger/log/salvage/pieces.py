@@ -10,20 +10,24 @@ from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
 ONE, SAME, QUEUE_UNIT, MAJORITY, TAKEN = "onlyCopy", "sameBytes", "queueUnit", "majority", "taken"
-WRITTEN_SO = "writtenSo"
+WRITTEN_SO, UNCONFIRMED = "writtenSo", "unconfirmed"
 """Why a copy was chosen:
 
 - no other source has it intact;
 - all sources that have it intact have the same bytes;
 - it alone is the message that units of ConsumeQueues and of the index of keys know;
-- at each byte, most sources have its value;
+- at each byte, most sources have its value, or it is the only copy left;
 - the request takes it;
-- its checksums fail, but several sources have the same bytes.
+- its checksums fail, but several sources have the same bytes;
+- it is the only copy left, and no checksum covers it.
 """
 
 
-CHOSEN = (MAJORITY, TAKEN)
+CHOSEN = (MAJORITY, TAKEN, WRITTEN_SO)
 """The reasons that prove nothing: the user chose them."""
+
+DIFFER, FAIL_ALIKE, ELSEWHERE = "copies differ", "all fail the same checks alike", "the last copy, no queue knows it"
+"""Why nothing decides about an entry."""
 
 # A plan with more rows joins ranges with different sources.
 _MAX_ROWS = 1000
@@ -33,6 +37,7 @@ class Piece(NamedTuple):
     """Adjacent entries ``[start, end)`` that are copied from the source ``donor``.
 
     ``sources`` have the same bytes, ``others`` have other ones. Indexes and term are -1 for old messages.
+    ``is_suspect``: its checksums fail.
     """
 
     start: int
@@ -45,20 +50,22 @@ class Piece(NamedTuple):
     sources: tuple[int, ...]
     why: str
     others: tuple[tuple[int, ...], ...] = ()
+    is_suspect: bool = False
 
 
 class Undecided(NamedTuple):
-    """An entry with several intact copies whose bytes differ, and no checksum says which is right."""
+    """An entry whose copies are the ``variants``, and nothing says which is right, or if one is: ``why`` says what."""
 
     pos: int
     size: int
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
     variants: tuple[tuple[int, ...], ...]
+    why: str
 
 
 Decide = Callable[[Run], tuple[tuple[int, ...], str] | None]
-"""Chooses among the variants of a run: the sources with the right bytes, and why; None if nothing decides."""
+"""Chooses among the variants of a doubtful run: the sources with the right bytes, and why; None if nothing decides."""
 
 
 def chosen_pieces(
@@ -77,10 +84,11 @@ def chosen_pieces(
         if found is not None:
             donors, why = found
             others = tuple(group for group in run.variants if donors[0] not in group)
-            pieces.append(Piece(*run[:6], donors[0], donors, why, others if why in CHOSEN else ()))
-        elif not run.is_suspect:
+            others = others if why in CHOSEN else ()
+            pieces.append(Piece(*run[:6], donors[0], donors, why, others, run.is_suspect))
+        elif (doubt := _doubt(run)) is not None:
             size = run.end - run.start
-            undecided.append(Undecided(run.start, size, run.first_index, run.term, run.variants))
+            undecided.append(Undecided(run.start, size, run.first_index, run.term, run.variants, doubt))
     return pieces, undecided, contradicting
 
 
@@ -99,12 +107,22 @@ def _clipped(limits: dict[int, int]) -> Callable[[Run], Run | None]:
 
 
 def _donors(run: Run, decide: Decide) -> tuple[tuple[int, ...], str] | None:
-    if run.is_suspect:
-        groups = [group for group in run.variants if len(group) > 1]
-        return (groups[0], WRITTEN_SO) if len(groups) == 1 else None
-    if len(run.variants) > 1:
+    if _doubt(run) is not None:
         return decide(run)
+    if run.is_suspect:
+        return None
+    if run.is_unconfirmed:
+        return run.variants[0], UNCONFIRMED
     return run.variants[0], SAME if len(run.variants[0]) > 1 else ONE
+
+
+def _doubt(run: Run) -> str | None:
+    """Why nothing decides about a run; None if it is right, or no copy of its entry."""
+    if run.is_suspect:
+        return FAIL_ALIKE if len(run.alike) == 1 else None
+    if len(run.variants) > 1:
+        return DIFFER
+    return ELSEWHERE if run.is_contradicted else None
 
 
 def ranges_of(pieces: Sequence[Piece], others: Sequence[int] = ()) -> list[Piece]:

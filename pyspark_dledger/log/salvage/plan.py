@@ -19,18 +19,32 @@ from pyspark_dledger.log.copies.segment_copy import SegmentCopy
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file, path_of
+from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.salvage.pieces import MAJORITY, QUEUE_UNIT, TAKEN, Decide, Piece, Undecided
+from pyspark_dledger.log.salvage.last_copies import judged
+from pyspark_dledger.log.salvage.pieces import (
+    CHOSEN,
+    MAJORITY,
+    QUEUE_UNIT,
+    TAKEN,
+    UNCONFIRMED,
+    WRITTEN_SO,
+    Decide,
+    Piece,
+    Undecided,
+)
 from pyspark_dledger.log.salvage.restored_log import RestoredLog, Witnesses, restore
 from pyspark_dledger.log.salvage.stale_tails import OwnEnd
 from pyspark_dledger.log.store_view import StoreView
 
 REFUSE, FILL, BY_MAJORITY = "refuse", "filler", "majority"
 UNDECIDED = (REFUSE, BY_MAJORITY, FILL)
-"""What to do with entries whose copies differ where no checksum decides: write nothing; take the bytes that most copies
-have, else a filler; always a filler."""
+"""What to do with entries of which nothing says that a copy is right: write nothing; take the bytes that most copies
+have, or the last copy, else a filler; always a filler."""
+
+_MAX_NOTES = 5
 
 MapParts = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 Progress = Callable[[int, int], None]
@@ -54,6 +68,7 @@ class SalvagePlan:
     """The logs to write: the old CommitLog and that of DLedger, or one of them. Sources are numbered as given.
 
     ``committed`` are the indexes that the sources know to be committed. With ``refused`` entries, nothing is written.
+    ``unreadable`` says for each source's name what cannot be read of its checkpoint, queues and indexes.
     """
 
     names: tuple[str, ...]
@@ -62,16 +77,23 @@ class SalvagePlan:
     committed: dict[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     refused: tuple[Undecided, ...] = ()
+    unreadable: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_lossless(self) -> bool:
-        """Whether nothing that a source knows to be committed is lost."""
-        return not any(log.lost or log.undecided or log.lost_after is not None for log in self.logs)
+        """Whether it is sure that nothing is lost of what a source knows to be committed."""
+        is_any_lost = any(log.lost or log.undecided or log.lost_after is not None for log in self.logs)
+        return not (is_any_lost or self.unconfirmed or self.unreadable)
 
     @property
     def chosen(self) -> list[tuple[RestoredLog, Piece]]:
         """The entries that only the request decides: by majority, or by its ``take``."""
-        return [(log, piece) for log in self.logs for piece in log.pieces if piece.others]
+        return [(log, piece) for log in self.logs for piece in log.pieces if piece.why in CHOSEN]
+
+    @property
+    def unconfirmed(self) -> list[Piece]:
+        """The last copies of entries that other sources lost, and that no checksum covers."""
+        return [piece for log in self.logs for piece in log.pieces if piece.why == UNCONFIRMED]
 
     def log(self, source: str) -> RestoredLog | None:
         """The log of a kind, ``dledger`` or ``commitlog``."""
@@ -127,6 +149,7 @@ def plan_salvage(
     for source in (COMMITLOG, DLEDGER):
         evidence = sorted((each for each in found if each.source == source), key=lambda each: each.base)
         if evidence:
+            evidence = judged(evidence, stores, source)
             size = _file_size([part for part in parts if part.source == source])
             witnesses = _witnesses(stores, names, source, committed, size)
             log_of = names.index(options.log_of) if options.log_of is not None else None
@@ -137,8 +160,11 @@ def plan_salvage(
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
     _check_taken(take, logs)
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
-    notes = tuple(_notes(parts))
-    return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused)
+    unreadable = {
+        name: texts for name, store in zip(names, stores, strict=True) if (texts := unreadable_witnesses(store.paths))
+    }
+    notes = (*_notes(parts), *_unreadable_notes(unreadable))
+    return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused, unreadable)
 
 
 def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: str) -> dict[int, tuple[int, ...]]:
@@ -264,6 +290,14 @@ def _notes(parts: Sequence[SegmentPart]) -> Iterator[str]:
             )
 
 
+def _unreadable_notes(unreadable: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for name, files in unreadable.items():
+        for text in files[:_MAX_NOTES]:
+            yield f"{name}: {text}: what it knows does not count"
+        if len(files) > _MAX_NOTES:
+            yield f"{name}: {len(files) - _MAX_NOTES} more files cannot be read: see dledger verify"
+
+
 def _committed(store: StoreView) -> int | None:
     """The index that the store's files say is committed, which can be after its damaged end."""
     known = [own_bound(store).index, store.checkpoint_committed_index]
@@ -341,8 +375,12 @@ def _decider(undecided: str, confirmed: dict[int, tuple[int, ...]], take: dict[i
         found = tuple(source for source in confirmed.get(run.start, ()) if source in run.sources)
         if found:
             return found, QUEUE_UNIT
-        if undecided == BY_MAJORITY and run.majority >= 0:
-            return run.variants[run.majority], MAJORITY
-        return None
+        if undecided != BY_MAJORITY:
+            return None
+        if run.is_suspect:
+            return run.alike[0], WRITTEN_SO
+        if run.is_contradicted:
+            return run.variants[0], MAJORITY
+        return (run.variants[run.majority], MAJORITY) if run.majority >= 0 else None
 
     return decide

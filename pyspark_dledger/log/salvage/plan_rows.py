@@ -128,14 +128,14 @@ def _undecided(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterat
             _index(each.term),
             None,
             tuple(plan.names[number] for group in each.variants for number in group),
-            f"copies differ: {variants_text(each, plan)}",
+            undecided_text(each, plan),
             damages.within(each.pos, each.pos + each.size),
         )
 
 
-def variants_text(each: Undecided, plan: SalvagePlan) -> str:
-    """The sources by equal bytes, as ``n0+n1 and n2``."""
-    return " and ".join("+".join(plan.names[number] for number in group) for group in each.variants)
+def undecided_text(each: Undecided, plan: SalvagePlan) -> str:
+    """Why nothing decides, and the sources by equal bytes: ``copies differ: n0+n1 and n2``."""
+    return f"{each.why}: " + " and ".join("+".join(plan.names[number] for number in group) for group in each.variants)
 
 
 def _index(value: int) -> int | None:
@@ -178,8 +178,8 @@ def _overlapping(damages: Iterable[Damage], start: int, end: int) -> Iterator[st
 
 def headline(plan: SalvagePlan) -> str:
     """The first line: whether anything is lost for good."""
-    lost = [each for log in plan.logs for each in log.lost if each.pos not in {one.pos for one in log.undecided}]
-    undecided = sum(len(log.undecided) for log in plan.logs)
+    undecided = {(log.source, each.pos): each for log in plan.logs for each in log.undecided}
+    lost = [each for log in plan.logs for each in log.lost if (log.source, each.pos) not in undecided]
     after = [log.lost_after for log in plan.logs if log.lost_after is not None]
     parts = []
     if lost:
@@ -192,9 +192,25 @@ def headline(plan: SalvagePlan) -> str:
         end = max(log.last_index for log in plan.logs)
         parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source")
     if undecided:
-        becomes = "no checksum says which is right" if plan.refused else "replaced by fillers"
-        parts.append(f"{counted(undecided, 'entry')} whose copies differ: {becomes}")
+        becomes = "" if plan.refused else "; fillers take their place"
+        places = _places((each.index, each.index, each.pos, each.pos + each.size - 1) for each in undecided.values())
+        parts.append(f"{places}: nothing shows that a copy is right{becomes}")
+    if plan.unconfirmed:
+        places = _places((each.first_index, each.last_index, each.start, each.end - 1) for each in plan.unconfirmed)
+        parts.append(f"{places}: no checksum covers the last copy, which is taken")
+    if plan.unreadable:
+        parts.append(f"cannot tell if a log was longer: files of {', '.join(plan.unreadable)} cannot be read")
     return f"lost for good: {'; '.join(parts)}" if parts else "lost for good: nothing"
+
+
+def _places(found: Iterable[tuple[int, int, int, int]]) -> str:
+    """Entries by index; old messages by position: first and last index, first and last position of each."""
+    extents = list(found)
+    indexes = [(first, last) for first, last, *_ in extents if first >= 0]
+    if not indexes:
+        return f"cannot tell for positions {_listed([(start, end) for *_, start, end in extents])}"
+    count = sum(last - first + 1 for first, last in indexes)
+    return f"cannot tell for {counted(count, 'entry')}, {_listed(indexes)}"
 
 
 def _listed(ranges: Iterable[tuple[int, int]], most: int = 8) -> str:

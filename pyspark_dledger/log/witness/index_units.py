@@ -46,6 +46,9 @@ class Units(NamedTuple):
     magic: Longs
 
     def of(self, chosen: Bools | slice) -> Units:
+        """The chosen units; the same if they are all."""
+        if not isinstance(chosen, slice) and chosen.all():
+            return self
         return Units(*(column[chosen] for column in self))
 
 
@@ -173,7 +176,7 @@ def _read_units(file: _UnitFile, skipped: int, count: int) -> Units:
     records = decode_records(data, INDEX_UNIT)
     index = np.arange(len(records), dtype=np.int64) + (file.first + low // INDEX_UNIT_SIZE)
     units = Units(*(records[name].astype(np.int64) for name in ("index", "pos", "size", "term", "magic")))
-    is_intact = np.isin(units.magic, ENTRY_MAGICS) & (units.index == index)
+    is_intact = (units.magic >= ENTRY_MAGICS[0]) & (units.magic <= ENTRY_MAGICS[-1]) & (units.index == index)
     is_intact &= (units.size >= ENTRY_HEADER_SIZE) & (units.term >= -1)
     is_intact &= (units.pos >= 0) & (units.pos <= 2 * HIGHEST_BASE - 1 - units.size)
     return units.of(is_intact)

@@ -53,6 +53,8 @@ def _next_to_others(found: list[KnownMessage], place: DamagedRange, segments: li
 
 def _begins_file(pos: int, segments: list[Segment]) -> bool:
     """Whether a file begins at a position, or one can have begun there after the last one that is left."""
+    if not segments:
+        return False
     last = segments[-1]
     if pos >= last.base:
         return (pos - last.base) % last.size == 0

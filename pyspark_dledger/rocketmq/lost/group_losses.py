@@ -17,6 +17,7 @@ from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.io.files import OnUnreadable
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
+from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
 from pyspark_dledger.log.verify.verify_store import plan_findings
@@ -28,7 +29,9 @@ from pyspark_dledger.rocketmq.lost.damaged_ranges import (
     end_range,
 )
 from pyspark_dledger.rocketmq.lost.known_elsewhere import told_by_replicas
+from pyspark_dledger.rocketmq.lost.known_units import INDEX_UNITS
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messages
+from pyspark_dledger.rocketmq.lost.restorable import restorable_entries
 
 
 class GroupLosses(NamedTuple):
@@ -87,12 +90,34 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
     known = [lost for lost in found.values() if lost.entries == 1]
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
     placed = (_counted(_placed(lost, replicas), replicas) for lost in [*known, *rest])
-    kept = [lost for lost in placed if lost.lost_on and lost.entries != 0 and not _is_uncommitted(lost, replicas)]
+    kept = [lost for lost in placed if _is_listed(lost) and not _is_uncommitted(lost, replicas)]
     told = told_by_replicas(kept, {replica.name: replica.log for replica in replicas})
-    messages = sorted(told, key=lambda lost: (lost.pos, lost.size or 0))
+    messages = sorted(_with_restorable(list(told), replicas), key=lambda lost: (lost.pos, lost.size or 0))
     if states is None:
         return GroupLosses(messages, Ranges(), Ranges())
     return GroupLosses(messages, states.unclear, states.unclear_positions)
+
+
+def _with_restorable(messages: list[LostMessage], replicas: list[_Replica]) -> Iterator[LostMessage]:
+    entries = {lost: entry for lost in messages if lost.is_for_good and (entry := _entry_of(lost)) is not None}
+    repairs = restorable_entries([replica.log for replica in replicas], entries.values())
+    sources = {each.index: tuple(replicas[number].name for number in each.sources) for each in repairs}
+    for lost in messages:
+        entry = entries.get(lost)
+        yield replace(lost, restorable_from=sources.get(entry.index, ())) if entry is not None else lost
+
+
+def _entry_of(lost: LostMessage) -> LostEntry | None:
+    """The entry as its index unit knows it; None without one."""
+    if lost.source != DLEDGER or INDEX_UNITS not in lost.witnesses:
+        return None
+    if lost.size is None or lost.index is None or lost.term is None:
+        return None
+    return LostEntry(lost.pos, lost.size, lost.index, lost.term, True)
+
+
+def _is_listed(lost: LostMessage) -> bool:
+    return bool(lost.lost_on or lost.unclear_on) and lost.entries != 0
 
 
 def _elsewhere(log: StoreView) -> Iterator[tuple[int, int]]:
@@ -153,7 +178,9 @@ def _unknown(lost: LostMessage, known: list[LostMessage], has_replicas: bool) ->
 
 def _placed(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
     states = {replica.name: replica.state_of(lost) for replica in replicas}
-    damaged = [name for name, state in states.items() if state == DAMAGED or name in lost.lost_on]
+    damaged = [
+        name for name, state in states.items() if state == DAMAGED or (name in lost.lost_on and state != UNCLEAR)
+    ]
     intact, unclear = (
         tuple(name for name, state in states.items() if state == wanted and name not in damaged)
         for wanted in (INTACT, UNCLEAR)

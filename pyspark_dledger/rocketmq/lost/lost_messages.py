@@ -31,7 +31,8 @@ class LostMessage:
 
     ``pos`` and ``size`` are those of its row, with the entry's header. ``entries`` is 1 for a known message; for other
     bytes it is how many the indexes around them leave, or None. ``witnesses`` are the tables that know it. Times are in
-    microseconds since 1970: of the message, or of its intact neighbours.
+    microseconds since 1970: of the message, or of its intact neighbours. A salvage restores the header of an entry with
+    its message from those in ``restorable_from``.
     """
 
     source: str
@@ -52,6 +53,12 @@ class LostMessage:
     lost_on: tuple[str, ...] = ()
     intact_on: tuple[str, ...] = ()
     unclear_on: tuple[str, ...] = ()
+    restorable_from: tuple[str, ...] = ()
+
+    @property
+    def is_for_good(self) -> bool:
+        """Whether no replica has it, for sure, and a salvage does not restore it."""
+        return not (self.intact_on or self.unclear_on or self.restorable_from)
 
     @property
     def end(self) -> int:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO
+from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -165,7 +165,7 @@ def _read_into(spec: UnitSpec, folder: Path, each: SegmentRange) -> tuple[int, P
     return each.number, path
 
 
-def save_units(file: BinaryIO, found: DispatchedUnits) -> None:
+def save_units(file: BinaryIO | RawIOBase, found: DispatchedUnits) -> None:
     """Write the units of a chunk: a line of JSON, then the arrays in numpy's format. Raises OSError."""
     data = BytesIO()  # numpy reports a full disk without its error number
     data.write(json.dumps([found.end, found.names, found.counts]).encode() + b"\n")

@@ -6,9 +6,9 @@ The files of index, ConsumeQueues and keys are written from them after all tasks
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import BytesIO
+from io import BytesIO, RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ def index_units(batch: pa.RecordBatch) -> IndexUnits:
     return units
 
 
-def save_left(file: BinaryIO, index: IndexUnits, units: DispatchedUnits | None) -> None:
+def save_left(file: RawIOBase, index: IndexUnits, units: DispatchedUnits | None) -> None:
     """Write the units of some entries; `units` is None in all calls, or in none. Raises OSError."""
     data = BytesIO()  # numpy reports a full disk without its error number
     np.save(data, index, allow_pickle=False)

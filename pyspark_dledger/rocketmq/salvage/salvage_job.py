@@ -38,7 +38,7 @@ from pyspark_dledger.log.salvage.plan import (
     open_sources,
     plan_salvage,
 )
-from pyspark_dledger.log.salvage.plan_rows import headline, variants_text
+from pyspark_dledger.log.salvage.plan_rows import headline, undecided_text
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings
@@ -53,11 +53,11 @@ from pyspark_dledger.rocketmq.salvage.left_units import IndexUnits, load_left
 from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, write_file
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
-_VERSION = 2
+_VERSION = 3
 _FORM = "salvage"
 _IGNORED = {"lost+found", f"{MANIFEST}.tmp"}
 DECIDED_FILE = "decided.jsonl"
-"""The list of entries whose copies differ and that the request decided, in the target."""
+"""The list of the entries that only the request decided, in the target."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,10 @@ class SalvageReport:
 
     ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are
     fillers, listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, None
-    without one. ``findings`` are those of `verify` on the result. ``decided`` entries have copies that
-    differ, and the request chose one: they are listed in ``decided.jsonl``. ``broker_conf`` are the settings that a
-    broker without DLedger needs for the result.
+    without one. ``findings`` are those of `verify` on the result. Of ``decided`` entries only the request chose the
+    copy: they are listed in ``decided.jsonl``. ``unconfirmed`` entries are the last copy, which no checksum covers.
+    ``unreadable`` sources have checkpoints, queues or indexes that cannot be read. ``broker_conf`` are the settings
+    that a broker without DLedger needs for the result.
     """
 
     target: str
@@ -122,6 +123,8 @@ class SalvageReport:
     lost_after: int | None = None
     decided: int = 0
     broker_conf: dict[str, str] = field(default_factory=dict)
+    unconfirmed: int = 0
+    unreadable: tuple[str, ...] = ()
 
 
 def plan(request: SalvageRequest, run: MapParts = map_here, progress: Progress | None = None) -> SalvagePlan:
@@ -198,6 +201,8 @@ class _Job:
     def __init__(self, sources: _Sources, target: Path, run: MapParts, progress: Progress | None) -> None:
         self._sources, self._target, self._run, self._progress = sources, target, run, progress
         self._request = _json(sources.request)
+        # That have been checked, by the number of their part.
+        self._left_files: dict[int, Path] = {}
 
     def run(self, began: float) -> SalvageReport:
         is_new = self._check_target()
@@ -328,7 +333,9 @@ class _Job:
         has_units = self._unit_spec() is not None
         for report in reports:
             if report.left is not None:
-                yield from load_left(target_folder.left_file(self._target, report.left), has_units)
+                path = self._left_files.get(report.number) or target_folder.left_file(self._target, report.left)
+                self._left_files[report.number] = path
+                yield from load_left(path, has_units)
 
     def _list(self, name: str, rows: Iterator[dict[str, Any]]) -> None:
         """Write rows to a file, a JSON object a line; no file without rows."""
@@ -387,11 +394,13 @@ class _Job:
             committed_index=committed_index(plan, ledger) if ledger is not None else None,
             lost_after=ledger.lost_after if ledger is not None else None,
             decided=len(plan.chosen),
+            unconfirmed=sum(max(piece.last_index - piece.first_index, 0) + 1 for piece in plan.unconfirmed),
+            unreadable=tuple(plan.unreadable),
         )
 
 
 class UndecidedError(StoreError):
-    """Copies differ where nothing decides, and the request does not choose."""
+    """Nothing shows which copies are right, and the request does not choose."""
 
 
 def check_decided(plan: SalvagePlan) -> None:
@@ -399,11 +408,11 @@ def check_decided(plan: SalvagePlan) -> None:
     if not plan.refused:
         return
     first = plan.refused[0]
-    variants = variants_text(first, plan)
+    index = f"index {first.index} " if first.index >= 0 else ""
     raise UndecidedError(
-        f"{counted(len(plan.refused), 'entry has', 'entries have')} copies that differ, and no checksum says which is "
-        f"right; the first: index {first.index} at {first.pos}: {variants}. --undecided majority takes the bytes that "
-        "most copies have, --undecided filler none of them, --take INDEX=ID that of a source"
+        f"{counted(len(plan.refused), 'entry')}: nothing shows that a copy is right; the first: {index}at {first.pos}: "
+        f"{undecided_text(first, plan)}. --undecided majority takes the bytes that most copies have, --undecided "
+        "filler none of them, --take INDEX=ID that of a source"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,13 +34,13 @@ from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.files import open_file
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
-from pyspark_dledger.log.salvage.pieces import WRITTEN_SO, Piece
+from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import COLUMNS, all_rows, part_of
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
-from pyspark_dledger.rocketmq.export.target_folder import file_report, left_path, new_file, read_back_error
+from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, left_path, new_file, read_back_error
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, units_of_chunk
 from pyspark_dledger.rocketmq.salvage.fillers import entry_filler, message_fillers
 from pyspark_dledger.rocketmq.salvage.left_units import index_units, save_left
@@ -94,10 +94,10 @@ def write_file(part: FilePart, number: int, target: Path) -> PartReport:
         spans = list(_copied(part, file))
         file.finish(part.size)
         unit_file = opened.enter_context(new_file(target, left_path(number)))
-        with unit_file.open("xb") as stream:
+        with ChecksumFile(unit_file) as stream:
             rows, problems = _read_back(part, file, spans, stream)
         sync_file(unit_file)
-        left = file_report(unit_file, left_path(number), 0)
+        left = FileReport(left_path(number), unit_file.stat().st_size, stream.crc32, 0)
     lost = sum(isinstance(extent, LostEntry) for extent in part.extents)
     file_written = FileReport(part.path, part.size, spans[-1].crc, rows)
     return PartReport(number, rows, lost, (), (file_written,), part.size, problems=problems, left=left)
@@ -163,7 +163,7 @@ def _stored_at(head: bytes) -> int:
     return max(int.from_bytes(head[at : at + 8], "big", signed=True), 0)
 
 
-def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream: BinaryIO) -> tuple[int, int]:
+def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream: ChecksumFile) -> tuple[int, int]:
     """Read the file, and write the units of its entries to a stream.
 
     Returns the numbers of entries, and of those that are damaged as planned.
@@ -216,7 +216,7 @@ def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[
 def _checked(part: FilePart, batch: pa.RecordBatch, damaged: Sequence[int], at: int) -> int:
     """The end of the last row. Raises StoreError unless the rows are contiguous from `at`, and as intact as planned."""
     pos = values_of(batch["pos"])
-    kept_so = [each for each in part.extents if isinstance(each, Piece) and each.why == WRITTEN_SO]
+    kept_so = [each for each in part.extents if isinstance(each, Piece) and each.is_suspect]
     for row in damaged:
         if not any(piece.start <= pos[row] < piece.end for piece in kept_so):
             raise _unplanned(part, f"at {pos[row]}: {batch['problem'][row]}")

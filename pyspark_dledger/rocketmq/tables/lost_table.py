@@ -37,9 +37,10 @@ COLUMNS = (
     TableColumn("problem", pa.string(), "what was expected and found"),
     TableColumn("lostOn", pa.list_(pa.string()), "replicas that lost it"),
     TableColumn(
-        "intactOn", pa.list_(pa.string()), "replicas that have it; lost for good if none, and `unclearOn` is empty"
+        "intactOn", pa.list_(pa.string()), "replicas that have it; lost for good if none, and the next two are empty"
     ),
     TableColumn("unclearOn", pa.list_(pa.string()), "replicas with a copy that no check judges"),
+    TableColumn("restorableFrom", pa.list_(pa.string()), "replicas with its message: a salvage restores the header"),
 )
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.log.copies.segment_bytes import is_torn
 from pyspark_dledger.log.diff.commit_log.frames import DAMAGED as DAMAGED_FRAME
 from pyspark_dledger.log.diff.commit_log.frames import ODD, Frames, read_frames
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
@@ -32,7 +34,7 @@ class PosRange(NamedTuple):
     ``versions`` is the number of the first replica with the same intact bytes; None if the replica has none.
     ``messages`` counts those that begin here. ``byte`` is the first different one, None where none is known.
     ``is_message``: all replicas with an intact message here have one of the same extent. ``is_doubtful``: only one copy
-    is left, and its queue does not know it.
+    is left, and its queue does not know it; or copies with the same bytes fail their checks, and none is intact.
     """
 
     start: int
@@ -73,7 +75,7 @@ def _epoch_starts(replicas: Sequence[CommitLogReplica]) -> set[int]:
 
 def _continues(last: PosRange, part: PosRange) -> bool:
     """Whether two ranges are one. Single messages that differ stay apart: one alone is damage."""
-    is_same = (last.end, last.states, last.versions) == (part.start, part.states, part.versions)
+    is_same = (last.end, *last[2:4], last.is_doubtful) == (part.start, *part[2:4], part.is_doubtful)
     differs = len({part.versions[number] for number in part.holders}) > 1
     return is_same and not (differs and (last.is_message or part.is_message))
 
@@ -236,17 +238,32 @@ class _Region:
             same = (other for other in data if other in keys and _is_same(data[number], data[other], other in blanks))
             if (holder := next(same, None)) is not None:
                 keys[number] = keys[holder]
+        suspects = [] if keys else _alike(data, low, high)
+        keys |= dict.fromkeys(suspects, b"")
         firsts: dict[object, int] = {}
         versions = tuple(
             firsts.setdefault(keys[number], number) if number in keys else None for number in range(len(self._states))
         )
         states = tuple(
-            DAMAGED if state == PRESENT and number not in keys else state for number, state in enumerate(self._states)
+            DAMAGED if state == PRESENT and (number not in keys or number in suspects) else state
+            for number, state in enumerate(self._states)
         )
         is_message = extents == {(low, high)}
         messages = max((self._of(number).messages(low, high) for number in keys), default=0)
         byte = _first_difference(list(data.values()))
-        return PosRange(low, high, states, versions, messages, None if byte is None else low + byte, is_message)
+        first_byte = None if byte is None else low + byte
+        return PosRange(low, high, states, versions, messages, first_byte, is_message, bool(suspects))
+
+
+def _alike(data: dict[int, bytes], low: int, high: int) -> list[int]:
+    """The replicas that have the same message at ``[low, high)``, which has all its sectors; empty if others do."""
+    copies: dict[bytes, list[int]] = {}
+    for number, each in data.items():
+        is_whole = has_message_magic(each, 0, len(each)) and int.from_bytes(each[:4], "big") == high - low
+        if is_whole and not is_torn(low, each):
+            copies.setdefault(each, []).append(number)
+    several = [numbers for numbers in copies.values() if len(numbers) > 1]
+    return several[0] if len(several) == 1 else []
 
 
 def _is_same(damaged: bytes, intact: bytes, is_blank: bool) -> bool:

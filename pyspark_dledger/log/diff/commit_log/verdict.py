@@ -109,6 +109,7 @@ def _member(
         for verdict in (DAMAGED, DIVERGED)
     }
     unclear = [row for row in rows if state.node in row.unclear]
+    own[DAMAGED] = [row for row in own[DAMAGED] if state.node not in row.unclear]
     is_behind = _rank(first) > _rank(state) or bool(own[DIVERGED])
     truncation = next((each for each in points if (each.slave, each.master) == (state.node, first.node)), None)
     kept = state.end if truncation is None or truncation.pos is None else min(truncation.pos, state.end)

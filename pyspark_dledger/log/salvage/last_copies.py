@@ -1,0 +1,178 @@
+"""Judges the last copies of entries that other sources lost: a checksum and a queue must confirm what is left.
+
+`diff` and `lost` judge them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.format.column_values import numbers_of, texts_of
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
+from pyspark_dledger.log.copies.runs import Evidence, Run
+from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
+from pyspark_dledger.log.verify.verify_store import plan_findings
+
+_COLUMNS = ("kind", "pos", "size", "index", "bodyCrc")
+_CONFIRMED, _UNCONFIRMED, _CONTRADICTED = range(3)
+
+_Longs = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+
+
+class _Entries(NamedTuple):
+    """Entries of a run in ``segment``. ``is_checked``: a checksum covers the body, or there is none."""
+
+    segment: Segment
+    pos: _Longs
+    size: _Longs
+    index: _Longs  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    is_message: _Bools
+    is_checked: _Bools
+
+
+class _Judge(Protocol):
+    def is_doubtful(self, run: Run) -> bool:
+        """Whether the entries of a run with one source must be judged."""
+
+    def states(self, run: Run, entries: _Entries) -> _Longs:
+        """Whether each entry is confirmed, unconfirmed or contradicted."""
+
+
+def judged(evidence: Sequence[Evidence], stores: Sequence[StoreView], source: str) -> list[Evidence]:
+    """The evidence of one log; last copies that nothing confirms are runs of their own.
+
+    Of a single store, the messages count as contradicted that its queue has at another place than they say.
+    """
+    runs = [run for each in evidence for run in each.runs]
+    judge: _Judge = _Elsewhere(stores[0], source) if len(stores) == 1 else _LastCopies(stores, source, runs)
+    return [
+        replace(each, runs=tuple(sorted(part for run in each.runs for part in _parts(run, judge, stores, source))))
+        for each in evidence
+    ]
+
+
+def _parts(run: Run, judge: _Judge, stores: Sequence[StoreView], source: str) -> Iterator[Run]:
+    if len(run.sources) > 1 or run.is_suspect or not judge.is_doubtful(run):
+        yield run
+        return
+    for entries in _read(stores[run.sources[0]], source, run):
+        states = judge.states(run, entries)
+        cuts = (np.flatnonzero((np.diff(states) != 0) | (states[1:] == _CONTRADICTED)) + 1).tolist()
+        for low, high in zip([0, *cuts], [*cuts, len(states)], strict=True):
+            last = high - 1
+            yield run._replace(
+                start=int(entries.pos[low]),
+                end=int(entries.pos[last] + entries.size[last]),
+                last_pos=int(entries.pos[last]),
+                first_index=int(entries.index[low]),
+                last_index=int(entries.index[last]),
+                confirmed=min(run.confirmed, high - low),
+                messages=int(entries.is_message[low:high].sum()),
+                is_unconfirmed=bool(states[low] == _UNCONFIRMED),
+                is_contradicted=bool(states[low] == _CONTRADICTED),
+            )
+
+
+def _read(store: StoreView, source: str, run: Run) -> Iterator[_Entries]:
+    segment = segment_at([segment for segment in store.segments if segment.source == source], run.start)
+    assert segment is not None
+    segment = replace(segment, witness=None)  # the entries are known
+    request = ScanRequest(segment, run.start, run.end, _COLUMNS, verify_crc=False)
+    for batch, _ in engine_of(store.options.engine, segment).scan(request):
+        kinds, kind = texts_of(batch["kind"])
+        is_message = np.array([each == "message" for each in kinds], np.bool_)[kind]
+        pos, size, index = (numbers_of(batch[name], -1) for name in ("pos", "size", "index"))
+        is_checked = is_message | (numbers_of(batch["bodyCrc"], 0) != 0) | (size <= _header(source))
+        yield _Entries(segment, pos, size, index, is_message, is_checked)
+
+
+def _header(source: str) -> int:
+    return ENTRY_HEADER_SIZE if source == DLEDGER else 0
+
+
+class _LastCopies:
+    """The copies of entries that other sources lost."""
+
+    def __init__(self, stores: Sequence[StoreView], source: str, runs: Sequence[Run]) -> None:
+        self._header = _header(source)
+        self._units = MessageUnits([store.paths.root for store in stores if store.paths.root is not None], ())
+        self._looked_up = iter(range(MAX_LOOKED_UP))
+        self._intact = [_intact(runs, number) for number in range(len(stores))]
+        self._logs = [_extent(store, source) for store in stores]
+
+    def is_doubtful(self, run: Run) -> bool:
+        others = (log for number, log in enumerate(self._logs) if number not in run.sources)
+        return any(low < run.end and run.start < high for low, high in others)
+
+    def states(self, run: Run, entries: _Entries) -> _Longs:
+        is_lost = self._is_lost(run, entries.pos)
+        states = np.where(is_lost & ~entries.is_checked, _UNCONFIRMED, _CONFIRMED)
+        doubtful = np.flatnonzero(is_lost & entries.is_checked & (entries.size > self._header))
+        if not len(doubtful) or not self._units.has_queues:
+            return states
+        segment = entries.segment
+        for row, _ in zip(doubtful.tolist(), self._looked_up, strict=False):
+            start, size = int(entries.pos[row]) + self._header, int(entries.size[row]) - self._header
+            if not self._units.in_queue(start, read_at(segment.path, start - segment.base, size)):
+                states[row] = _CONTRADICTED
+        return states
+
+    def _is_lost(self, run: Run, pos: _Longs) -> _Bools:
+        """Which entries another source lost within its log."""
+        found = np.zeros(len(pos), np.bool_)
+        for number, (low, high) in enumerate(self._logs):
+            if number not in run.sources:
+                starts, ends = self._intact[number]
+                # `ends` begins with -1, for positions before the first start.
+                is_intact = pos < ends[np.searchsorted(starts, pos, "right")]
+                found |= (low <= pos) & (pos < high) & ~is_intact
+        return found
+
+
+class _Elsewhere:
+    """The messages of a store that its queue has at another place."""
+
+    def __init__(self, store: StoreView, source: str) -> None:
+        parts = plan_findings(store) if not isinstance(store.path, RemoteUri) else []
+        checks = (part for part in parts if isinstance(part, SegmentCheckPart) and part.segment.source == source)
+        self._starts = np.array(sorted(start for part in checks for start, _ in messages_elsewhere(part)), np.int64)
+
+    def is_doubtful(self, run: Run) -> bool:
+        first, last = np.searchsorted(self._starts, [run.start, run.end])
+        return bool(first < last)
+
+    def states(self, _: Run, entries: _Entries) -> _Longs:
+        return np.where(np.isin(entries.pos, self._starts), _CONTRADICTED, _CONFIRMED)
+
+
+def _intact(runs: Sequence[Run], source: int) -> tuple[_Longs, _Longs]:
+    """Where intact entries of a source begin, and -1 and where they end; overlaps are joined."""
+    starts: list[int] = []
+    ends = [-1]
+    for run in sorted(runs):
+        if run.is_suspect or source not in run.sources:
+            continue
+        if starts and run.start <= ends[-1]:
+            ends[-1] = max(ends[-1], run.end)
+        else:
+            starts.append(run.start)
+            ends.append(run.end)
+    return np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+def _extent(store: StoreView, source: str) -> tuple[int, int]:
+    """The positions of a store's log of a kind; (0, 0) without one."""
+    bases = [segment.base for segment in store.segments if segment.source == source]
+    return (min(bases), store.ends[source][1].pos) if source in store.ends else (0, 0)
