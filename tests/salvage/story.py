@@ -17,6 +17,9 @@ from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan
 
 
+_MAX_NUMBERS = 1_000_000
+
+
 class Story(NamedTuple):
     """Indexes of entries, or positions of old messages' bytes: lost for good, and without an answer."""
 
@@ -85,7 +88,8 @@ def _all(ranges: Ranges) -> set[int]:
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    return {number for first, last in ranges for number in range(first, last + 1)}
+    # A damaged checkpoint can promise any number of entries.
+    return {number for first, last in ranges for number in range(first, min(last, first + _MAX_NUMBERS) + 1)}
 
 
 def _shown(numbers: set[int]) -> str:
