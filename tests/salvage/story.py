@@ -16,7 +16,6 @@ from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan
 
-
 _MAX_NUMBERS = 1_000_000
 
 

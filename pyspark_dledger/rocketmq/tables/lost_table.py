@@ -40,9 +40,7 @@ COLUMNS = (
         "intactOn", pa.list_(pa.string()), "replicas that have it; lost for good if none, and the next two are empty"
     ),
     TableColumn("unclearOn", pa.list_(pa.string()), "replicas with a copy that no check judges"),
-    TableColumn(
-        "restorableFrom", pa.list_(pa.string()), "where a salvage finds its message: only the header is damaged"
-    ),
+    TableColumn("restorableFrom", pa.list_(pa.string()), "where its message is intact: a salvage restores the header"),
 )
 
 
