@@ -105,6 +105,10 @@ fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=SECONDS for eac
 properties: $(INSTALLED) ## run the property tests on new random examples; ARGS goes to pytest
 	@$(SPARK) DLEDGER_TEST_BUDGET=10 $(PYTHON_BIN) -m pytest -n auto -m hypothesis --hypothesis-profile=random $(ARGS)
 
+.PHONY: breadth
+breadth: $(INSTALLED) ## run the suite with all seeds, stores and versions; ARGS goes to pytest
+	@$(SPARK) DLEDGER_BREADTH=1 $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
 .PHONY: simulate
 simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--seed N" replays one
 	@$(PYTHON_BIN) -m tests.simulation --count $(or $(COUNT),20000) $(ARGS)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -22,7 +23,7 @@ from tests.support.spark_cluster import SHORT_LIVED
 
 # The suite gives the same answer in every run, also on a busy machine; `make properties` draws other examples.
 _UNHURRIED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-settings.register_profile("suite", derandomize=True, max_examples=50, deadline=None, suppress_health_check=_UNHURRIED)
+settings.register_profile("suite", derandomize=True, max_examples=30, deadline=None, suppress_health_check=_UNHURRIED)
 settings.register_profile("random", settings.get_profile("suite"), derandomize=False, max_examples=200, print_blob=True)
 settings.load_profile("suite")
 
@@ -56,6 +57,16 @@ def pytest_sessionstart() -> None:
             "delete files, or set TMPDIR to a folder on another disk",
             returncode=1,
         )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Few workers start Spark, if files are run side by side."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import SharedSessions
+
+    return SharedSessions(config, log)
 
 
 def pytest_xdist_auto_num_workers() -> int:

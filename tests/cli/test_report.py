@@ -49,6 +49,7 @@ from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import YEAR_1, YEAR_10000, mq_message, write_commitlog, write_dledger
+from tests.support.long_runs import examples
 
 Row = dict[str, Any]
 
@@ -419,7 +420,7 @@ def timeline_of(*batches: pa.RecordBatch) -> Timeline:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.integers(1_700_000_000_000, 1_700_000_500_000), min_size=1, max_size=60),
     st.integers(1, 300),

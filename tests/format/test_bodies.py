@@ -24,6 +24,7 @@ from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.scan.decompression import DecompressionError, decompress
 from pyspark_dledger.format.spec import DLEDGER, Compressed, ScanRequest, Segment
 from tests.support.generate import Row, compress, mq_message, raw, rows_of, write_dledger
+from tests.support.long_runs import examples
 
 CODECS = ("zlib", "lz4", "zstd")
 BODY = b"the quick brown fox " * 50
@@ -82,7 +83,7 @@ def test_invalid_streams_fail_with_one_line(codec: str) -> None:
             decompressed(codec, stored)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(120))
 @given(st.sampled_from(CODECS), st.integers(0, 10**6), st.integers(1, 255))
 def test_a_changed_byte_gives_an_error_or_other_bytes(codec: str, at: int, change: int) -> None:
     stored = bytearray(compress(random.Random(2).randbytes(100) + BODY, codec))

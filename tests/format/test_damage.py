@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,9 +16,9 @@ from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.spec import ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.log import open_log
 from tests.support.generate import Payload, Store, mq_message, raw, rows_of, write_dledger
+from tests.support.long_runs import examples
 
 PAGE = 4096
-BUDGET = int(os.environ.get("DLEDGER_TEST_BUDGET", "1"))
 PLACE_COLUMNS = ("kind", "index", "pos", "size")
 
 
@@ -171,7 +170,7 @@ def positions_of(store: Store) -> set[tuple[int, int, int]]:
     return {(row["index"], row["pos"], row["size"]) for row in store.rows}
 
 
-@pytest.mark.parametrize("seed", range(60 * BUDGET))
+@pytest.mark.parametrize("seed", range(examples(60)))
 def test_random_damage_loses_no_intact_entry(tmp_path: Path, engine: str, seed: int) -> None:
     rng = random.Random(seed)
     payloads = [raw(rng.randbytes(rng.choice([0, 10, 100, 700]))) for _ in range(rng.randint(60, 200))]

@@ -46,17 +46,14 @@ from tests.support.generate import (
     write_commitlog,
     write_dledger,
 )
+from tests.support.long_runs import examples
 
 Damage = Callable[[Store], None]
 
 
-# Times the usual number of examples, for a long search: DLEDGER_TEST_BUDGET=50 pytest tests/format/test_engines.py
-BUDGET = int(os.environ.get("DLEDGER_TEST_BUDGET", "1"))
-
-
-def budget(examples: int) -> Callable[[Any], Any]:
+def budget(count: int) -> Callable[[Any], Any]:
     return settings(
-        max_examples=examples * BUDGET,
+        max_examples=examples(count),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
     )
@@ -94,7 +91,7 @@ def outcome(reader: Engine, request: ScanRequest) -> tuple[list[tuple[pa.RecordB
 
 
 @pytest.mark.slow
-@budget(75)
+@budget(40)
 @given(recipe=generate.recipes())
 def test_rows_are_those_that_were_written(reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe) -> None:
     store = recipe.write(folder())
@@ -105,7 +102,7 @@ def test_rows_are_those_that_were_written(reader: Engine, folder: Callable[[], P
 
 
 @pytest.mark.slow
-@budget(30)
+@budget(15)
 @given(recipe=generate.recipes())
 def test_log_end_and_term_runs_are_those_that_were_written(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe
@@ -212,7 +209,7 @@ def test_log_end_searches_8_mib_or_all(reader: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@budget(125)
+@budget(60)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
 def test_engines_agree(
     both: tuple[Engine, Engine],
@@ -294,7 +291,7 @@ def requests(draw: st.DrawFn, segment: Segment, end: int) -> ScanRequest:
     )
 
 
-@budget(75)
+@budget(40)
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(0, 3000),
@@ -323,7 +320,7 @@ def test_engines_agree_on_random_bytes(
 
 
 @pytest.mark.slow
-@budget(50)
+@budget(25)
 @given(recipe=generate.recipes(), damage=generate.damages(), target=st.sampled_from([1, 60, 200, 1000, 5000]))
 def test_splits_change_nothing(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe, damage: Damage, target: int
@@ -343,7 +340,7 @@ def test_splits_change_nothing(
 
 
 @pytest.mark.slow
-@budget(30)
+@budget(15)
 @given(
     recipe=generate.recipes(),
     damage=generate.damages(),
@@ -378,7 +375,7 @@ def collect(reader: Engine, request: ScanRequest) -> tuple[list[Row], str | None
 
 
 @pytest.mark.slow
-@budget(50)
+@budget(25)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
 def test_filters_and_columns_select_from_all_rows(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe, damage: Damage, data: st.DataObject
@@ -412,7 +409,7 @@ def meets(row: Row, where: Filters) -> bool:
 
 
 @pytest.mark.slow
-@budget(30)
+@budget(15)
 @given(recipe=generate.recipes(), damage=generate.damages(), columns=st.sampled_from([COLUMN_NAMES, ("pos", "kind")]))
 def test_modes_drop_or_raise_rows_with_a_problem(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe, damage: Damage, columns: tuple[str, ...]
@@ -578,7 +575,7 @@ def test_a_wrong_offset_and_a_wrong_property_crc_have_problem_texts(reader: Engi
 
 
 @pytest.mark.slow
-@budget(30)
+@budget(15)
 @given(recipe=generate.recipes(), share=st.floats(0, 1))
 def test_a_file_truncated_before_the_scan_ends_in_one_corrupt_row(
     reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe, share: float

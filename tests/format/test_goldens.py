@@ -16,6 +16,7 @@ from pyspark_dledger.format.columns import DEFAULT_NAMES, arrow_schema
 from pyspark_dledger.log.options import option_filters, parse_options
 from tests.support import golden as goldens
 from tests.support.golden import ALL, Golden, Record, assert_same, rows_of
+from tests.support.long_runs import some
 
 # Data files of the goldens have 16 to 128 KiB.
 PLANS = {
@@ -30,6 +31,7 @@ IN_MORE_WAYS = {
     *("mq-53-upgrade", "mq-oldest", "raw-killed", "raw-multipath", "raw-single-040"),
     *("raw-truncated-tail.n1", "raw-040-snapshot-keep.n2"),
 }
+IN_SPARK = SMOKE | IN_MORE_WAYS | set(map(str, some(ALL, 8)))
 
 
 def every(chosen: Iterable[Golden]) -> pytest.MarkDecorator:
@@ -178,14 +180,14 @@ def test_state(store: Store) -> None:
         assert state.abort == head["abortFile"]
 
 
-@every_golden
+@every(g for g in ALL if str(g) in IN_SPARK)
 def test_spark(spark: SparkSession, store: Store) -> None:
     rows = store.load(spark, engine="native", **store.plan("cut"))
     assert rows.columns == list(DEFAULT_NAMES)
     assert_same(rows_of(rows.toArrow()), store.rows(store.expected.proven))
 
 
-@pytest.mark.parametrize(("engine", "plan"), [("python", "cut"), ("native", "three")])
+@pytest.mark.parametrize(("engine", "plan"), some([("python", "cut"), ("native", "three")], 1))
 @every(g for g in ALL if str(g) in IN_MORE_WAYS)
 def test_spark_with_another_engine_and_plan(spark: SparkSession, store: Store, engine: str, plan: str) -> None:
     rows = store.load(spark, engine=engine, **store.plan(plan))

@@ -313,7 +313,7 @@ def test_a_whole_entry_of_another_size_is_ignored(reader: Engine, tmp_path: Path
 
 
 @pytest.mark.slow
-@budget(100)
+@budget(50)
 @given(
     seed=st.integers(0, 2**32),
     damage=generate.damages(),

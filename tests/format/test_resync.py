@@ -18,9 +18,10 @@ from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW
 from pyspark_dledger.format.spec import DLEDGER, PrecedingEntry, ScanRequest, Segment
 from pyspark_dledger.log import open_log
-from tests.format.test_engines import BUDGET, budget
+from tests.format.test_engines import budget
 from tests.support import generate
 from tests.support.generate import Payload, Store, raw, write_dledger
+from tests.support.long_runs import examples
 
 COLUMNS = ("kind", "pos", "size", "index", "problem")
 Row = tuple[object, ...]
@@ -83,7 +84,7 @@ def wound(rng: random.Random, header: bytes) -> bytes:
     return header[:offset] + data + header[offset + length :]
 
 
-@pytest.mark.parametrize("seed", range(100 * BUDGET))
+@pytest.mark.parametrize("seed", range(examples(100)))
 def test_a_destroyed_header_loses_only_its_entry(tmp_path: Path, engine: str, seed: int) -> None:
     rng = random.Random(seed)
     store = hostile_store(rng, tmp_path)
@@ -109,7 +110,7 @@ def test_a_destroyed_header_loses_only_its_entry(tmp_path: Path, engine: str, se
 
 
 @pytest.mark.slow
-@budget(100)
+@budget(50)
 @given(
     seed=st.integers(0, 2**32),
     damage=generate.damages(),

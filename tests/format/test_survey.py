@@ -61,7 +61,7 @@ def assert_partition(found: Survey, segment: Segment, start: int) -> None:
 
 
 @pytest.mark.slow
-@budget(60)
+@budget(30)
 @given(recipe=generate.recipes())
 def test_an_intact_store_has_no_problems(reader: Engine, folder: Callable[[], Path], recipe: generate.Recipe) -> None:
     recipe.options.pop("stale", None)
@@ -258,7 +258,7 @@ def test_lists_are_limited_and_counts_are_not(reader: Engine, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@budget(150)
+@budget(75)
 @given(recipe=generate.recipes(), damage=generate.damages(), data=st.data())
 def test_engines_agree_and_every_byte_has_one_kind(
     folder: Callable[[], Path], recipe: generate.Recipe, damage: Callable[[Store], None], data: st.DataObject

@@ -117,7 +117,7 @@ def generated(root: Path, source: random.Random) -> list[Replica]:
     return replicas
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(12), 4))
+@pytest.mark.parametrize("seed", mostly_slow(range(12), 4, suite=6))
 def test_verdicts_agree_with_what_an_undamaged_store_has(seed: int, tmp_path: Path) -> None:
     """Slaves that lag, missing files in the middle and at the end, short files, expired ones, and damaged messages."""
     replicas = generated(tmp_path, random.Random(seed))

@@ -26,6 +26,7 @@ from pyspark_dledger.log.diff.digests import file_digests, range_digest
 from pyspark_dledger.log.options import parse_options
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import Golden
+from tests.support.long_runs import examples
 
 FILE = 4096
 # Entries of 548 bytes: seven in a file.
@@ -513,7 +514,7 @@ def simple_verdicts(stores: list[Store], lacking: list[set[int]]) -> dict[int, t
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(data=st.data())
 def test_rows_cover_every_index_once(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Replicas with a common beginning and different ends, and with destroyed headers."""

@@ -55,6 +55,7 @@ from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.salvage.groups import damage, differences, golden_group
 from tests.salvage.heal import healed_rows
 from tests.support import generate
+from tests.support.long_runs import examples
 
 MIB = 1024 * 1024
 KEY, SECRET = "AKIAEXAMPLE", "s3cr3t/key"
@@ -404,7 +405,7 @@ def test_commands_print_the_same_as_for_the_local_store(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(recipe=generate.recipes(), damage=generate.damages(), target=st.sampled_from([60, 5000, 20_000]))
 def test_every_call_returns_the_same_as_on_a_local_file(
     recipe: generate.Recipe, damage: Callable[[generate.Store], None], target: int
@@ -821,7 +822,7 @@ def test_other_schemes_are_rejected() -> None:
 _names = st.text(alphabet="abc%é +0", min_size=1, max_size=4).filter(lambda name: name.strip(" ") == name)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(files=st.lists(st.lists(_names, min_size=1, max_size=3), max_size=6))
 def test_remote_paths_are_like_local_ones(files: list[list[str]]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

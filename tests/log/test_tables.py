@@ -31,6 +31,7 @@ from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from pyspark_dledger.spark import schema as schemas
 from tests.support.generate import Store, mq_message, raw, write_dledger
 from tests.support.golden import ALL, GOLDENS, Golden
+from tests.support.long_runs import examples
 from tests.support.queues import FILLER, Unit, file_of, java_hash, units_of, write_units
 
 Row = dict[str, Any]
@@ -435,7 +436,7 @@ def test_queues_begin_and_end_as_in_rocketmq(case_folder: Callable[[str], Path],
         assert (first, units.end) == (line["min"], line["max"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     offsets=st.lists(st.integers(0, 60), min_size=1, max_size=230),
     holes=st.lists(st.tuples(st.integers(0, 230), st.integers(0, 90)), max_size=3),

@@ -80,7 +80,7 @@ def assert_no_order_matters(members: list[Member], found: Comparison, engine: st
 
 
 @pytest.mark.parametrize("as_messages", [True, False], ids=["messages", "raw"])
-@pytest.mark.parametrize("seed", mostly_slow(range(20), 5))
+@pytest.mark.parametrize("seed", mostly_slow(range(20), 5, suite=8))
 def test_an_intact_copy_is_never_blamed(tmp_path: Path, engine: str, seed: int, as_messages: bool) -> None:
     rng = random.Random(seed)
     members = write_group(tmp_path, rng, as_messages)
@@ -92,7 +92,7 @@ def test_an_intact_copy_is_never_blamed(tmp_path: Path, engine: str, seed: int, 
     assert_no_order_matters(members, found, engine, seed)
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(20), 5))
+@pytest.mark.parametrize("seed", mostly_slow(range(20), 5, suite=8))
 def test_entries_that_are_intact_nowhere_are_lost(tmp_path: Path, engine: str, seed: int) -> None:
     rng = random.Random(seed)
     members = write_group(tmp_path, rng, as_messages=True)

@@ -61,7 +61,7 @@ def zero_header(damage: Damage, original: Original, pos: int) -> None:
 
 
 @pytest.mark.parametrize("kind", GENERATED)
-@pytest.mark.parametrize("seed", mostly_slow(range(5), 2))
+@pytest.mark.parametrize("seed", mostly_slow(range(5), 2, suite=3))
 def test_every_entry_of_the_log_is_known_and_no_other(tmp_path: Path, kind: str, seed: int) -> None:
     original = made(kind, tmp_path, seed)
     assert known(original) == ends(original)
@@ -90,7 +90,7 @@ def test_a_lost_header_is_known_and_not_whole(tmp_path: Path, kind: str) -> None
     assert found == expected
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(20), 5))
+@pytest.mark.parametrize("seed", mostly_slow(range(20), 5, suite=8))
 def test_stale_entries_are_unknown_even_if_the_last_new_ones_are_lost(tmp_path: Path, seed: int) -> None:
     original = made("rewritten", tmp_path, seed)
     last_term = original.entries[-1].term
@@ -240,7 +240,7 @@ def test_intact_entries_are_read_and_no_others(tmp_path: Path, kind: str) -> Non
     [(kind, mode) for kind in CLASSES for mode in ("damaged", "missing")]
     + [(kind, "keys") for kind in ("messages", "commit_log", "upgraded", "mq")],
 )
-@pytest.mark.parametrize("seed", mostly_slow(range(3), 1))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 1, suite=1))
 def test_engines_and_splits_agree_on_stores_with_a_damaged_index(
     tmp_path: Path, kind: str, mode: str, seed: int
 ) -> None:
@@ -335,7 +335,7 @@ def test_a_message_with_a_damaged_structure_is_not_whole(tmp_path: Path) -> None
         assert known(original)[message.pos] == (message.pos + message.size, False)
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(8), 3))
+@pytest.mark.parametrize("seed", mostly_slow(range(8), 3, suite=4))
 def test_entries_of_a_later_term_can_be_stale(tmp_path: Path, engine: str, seed: int) -> None:
     """A leader of term 4 has entries of term 2, which overwrite those of term 3 that only this member had."""
     original = made("older_terms", tmp_path, seed)

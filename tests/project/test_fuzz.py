@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz import corpus, differential
 from tests.fuzz.build import ENVIRONMENT, TARGETS, build, standalone
 
-ITERATIONS = {"fuzz_scan": 700, "fuzz_walk": 2000, "fuzz_codec": 4000, "fuzz_append": 8000, "fuzz_puts": 8000}
+ITERATIONS = {"fuzz_scan": 300, "fuzz_walk": 1000, "fuzz_codec": 3000, "fuzz_append": 5000, "fuzz_puts": 5000}
 CASES = 150
 
 

@@ -22,6 +22,7 @@ from traitlets.config import Config
 
 import pyspark_dledger as dl
 from tests.support.golden import GOLDENS, fingerprint, unpack
+from tests.support.long_runs import some
 from tools.words import problems
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "notebooks"
@@ -198,7 +199,7 @@ COMPLETE = {
 
 def other_stores() -> Iterator[object]:
     for path in NOTEBOOKS:
-        for name in STORES[path.stem]:
+        for name in some(STORES[path.stem], 4):
             yield pytest.param(path, name, marks=marks(path.stem), id=f"{path.stem}-{name}")
 
 

@@ -164,7 +164,7 @@ ACTS = [
 ]
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(20), 5))
+@pytest.mark.parametrize("seed", mostly_slow(range(20), 5, suite=8))
 def test_outcomes_are_true_for_random_responses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acknowledged entries are in the log once, at their index; rejected ones are not; unknown ones at most once."""
     monkeypatch.setattr(appender, "_MIN_PAUSE", 0.001)

@@ -15,7 +15,7 @@ from tests.simulation import mutations
 from tests.simulation.run import Outcome, run
 from tests.simulation.summary import missing_events
 
-COUNT = 300
+COUNT = 120
 PROCESSES = 2
 MUTANT_SEEDS = 400
 

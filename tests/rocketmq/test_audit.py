@@ -20,6 +20,7 @@ from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from tests.support.generate import Payload, Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden
+from tests.support.long_runs import examples, some
 from tests.support.queues import FILLER, Unit, file_of, java_hash, units_of, write_units
 
 Row = dict[str, Any]
@@ -70,8 +71,9 @@ def queue(store: Store, topic: str, queue_id: int = 0) -> list[Unit]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("golden", ALL, ids=str)
-@pytest.mark.parametrize("size", ["8k", "128m"])
+@pytest.mark.parametrize(
+    ("golden", "size"), [*((golden, "128m") for golden in ALL), *((golden, "8k") for golden in some(ALL, 12))], ids=str
+)
 def test_goldens_are_clean(case_folder: Callable[[str], Path], golden: Golden, size: str) -> None:
     """Two brokers were killed: their messages without a unit are after the committed bound."""
     options = {"dataDirs": _data_dirs(case_folder("raw-multipath"))} if golden.case == "raw-multipath" else {}
@@ -417,7 +419,7 @@ def judge(messages: Sequence[Row], units: Sequence[Unit]) -> Counter[tuple[str, 
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data(), size=st.sampled_from(["1k", "3k", "128m"]))
 def test_random_damage_of_units_is_found(
     data: st.DataObject, size: str, tmp_path_factory: pytest.TempPathFactory

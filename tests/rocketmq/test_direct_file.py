@@ -22,6 +22,7 @@ from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.rocketmq.export import direct_file
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from tests.support.generate import COLUMN_NAMES, Row, mq_message, rows_of, write_commitlog
+from tests.support.long_runs import examples
 
 BLOCK = 4096
 BUFFER_SIZE = 2 * BLOCK
@@ -167,7 +168,7 @@ def read_back(file: DirectFile, ranges: Ranges) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("disk")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(sizes=st.lists(near_blocks(5 * BLOCK), max_size=6), zeros=near_blocks(3 * BLOCK), ranges=ranges_of(40 * BLOCK))
 def test_a_file_has_the_appended_bytes_and_then_zeros(
     folder: Callable[[], Path], sizes: list[int], zeros: int, ranges: Ranges
@@ -181,7 +182,7 @@ def test_a_file_has_the_appended_bytes_and_then_zeros(
     assert path.read_bytes() == expected
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(size=near_blocks(9 * BLOCK), number=st.integers(1, 4))
 def test_the_size_of_the_buffer_does_not_change_the_file(
     folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, size: int, number: int

@@ -39,6 +39,7 @@ from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden
 from tests.support.attempts import run_at_once
 from tests.support.generate import Store, mq_message, raw, rows_of, write_dledger
+from tests.support.long_runs import examples
 
 CASES = ("mq-53-upgrade", "mq-498-upgrade-killed", "mq-53-retention", "mq-plain-crc", "raw-expired")
 FORMS = ("parquet", "jsonl")
@@ -594,7 +595,7 @@ def checksums_of(*tables: pa.Table) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ROWS, ROWS, st.integers(0, 8))
 def test_checksums_depend_on_values_and_not_on_batches(rows: list[Any], others: list[Any], cut: int) -> None:
     whole = pa.Table.from_pylist(rows, SCHEMA)

@@ -43,6 +43,7 @@ from tests.support.generate import (
     write_dledger,
 )
 from tests.support.golden import Golden, Record
+from tests.support.long_runs import examples
 
 GOLDENS = [each for each in golden.ALL if each.case.startswith("mq-")]
 SLOW = ("mq-498-upgrade-killed-early", "mq-plain-crc")
@@ -127,7 +128,9 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     recipe=recipes(), damage=damages(), preserve=st.booleans(), engine=st.sampled_from(["native", "native", "python"])

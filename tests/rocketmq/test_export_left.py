@@ -206,7 +206,7 @@ def change_at(fraction: float) -> Change:
 
 
 @WHEN
-@pytest.mark.parametrize("fraction", mostly_slow([0.5, 0, 1, 0.1, 0.9], 1))
+@pytest.mark.parametrize("fraction", mostly_slow([0.5, 0, 1, 0.1, 0.9], 1, suite=3))
 def test_a_left_file_with_other_bytes_is_an_error(
     source: Path, tmp_path: Path, whole: Content, when: str, fraction: float, engine: str
 ) -> None:

@@ -21,6 +21,7 @@ from pyspark_dledger.format.columns import PROPERTIES, TIMESTAMP
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.json_text import BytesForm, bytes_text, json_line, rows_of
 from tests.support import golden
+from tests.support.long_runs import examples
 
 ENGINES = get_engine("native"), get_engine("python")
 FORMS: tuple[BytesForm, ...] = ("base64", "hex", "text")
@@ -32,7 +33,7 @@ ODD = ['"', "\\", "\n", "\x00", "\x7f", "\x9f", "\xa0", "\xad", "\u200b", "\u202
 
 Value = Any
 
-many_examples = settings(deadline=None, max_examples=200)
+many_examples = settings(deadline=None, max_examples=examples(80))
 
 
 def text_of(engine: Engine, batch: pa.RecordBatch, form: BytesForm = "base64") -> str:

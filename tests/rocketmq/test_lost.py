@@ -96,7 +96,7 @@ def store(request: pytest.FixtureRequest, case_folder: Callable[[str], Path], tm
     return copy
 
 
-@pytest.mark.parametrize("seed", mostly_slow(SEEDS, 2))
+@pytest.mark.parametrize("seed", mostly_slow(SEEDS, 2, suite=3))
 @pytest.mark.parametrize("store", CASES, indirect=True)
 def test_exactly_the_lost_messages_are_listed(store: Path, seed: int) -> None:
     """Units of index and queues are intact, so each lost message is known by its place and its queue.
@@ -143,7 +143,7 @@ def damage_units(root: Path, seed: int) -> None:
             stream.write(draw.choice([bytes(size), draw.randbytes(size)]))
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(10), 3))
+@pytest.mark.parametrize("seed", mostly_slow(range(10), 3, suite=4))
 @pytest.mark.parametrize("store", ["mq-53-single", "mq-plain"], indirect=True)
 def test_damaged_units_invent_no_message(store: Path, seed: int) -> None:
     before = intact(rows_of(store))
@@ -162,7 +162,7 @@ def test_damaged_units_invent_no_message(store: Path, seed: int) -> None:
     assert count == len(gone) if is_all else count <= len(gone)
 
 
-@pytest.mark.parametrize("seed", mostly_slow(SEEDS, 2))
+@pytest.mark.parametrize("seed", mostly_slow(SEEDS, 2, suite=3))
 def test_without_units_the_count_is_never_too_high(
     case_folder: Callable[[str], Path], tmp_path: Path, seed: int
 ) -> None:
@@ -444,7 +444,7 @@ def test_a_count_is_a_minimum_where_nothing_is_known(tmp_path: Path) -> None:
 # Counts of other verbs
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(10), 3))
+@pytest.mark.parametrize("seed", mostly_slow(range(10), 3, suite=4))
 def test_an_export_counts_the_lost_messages(
     case_folder: Callable[[str], Path], tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

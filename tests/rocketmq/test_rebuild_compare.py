@@ -18,6 +18,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.rocketmq.rebuild import compare, rebuild
 from tests.support.dispatching import files_of, index_units, units
+from tests.support.long_runs import examples
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -117,7 +118,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_any_damage_of_queues_is_found_and_repaired(
     sound: Path, folder: Callable[[], Path], data: st.DataObject
@@ -150,7 +151,7 @@ def change_something(folder: Path, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data())
 def test_any_damage_of_the_index_is_found_and_repaired(
     sound: Path, folder: Callable[[], Path], data: st.DataObject

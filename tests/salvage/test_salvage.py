@@ -50,7 +50,7 @@ def findings(path: Path) -> list[object]:
     return [found for found in verify(StoreView(str(path), ReadOptions())) if found.severity != "info"]
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(6), 2))
+@pytest.mark.parametrize("seed", mostly_slow(range(6), 2, suite=4))
 @pytest.mark.parametrize("engine", ENGINES)
 def test_generated_groups(tmp_path: Path, seed: int, engine: str) -> None:
     group = generated_group(tmp_path, seed)

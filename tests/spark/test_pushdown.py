@@ -38,6 +38,7 @@ from pyspark.sql.datasource import (  # noqa: E402
 )
 
 from pyspark_dledger.spark.read.pushdown import intersect, push  # noqa: E402
+from tests.support.long_runs import examples  # noqa: E402
 
 Row = dict[str, Any]
 CONF = "spark.sql.python.filterPushdown.enabled"
@@ -150,7 +151,7 @@ SOME_FILTERS = st.lists(st.sampled_from(list(VALUES)).flatmap(filters_on), max_s
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(SOME_FILTERS, SOME_FILTERS, st.lists(ROWS, min_size=1, max_size=8))
 def test_pushed_and_remaining_filters_together_are_the_given_ones(
     first: list[Filter], second: list[Filter], rows: list[Row]

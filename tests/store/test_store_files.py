@@ -26,6 +26,7 @@ from pyspark_dledger.store.files.node_files import load_current_term, write_curr
 from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
+from tests.support.long_runs import examples
 from tests.support.stores import (
     FILE,
     abandoned,
@@ -325,7 +326,7 @@ def test_term_and_vote_survive(tmp_path: Path) -> None:
 
 
 @given(leader=st.text(min_size=1).filter(lambda text: text == text.encode("utf-8", "replace").decode()))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_any_name_can_be_voted_for(tmp_path_factory: pytest.TempPathFactory, leader: str) -> None:
     folder = tmp_path_factory.mktemp("vote")
     write_current_term(folder, 7, leader)

@@ -19,6 +19,7 @@ from pyspark_dledger.store.recovery.log_walk import LogWalk
 from pyspark_dledger.store.recovery.recover import Recovery
 from pyspark_dledger.store.rules import entry_position
 from tests.store.test_store_files import Disk
+from tests.support.long_runs import some
 from tests.support.power import one_run
 from tests.support.stores import (
     FILE,
@@ -36,7 +37,7 @@ from tests.support.stores import (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "flush"), [(0, "sync"), (50, "sync"), (100, "sync"), (150, "sync"), (0, "async"), (50, "async")]
+    ("first", "flush"), some([(0, "sync"), (50, "sync"), (0, "async"), (100, "sync"), (150, "sync"), (50, "async")], 3)
 )
 def test_power_loss_keeps_acknowledged_entries(tmp_path: Path, first: int, flush: str) -> None:
     assert sum(one_run(seed, tmp_path, flush) for seed in range(first, first + 50)) > 50

@@ -1,13 +1,34 @@
-"""Parameters with many values, of which `make test-fast` takes a few."""
+"""Parameters and examples that the suite takes a part of: `make breadth` takes all, `make test-fast` the fewest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import pytest
 
+BREADTH = bool(os.environ.get("DLEDGER_BREADTH"))
+BUDGET = int(os.environ.get("DLEDGER_TEST_BUDGET", "1"))
 
-def mostly_slow(values: Iterable[object], fast: int) -> list[object]:
-    """The values of a parameter: all but the first `fast` are marked slow."""
+T = TypeVar("T")
+
+
+def mostly_slow(values: Iterable[object], fast: int, suite: int | None = None) -> list[object]:
+    """The values of a parameter: slow after the first `fast`; after the first `suite` only `make breadth` has them."""
     marks = ((), pytest.mark.slow)
-    return [pytest.param(value, marks=marks[number >= fast]) for number, value in enumerate(values)]
+    chosen = list(values) if BREADTH else list(values)[:suite]
+    return [pytest.param(value, marks=marks[number >= fast]) for number, value in enumerate(chosen)]
+
+
+def some(values: Iterable[T], count: int) -> list[T]:
+    """At most `count` values of a parameter, spread evenly; `make breadth` takes all."""
+    found: Sequence[T] = list(values)
+    if BREADTH or len(found) <= count:
+        return list(found)
+    return [found[number * len(found) // count] for number in range(count)]
+
+
+def examples(count: int) -> int:
+    """Examples of a property test; `make properties` draws more."""
+    return count * BUDGET
