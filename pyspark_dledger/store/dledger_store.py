@@ -74,11 +74,15 @@ class DLedgerStore(ABC):
     ``cluster_id`` and ``member_ids`` are of its group, empty until they are known. ``member_state`` is what the core
     saved with the member ids.
     ``restored_term`` is above every term of the member before it was restored from a backup, -1 if it was not restored.
+
+    Another thread may call `read`. Its result counts only if ``removals``, the number of truncations and resets, is the
+    same before and after.
     """
 
     append_hook: AppendHook | None = None
     read_check: ReadCheck | None = None
     expiry_hook: ExpiryHook | None = None
+    removals = 0
     committed_index: int
     flushed_index: int
     end_pos: int
@@ -164,6 +168,10 @@ class DLedgerStore(ABC):
 
     @abstractmethod
     def term_at(self, index: int) -> int: ...
+
+    def is_recent(self, index: int) -> bool:
+        """Whether reading needs no disk: the entry was written a short time ago, or is not in the log."""
+        return True
 
     @abstractmethod
     def truncate(self, index: int) -> None:

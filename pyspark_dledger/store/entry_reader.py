@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from typing import NamedTuple
 
 from pyspark_dledger.common.durable import open_own, write_at
@@ -22,8 +23,13 @@ from pyspark_dledger.store.scrub import entry_problem
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)
 
-# Entries within this many bytes of the log's end are read when a leader pushes what it just appended.
+# Entries within this many bytes of the log's end are read when a leader pushes what it just appended. They are in the
+# system's page cache.
 _RECENT_BYTES = 64 << 20
+_MARK_BYTES = 4 << 20
+# Bytes that are read at a time, and those of index units.
+_LOADED_BYTES = 256 << 10
+_LOADED_UNITS = 512 * INDEX_UNIT_SIZE
 
 
 class IndexedEntry(NamedTuple):
@@ -36,6 +42,39 @@ class IndexedEntry(NamedTuple):
     @property
     def end(self) -> int:
         return self.pos + self.size
+
+
+class RecentEntries:
+    """The last entries that this process wrote: about `_RECENT_BYTES`. The log ends before an index, at a position.
+
+    ``first_index`` is the first of them. This process wrote all entries from position ``own_from`` on.
+    """
+
+    def __init__(self, next_index: int, end_pos: int) -> None:
+        self.first_index, self.own_from = next_index, end_pos
+        # An entry every few MiB: index and position.
+        self._marks = deque([(next_index, end_pos)])
+        self._next_mark = end_pos + _MARK_BYTES
+
+    def appended(self, next_index: int, end_pos: int) -> None:
+        """The log ends there."""
+        if end_pos < self._next_mark:
+            return
+        marks = self._marks
+        marks.append((next_index, end_pos))
+        self._next_mark = end_pos + _MARK_BYTES
+        while marks[0][1] < end_pos - _RECENT_BYTES:
+            marks.popleft()
+        self.first_index = marks[0][0]
+
+    def truncated(self, next_index: int, end_pos: int) -> None:
+        """The log ends there, and later entries are gone."""
+        marks = self._marks
+        while marks and marks[-1][0] > next_index:
+            marks.pop()
+        if not marks:
+            marks.append((next_index, end_pos))
+        self.first_index, self._next_mark = marks[0][0], end_pos + _MARK_BYTES
 
 
 class EntryReader:
@@ -64,6 +103,32 @@ class EntryReader:
             )
         return IndexedEntry(pos, size, term)
 
+    def load(self, first: int, last: int, max_bytes: int, end_pos: int) -> int:
+        """Read what `read` needs from disk into the page cache. Returns the last index that can end within `max_bytes`.
+
+        A page fault in a mapping stops all threads of this process, because it keeps the interpreter's lock.
+        """
+        limit, number = -1, first
+        while number <= last and self._pending.find(number) is None:
+            offset = number * INDEX_UNIT_SIZE
+            file = _existing(self._index.find(offset), number)
+            stop = min(offset + _LOADED_UNITS, file.end, (last + 1) * INDEX_UNIT_SIZE)
+            units = _load(file, offset, stop)
+            if len(units) < stop - offset:
+                break
+            if limit < 0:
+                _, pos, size, _, _ = _UNIT.unpack_from(units)
+                data_file = self._data.find(pos)
+                if data_file is None:
+                    break
+                limit = min(pos + max(max_bytes, size), data_file.end)
+                _load(data_file, pos, min(limit, max(end_pos, pos)))
+            _, pos, size, _, _ = _UNIT.unpack_from(units, len(units) - INDEX_UNIT_SIZE)
+            number = stop // INDEX_UNIT_SIZE
+            if pos + size >= limit:
+                return number - 1
+        return last
+
     def get(self, index: int, check: ReadCheck | None = None) -> Entry:
         """The entry. Raises StoreError if it is damaged, or `check` finds damage."""
         located = self.locate(index)
@@ -76,20 +141,21 @@ class EntryReader:
         return Entry(index, located.term, located.pos, MAGIC_NORMAL, body, control_kind_at(data))
 
     def read(
-        self, first: int, max_bytes: int, last: int, end_pos: int, own_from: int, check: ReadCheck | None = None
+        self, first: int, max_bytes: int, last: int, end_pos: int, recent: RecentEntries, check: ReadCheck | None = None
     ) -> EntryRange:
         """Entries of one file from `first` on; see `DLedgerStore.read`. The log ends with index `last` at `end_pos`.
 
-        Entries are checked, also by `check`, and the range ends before a damaged one. Recent entries from position
-        `own_from` on are not checked, because this process wrote them.
+        Entries are checked, also by `check`, and the range ends before a damaged one. `recent` entries are not checked,
+        because this process wrote them.
         """
+        high = last if first >= recent.first_index else self.load(first, last, max_bytes, end_pos)
         located = self.locate(first)
         pos = located.pos
         file = _existing(self._data.find(pos), first)
         limit = min(pos + max(max_bytes, located.size), file.end)
-        is_recent = pos >= own_from and end_pos <= file.end and end_pos - pos <= _RECENT_BYTES
+        is_recent = pos >= recent.own_from and end_pos <= file.end and end_pos - pos <= _RECENT_BYTES
         if not pos < end_pos <= limit:
-            last, end_pos = self._last_within(first, last, limit, located.end)
+            last, end_pos = self._last_within(first, high, limit, located.end)
         data = self._data.view(file)[pos - file.base : end_pos - file.base]
         if is_recent:
             return EntryRange(first, last, pos, data)
@@ -182,6 +248,26 @@ class EntryReader:
             else:
                 high = middle - 1
         return low, end
+
+
+def _load(file: MappedFile, start: int, stop: int) -> bytes:
+    """Read the positions ``[start, stop)`` and return the first bytes. Raises StoreError, IndexRangeError."""
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise IndexRangeError(f"{file.path}: the file has expired") from None
+    first = b""
+    try:
+        for pos in range(start, stop, _LOADED_BYTES):
+            data = os.pread(descriptor, min(_LOADED_BYTES, stop - pos), pos - file.base)
+            first = first or data
+    except OSError as error:
+        raise StoreError(
+            f"{file.path} at byte {start - file.base}: cannot be read ({error}): check the disk"
+        ) from error
+    finally:
+        os.close(descriptor)
+    return first
 
 
 def _check_header(index: int, located: IndexedEntry, file: MappedFile, data: memoryview) -> None:

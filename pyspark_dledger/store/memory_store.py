@@ -177,6 +177,7 @@ class MemoryStore(DLedgerStore):
     def truncate(self, index: int) -> None:
         begin = self.ledger_begin_index
         check_truncate(index, begin, self.ledger_end_index, self.committed_index)
+        self.removals += 1
         self.end_pos = self._entries[index - begin].pos if index == begin else self._entries[index - begin - 1].end
         del self._entries[index - begin :]
         self._next_index = index
@@ -184,6 +185,7 @@ class MemoryStore(DLedgerStore):
 
     def reset(self, index: int, pos: int) -> None:
         check_reset(index, pos, self._file_size, self.committed_index)
+        self.removals += 1
         self._entries.clear()
         self._next_index, self.end_pos = index, pos
         self.committed_index = self.flushed_index = -1

@@ -17,7 +17,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange
-from pyspark_dledger.store.entry_reader import EntryReader
+from pyspark_dledger.store.entry_reader import EntryReader, RecentEntries
 from pyspark_dledger.store.files.mapped_files import MappedFile
 from pyspark_dledger.store.files.node_files import (
     StoreLock,
@@ -53,7 +53,7 @@ _MAX_DELETED = 10
 class MmapFileStore(DLedgerStore):
     """One node's log in ``base_dir/dledger-<self_id>``: data and index files, checkpoint, currterm.
 
-    One thread writes and reads. `flush`, `write_checkpoint` and `delete_expired` may be called from other threads.
+    One thread writes. `flush`, `write_checkpoint` and `delete_expired` may be called from other threads.
     After a failure that leaves the state of the disk unknown, everything except reading raises StoreError.
     """
 
@@ -73,7 +73,7 @@ class MmapFileStore(DLedgerStore):
         self._files = LogFiles(config, self._engine)
         self._begin = self._end_term = self.committed_index = self.flushed_index = -1
         self._next_index = self.end_pos = 0
-        self._own_from = 0  # this process wrote all entries from this position on
+        self._recent = RecentEntries(0, 0)
         self.curr_term = 0
         self.vote_leader: str | None = None
         self.cluster_id = ""
@@ -131,7 +131,7 @@ class MmapFileStore(DLedgerStore):
             found.committed_index,
             self.ledger_end_index,
         )
-        self._own_from = self.end_pos
+        self._recent = RecentEntries(self._next_index, self.end_pos)
         files.record_start(min(self.committed_index, self.flushed_index), self.flushed_index)
         assert current.curr_term is not None
         self.curr_term, self.vote_leader = current.curr_term, current.vote_leader
@@ -295,6 +295,7 @@ class MmapFileStore(DLedgerStore):
         self._end_term = term
         self.end_pos = end_pos
         self._next_index += count
+        self._recent.appended(self._next_index, end_pos)
         if self._wake is not None:
             self._wake()
 
@@ -307,15 +308,25 @@ class MmapFileStore(DLedgerStore):
 
     def get(self, index: int) -> Entry:
         check_index(index, self._begin, self.ledger_end_index)
+        self._warm(index)
         return self._reader.get(index, self.read_check)
 
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
         end = self.ledger_end_index
         check_index(first_index, self._begin, end)
-        return self._reader.read(first_index, max_bytes, end, self.end_pos, self._own_from, self.read_check)
+        return self._reader.read(first_index, max_bytes, end, self.end_pos, self._recent, self.read_check)
+
+    def is_recent(self, index: int) -> bool:
+        return index >= self._recent.first_index or index < self._begin
+
+    def _warm(self, index: int) -> None:
+        """Read an entry into memory, in a way that does not stop other threads."""
+        if not self.is_recent(index):
+            self._reader.load(index, index, 1, self.end_pos)
 
     def term_at(self, index: int) -> int:
         check_index(index, self._begin, self.ledger_end_index)
+        self._warm(index)
         return self._reader.locate(index).term
 
     # Truncating
@@ -324,17 +335,20 @@ class MmapFileStore(DLedgerStore):
         self._check_writable()
         check_truncate(index, self._begin, self.ledger_end_index, self.committed_index)
         is_all = index == self._begin
+        self._warm(index if is_all else index - 1)
         if is_all:
             end_pos, end_term = self._reader.locate(index).pos, -1
         else:
             last = self._reader.locate(index - 1)
             end_pos, end_term = last.end, last.term
+        self.removals += 1
         files = self._files
         with files.lock:
             files.lower_checkpoint(min(self.committed_index, self.flushed_index), index - 1)
             # From here on the entries are gone, even if changing the files fails.
             self.flushed_index = min(self.flushed_index, -1 if is_all else index - 1)
             self._next_index, self.end_pos, self._end_term = index, end_pos, end_term
+            self._recent.truncated(index, end_pos)
             if is_all:
                 self._begin = -1
             files.apply(lambda: files.truncate(index, end_pos))
@@ -347,12 +361,14 @@ class MmapFileStore(DLedgerStore):
         self._check_writable()
         files = self._files
         check_reset(index, pos, files.data.file_size, self.committed_index)
+        self.removals += 1
         with files.lock:
             if not files.is_reset:
                 # If the old log comes back, its index is gone, and only the checkpoint knows what is complete.
                 files.write_checkpoint(min(self.committed_index, self.flushed_index), self.flushed_index)
             self._begin = self._end_term = self.committed_index = self.flushed_index = -1
             self._next_index, self.end_pos = index, pos
+            self._recent = RecentEntries(index, pos)
             files.apply(lambda: files.reset(index, pos))
 
     # Scrubbing

@@ -8,6 +8,7 @@ import socket
 import ssl
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from pyspark_dledger.raft.messages import (
     StatusRequest,
 )
 from pyspark_dledger.raft.node.core_driver import CoreDriver
+from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.store.files.node_files import load_members
@@ -316,6 +318,7 @@ class Deposed:
     """A core that led in term 1, and accepts every request."""
 
     role, term = Role.LEADER, 1
+    disk_waits = SimpleNamespace(in_request=lambda _: False)
 
     def __init__(self) -> None:
         self.effects: list[Any] = [RoleChanged(Role.LEADER, 1, "n0")]
@@ -344,7 +347,7 @@ def test_views_of_a_log_that_may_be_truncated_are_not_sent() -> None:
 
     async def run() -> None:
         core, link = Deposed(), Unsent()
-        driver = CoreDriver(core, None, lambda: None, pytest.fail)  # type: ignore[arg-type]  # stand-ins
+        driver = CoreDriver(core, None, DiskThreads(None), lambda: None, pytest.fail)  # type: ignore[arg-type]  # stand-ins
         driver._links = {"n1": link}  # type: ignore[dict-item]  # a stand-in
         driver._drain()
         driver.handle(PushRequest(term=1), None)  # type: ignore[arg-type]  # nobody

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 
 from tests.simulation import mutations
+from tests.simulation.disk import SimStore
 from tests.simulation.run import Outcome, run
 from tests.simulation.summary import missing_events
 
@@ -42,6 +43,14 @@ def _report(failed: list[Outcome]) -> str:
 
 
 @pytest.mark.slow
+def test_logs_whose_old_entries_are_on_disk_only_violate_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core gets most entries later, when its role and log may be others."""
+    monkeypatch.setattr(SimStore, "is_recent", lambda _, index: index % 4 == 0)
+    outcomes = [run(seed) for seed in range(500, 508)]
+    assert [outcome.violation for outcome in outcomes if outcome.violation is not None] == []
+    assert sum(outcome.counts["loads"] for outcome in outcomes) > 100
+
+
 def test_a_seed_is_deterministic_across_processes() -> None:
     """Strings hash differently in every process; nothing may depend on the hashes."""
     code = (

@@ -8,12 +8,13 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, NamedTuple
 
-from pyspark_dledger.errors import OptionError
-from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Load, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role
 from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
 from pyspark_dledger.raft.peers import Address, format_peers
+from pyspark_dledger.store.dledger_store import EntryRange
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.disk import PowerCut, SimStore
 from tests.simulation.frames import through_frames
@@ -185,6 +186,8 @@ class SimNode:
         for effect in effects:
             if isinstance(effect, Send):
                 self.world.send(self, effect)
+            elif isinstance(effect, Load):
+                self.load(effect)
             elif isinstance(effect, Reply):
                 self.world.reply(self, effect)
             elif isinstance(effect, RoleChanged):
@@ -194,6 +197,20 @@ class SimNode:
                 self.reported_committed = effect.index
         self.world.checker.check(self)
         self.world.checker.check_reported(self)
+
+    def load(self, effect: Load) -> None:
+        """Read now, and tell the core later. The log may change in the meantime."""
+        result: EntryRange | Exception
+        try:
+            result = self.store.read(effect.first_index, effect.max_bytes)
+        except StoreError as error:
+            result = error
+        self.world.checker.count("loads")
+        self.world.at(self.world.now + 1 + effect.token % 7 * self.fsync, self.loaded, self.process, effect, result)
+
+    def loaded(self, process: int, effect: Load, result: EntryRange | Exception) -> None:
+        if process == self.process:
+            self.call("loaded", effect, result)
 
     def tick(self, process: int) -> None:
         """About every tick: the tick of the core, timeouts of calls, and the checkpoint."""

@@ -44,6 +44,11 @@ class ClusterId:
 
     # A leader
 
+    def is_due(self, now: int) -> bool:
+        """Whether `tick` may save the id."""
+        member = self._member
+        return member.is_leader and now >= self._next_at and not member.store.cluster_id
+
     def tick(self) -> None:
         member = self._member
         if not member.is_leader or member.now < self._next_at:

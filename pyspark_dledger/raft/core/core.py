@@ -13,7 +13,8 @@ from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.cluster_id import ClusterId
 from pyspark_dledger.raft.core.core_config import CoreConfig
-from pyspark_dledger.raft.core.effects import Effect, PeerStatus, Status
+from pyspark_dledger.raft.core.disk_waits import DiskWaits
+from pyspark_dledger.raft.core.effects import Effect, Load, PeerStatus, Status
 from pyspark_dledger.raft.core.election import Election
 from pyspark_dledger.raft.core.follower import Follower
 from pyspark_dledger.raft.core.leader.appends import Appends
@@ -59,7 +60,7 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from pyspark_dledger.store.dledger_store import DLedgerStore
+from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
 _RESPONSES: dict[type[Request], type[Response]] = {
     AppendRequest: AppendResponse,
@@ -114,6 +115,7 @@ class Core:
         self._cluster_id = ClusterId(member)
         self._noop = Noop(member, caller)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
+        self.disk_waits = DiskWaits(member, self._election, self._transfer, self._cluster_id)
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
             AppendRequest: self._append,
             ConfigRequest: caller.handle_config,
@@ -160,6 +162,11 @@ class Core:
         """The outcome of the Send with that token: None if it was not sent, or got no response in time."""
         self._member.now = now
         self._member.handle_response(token, response)
+
+    def loaded(self, request: Load, result: EntryRange | Exception, now: int) -> None:
+        """The result of a Load: the entries, or the exception of the store."""
+        self._member.now = now
+        self._member.loaded(request, result)
 
     def tick(self, now: int) -> None:
         """Time has passed. Call about every 10 ms."""

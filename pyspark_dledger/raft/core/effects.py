@@ -16,6 +16,14 @@ class Send(NamedTuple):
     request: Request
 
 
+class Load(NamedTuple):
+    """Call `DLedgerStore.read` in another thread, and give the result to ``Core.loaded``, exactly once."""
+
+    token: int
+    first_index: int
+    max_bytes: int
+
+
 class Reply(NamedTuple):
     """The response to the request that ``Core.handle`` got with that token."""
 
@@ -37,7 +45,7 @@ class RoleChanged(NamedTuple):
     leader_id: str | None
 
 
-Effect = Send | Reply | Committed | RoleChanged
+Effect = Send | Load | Reply | Committed | RoleChanged
 
 
 @dataclass(frozen=True)

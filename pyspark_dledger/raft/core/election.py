@@ -72,6 +72,10 @@ class Election:
             elif member.now >= self._next_vote_at:
                 self._campaign()
 
+    def is_due(self, now: int) -> bool:
+        """Whether `tick` may save a term: it begins a campaign."""
+        return self._member.role is Role.CANDIDATE and self._round is None and now >= self._next_vote_at
+
     def _check_leader(self) -> None:
         member, config = self._member, self._member.config
         if member.now - self._last_heartbeat > config.leak_ms:

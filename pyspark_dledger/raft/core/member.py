@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core.core_config import CoreConfig
-from pyspark_dledger.raft.core.effects import Committed, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.raft.core.effects import Committed, Effect, Load, Reply, RoleChanged, Send
 from pyspark_dledger.raft.core.membership import Membership
 from pyspark_dledger.raft.messages import Request, Response, Role
-from pyspark_dledger.store.dledger_store import DLedgerStore
+from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
 # The exceptions of a store whose disk fails.
 DISK_FAILURES = (StoreError, OSError)
@@ -30,6 +30,8 @@ _RESOLVED_AFTER_MS = 60_000
 
 # Called with the request's context, and its response or None.
 OnResponse = Callable[[Any, Response | None], None]
+# Called with the context, and the entries or the exception of the store.
+OnLoaded = Callable[[Any, EntryRange | Exception], None]
 RoleListener = Callable[[], None]
 CommitListener = Callable[[int], None]
 
@@ -90,6 +92,8 @@ class Member:
         self._end_before_reset = -1, -1
         self._last_token = 0
         self._sent: dict[int, tuple[OnResponse, Any, int]] = {}
+        # The reads of other threads: what to call, its context, and the store's removals at the begin.
+        self._loading: dict[int, tuple[OnLoaded, Any, int]] = {}
 
     # Problems
 
@@ -163,6 +167,21 @@ class Member:
         response.local_id, response.remote_id = request.local_id, request.remote_id
         response.code, response.leader_id = code, self.leader_id
         self.effects.append(Reply(token, response))
+
+    # Reading old entries
+
+    def load(self, index: int, max_bytes: int, on_loaded: OnLoaded, context: object) -> None:
+        """Read entries that may only be on disk, in another thread. `on_loaded` gets `context` and the result."""
+        self._last_token = token = self._last_token + 1
+        self._loading[token] = on_loaded, context, self.store.removals
+        self.effects.append(Load(token, index, max_bytes))
+
+    def loaded(self, request: Load, result: EntryRange | Exception) -> None:
+        on_loaded, context, removals = self._loading.pop(request.token)
+        if removals == self.store.removals:
+            on_loaded(context, result)
+        else:
+            self.load(request.first_index, request.max_bytes, on_loaded, context)
 
     # Term, vote and role
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError, StoreError
+from pyspark_dledger.format.layout import ENTRY_HEADER
 from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
+from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.node.inbound import Caller, Inbound, LocalCaller
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
 # The maximum size of a response's entries in bytes; one entry, of 4 MiB or less, is always returned.
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_WAIT_MS = 60_000
+_SIZE = struct.Struct(">i")
+_SIZE_OFFSET = next(field.offset for field in ENTRY_HEADER if field.name == "size")
 
 
 @dataclass(order=True)
@@ -30,8 +36,9 @@ class _WaitingRead:
 class CommittedReads:
     """Responds to READ requests from a store. `committed` must be called when its committed index rises."""
 
-    def __init__(self, store: DLedgerStore, group: str, self_id: str) -> None:
+    def __init__(self, store: DLedgerStore, threads: DiskThreads, group: str, self_id: str) -> None:
         self._store = store
+        self._threads = threads
         self._group = group
         self._self_id = self_id
         self._waiting: list[_WaitingRead] = []
@@ -75,15 +82,28 @@ class CommittedReads:
         return ResponseCode.UNKNOWN_GROUP if request.group != self._group else None
 
     def _time_out(self, waiting: _WaitingRead) -> None:
+        if self._threads.is_busy:
+            self._threads.when_idle(lambda: self._time_out(waiting))
+            return
+        if waiting not in self._waiting:
+            return
         self._waiting.remove(waiting)
         heapq.heapify(self._waiting)
         self._respond(waiting.request, waiting.caller)
 
     def _respond(self, request: ReadRequest, caller: Caller | LocalCaller) -> None:
         """Respond when there is memory: even a small `max_bytes` gets an entry of any size."""
-        caller.when_room(_MAX_BYTES, lambda: caller.respond(self._response(request)))
+        store, first = self._store, request.first_index
+        if store.is_recent(first) or not store.ledger_begin_index <= first <= store.committed_index:
+            caller.when_room(_MAX_BYTES, lambda: caller.respond(self._response(request, store.read)))
+            return
 
-    def _response(self, request: ReadRequest) -> ReadResponse:
+        def done(found: EntryRange | Exception) -> None:
+            caller.when_room(_MAX_BYTES, lambda: caller.respond(self._response(request, lambda _first, _size: found)))
+
+        self._threads.read(first, _size_of(request), done)
+
+    def _response(self, request: ReadRequest, read: Callable[[int, int], EntryRange | Exception]) -> ReadResponse:
         store = self._store
         response = ReadResponse(
             group=self._group,
@@ -97,7 +117,10 @@ class CommittedReads:
             response.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
             return response
         try:
-            found = _read_committed(store, request.first_index, max(1, min(request.max_bytes, _MAX_BYTES)))
+            found = read(request.first_index, _size_of(request))
+            if isinstance(found, Exception):
+                raise found
+            found = self._committed_part(found)
         except IndexRangeError:
             response.code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN  # expired in the meantime
             return response
@@ -108,13 +131,20 @@ class CommittedReads:
         response.count = found.last_index - found.first_index + 1
         return response
 
+    def _committed_part(self, found: EntryRange) -> EntryRange:
+        """The entries up to the committed index, which the range has."""
+        committed = self._store.committed_index
+        if found.last_index <= committed:
+            return found
+        if self._store.is_recent(committed):
+            last = self._store.read(committed, 1)
+            end = last.pos + len(last.data) - found.pos
+        else:
+            end = 0
+            for _ in range(found.first_index, committed + 1):
+                end += _SIZE.unpack_from(found.data, end + _SIZE_OFFSET)[0]
+        return found._replace(last_index=committed, data=memoryview(found.data)[:end])
 
-def _read_committed(store: DLedgerStore, first_index: int, max_bytes: int) -> EntryRange:
-    """Entries from that index on, up to the committed index."""
-    found = store.read(first_index, max_bytes)
-    committed = store.committed_index
-    if found.last_index <= committed:
-        return found
-    last = store.read(committed, 1)
-    end = last.pos + len(last.data) - found.pos
-    return found._replace(last_index=committed, data=memoryview(found.data)[:end])
+
+def _size_of(request: ReadRequest) -> int:
+    return max(1, min(request.max_bytes, _MAX_BYTES))

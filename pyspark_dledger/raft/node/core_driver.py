@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.control import NOOP
-from pyspark_dledger.raft.core import Committed, Core, Effect, Reply, RoleChanged, Send
+from pyspark_dledger.raft.core import Committed, Core, Effect, Load, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
+from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.node.inbound import Caller, LocalCaller
 from pyspark_dledger.raft.node.peer_link import PeerLink
+from pyspark_dledger.store.dledger_store import EntryRange
 
 _TICK_SECONDS = 0.01
 # Timeouts, store failures and problems are checked every so many ticks.
@@ -26,6 +30,7 @@ _CHECK_TICKS = 10
 class CoreDriver:
     """Runs in the thread of the event loop, except `flushed_in_thread`.
 
+    Inputs that may wait for a disk are handled in another thread. Those that come in the meantime wait.
     If the core raises or the store fails, the driver stops for good and calls `on_failure` once: a member, or a leader,
     that can do nothing would harm the group.
     """
@@ -34,11 +39,15 @@ class CoreDriver:
         self,
         core: Core,
         reads: CommittedReads,
+        threads: DiskThreads,
         store_failure: Callable[[], str | None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._core = core
         self._reads = reads
+        self._threads = threads
+        # What waits until another thread does not use the core any more.
+        self._inputs: deque[Callable[[], object]] = deque()
         self._store_failure = store_failure
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
@@ -48,6 +57,9 @@ class CoreDriver:
         self._is_stopped = False
         self._has_led = False
         self._ticks = 0
+        self._tick_due = self._loop.time()
+        # The longest time in seconds that the event loop was late.
+        self.max_delay = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._persisted = -1
         self.leader_changes = 0
@@ -73,11 +85,17 @@ class CoreDriver:
         """Handle a request. Returns False for an append that was rejected."""
         if self._is_stopped:
             return True
+        if self.is_busy:
+            self._inputs.append(lambda: self.handle(request, caller))
+            return True
         if isinstance(request, ReadRequest):
             self._reads.read(request, caller)
             return True
         if self._has_led and isinstance(request, PushRequest):
             self._drop_views(request.term)
+        if self._core.disk_waits.in_request(request):
+            self._change(lambda: self._core.handle(request, caller, self._now()))
+            return True
         self._drain_later()
         try:
             return self._core.handle(request, caller, self._now()) is not False
@@ -87,11 +105,12 @@ class CoreDriver:
 
     def handle_response(self, token: int, response: Response | None) -> None:
         """The outcome of a request to a peer; None without a response."""
-        self._run(lambda: self._core.handle_response(token, response, self._now()))
+        may_wait = partial(self._core.disk_waits.in_response, response)
+        self._run(lambda: self._core.handle_response(token, response, self._now()), may_wait)
 
     def peer_connected(self, peer_id: str, is_binary: bool, hello: MemberHello | None) -> None:
         takes_controls = hello is not None and hello.controls >= NOOP
-        self._run(lambda: self._core.set_peer_binary(peer_id, is_binary, takes_controls))
+        self._run(lambda: self._core.set_peer_binary(peer_id, is_binary, takes_controls), lambda: True)
 
     def flushed_in_thread(self, index: int) -> None:
         """The log is durable up to that index; called by the flush thread."""
@@ -119,11 +138,13 @@ class CoreDriver:
         if self._is_stopped:
             return
         self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
-        now = self._now()
+        now, time = self._now(), self._loop.time()
+        self.max_delay, self._tick_due = max(self.max_delay, time - self._tick_due), time + _TICK_SECONDS
         self._ticks += 1
         if self._ticks % _CHECK_TICKS == 0:
             self._check(now)
-        self._run(lambda: self._core.tick(now))
+        if not self.is_busy:
+            self._run(lambda: self._core.tick(now), lambda: self._core.disk_waits.in_tick(now))
 
     def _check(self, now: int) -> None:
         for link in self._links.values():
@@ -134,14 +155,45 @@ class CoreDriver:
         while problems:
             self._problem_log(logging.ERROR, "problem", problems.popleft())
 
-    def _run(self, work: Callable[[], None]) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether another thread uses the core: requests wait."""
+        return self._threads.is_busy
+
+    def when_idle(self, work: Callable[[], None]) -> None:
+        """Call `work` when the driver is not busy any more."""
+        self._threads.when_idle(work)
+
+    def _run(self, work: Callable[[], None], may_wait: Callable[[], bool] | None = None) -> None:
         if self._is_stopped:
+            return
+        if self.is_busy:
+            self._inputs.append(lambda: self._run(work, may_wait))
+            return
+        if may_wait is not None and may_wait():
+            self._change(work)
             return
         self._drain_later()
         try:
             work()
         except Exception as error:  # noqa: BLE001  # after any exception the core's state is unknown
             self._fail(error)
+
+    def _change(self, work: Callable[[], object]) -> None:
+        """Handle an input in another thread."""
+        self._threads.change(work, self._changed)
+
+    def _changed(self, error: BaseException | None) -> None:
+        if self._is_stopped:
+            return
+        if error is not None:
+            self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            return
+        self._drain_later()
+        while self._inputs and not self.is_busy:
+            self._inputs.popleft()()
+        if not self.is_busy:
+            self._threads.wake()
 
     def _fail(self, error: Exception) -> None:
         if not self._is_stopped:
@@ -170,6 +222,9 @@ class CoreDriver:
         self._is_drain_due = False
         if self._is_stopped:
             return
+        if self.is_busy:
+            self._flush()
+            return
         try:
             self._execute(self._core.drain())
         except Exception as error:  # noqa: BLE001  # after any exception the core's state is unknown
@@ -182,6 +237,8 @@ class CoreDriver:
         for effect in effects:
             if isinstance(effect, Send):
                 self._links[effect.peer_id].send(effect.token, effect.request, now)
+            elif isinstance(effect, Load):
+                self._threads.read(effect.first_index, effect.max_bytes, partial(self._loaded, effect))
             elif isinstance(effect, Reply):
                 caller = effect.token
                 assert isinstance(caller, (Caller, LocalCaller))
@@ -190,6 +247,9 @@ class CoreDriver:
                 self._reads.committed(effect.index)
             elif isinstance(effect, RoleChanged):
                 self._role_changed(effect)
+
+    def _loaded(self, effect: Load, result: EntryRange | Exception) -> None:
+        self._run(lambda: self._core.loaded(effect, result, self._now()))
 
     def _flush(self) -> None:
         for link in self._links.values():

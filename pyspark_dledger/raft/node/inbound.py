@@ -124,6 +124,13 @@ class RequestHandler(Protocol):
     def flush_later(self, channel: Channel) -> None:
         """Flush `channel` after all requests at hand were handled."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests must wait."""
+
+    def when_idle(self, work: Callable[[], None]) -> None:
+        """Call `work` when it is not busy any more."""
+
 
 class Registry(Protocol):
     """Knows all connections (`Connections`)."""
@@ -265,6 +272,9 @@ class Inbound(Channel):
     def retry(self) -> None:
         """Continue what waited for memory, or for the other side."""
         self._is_retry_due = False
+        if self._handler.is_busy:
+            self._handler.when_idle(self.retry)
+            return
         while self._postponed and self.is_open and self._has_room(self._postponed[0][0]):
             self._postponed.popleft()[1]()
         held = self._held
@@ -288,6 +298,7 @@ class Inbound(Channel):
             and self._reads < _MAX_READS
             and self._out_size < HIGH_WATER
             and self.is_open
+            and not self._handler.is_busy
         )
 
     def read_messages(self) -> None:
@@ -298,6 +309,8 @@ class Inbound(Channel):
             self._set_reading(self.can_receive() and self._has_buffer())
         else:
             self._set_reading(False)
+        if self._handler.is_busy:
+            self._handler.when_idle(self.retry)
         self._charge()
 
     def _set_reading(self, wanted: bool) -> None:

@@ -22,6 +22,7 @@ from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.core_driver import CoreDriver
+from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.node.inbound import Inbound, LocalCaller
 from pyspark_dledger.raft.node.listener import Listener, listen, listening_sockets
 from pyspark_dledger.raft.node.node_config import NodeConfig
@@ -60,6 +61,7 @@ class Node:
         self._store: DLedgerStore | None = None
         self._core: Core | None = None
         self._driver: CoreDriver | None = None
+        self._threads: DiskThreads | None = None
 
     async def start(self) -> None:
         """Open the store, listen, and join the group.
@@ -95,8 +97,9 @@ class Node:
             self._is_application_started = True
         self._core = Core(core_config, store, random.SystemRandom(), now, addresses, self._application)
         config = self.config
-        self._reads = CommittedReads(store, config.group, config.self_id)
-        self._driver = driver = CoreDriver(self._core, self._reads, lambda: store.failure, self._fail)
+        self._threads = DiskThreads(store)
+        self._reads = CommittedReads(store, self._threads, config.group, config.self_id)
+        self._driver = driver = CoreDriver(self._core, self._reads, self._threads, lambda: store.failure, self._fail)
         await self._listen_at(self._listen, contexts[0])
         for peer_id, address in self._members.items():
             if peer_id != config.self_id:
@@ -118,6 +121,8 @@ class Node:
             self._metrics = None
         if self._driver is not None:
             self._driver.stop()
+        if self._threads is not None:
+            await self._threads.stop()
         self._fail_local_requests()
         if self._server is not None:
             self._server.close()

@@ -40,7 +40,10 @@ class LogMatching:
             if progress.high < 0:
                 return
             index, on_response = progress.next_index, self._on_compare_response
-        request = progress.request(progress.state, member.store.read(index, 1))
+        entries = progress.read(index, 1)
+        if entries is None:
+            return
+        request = progress.request(progress.state, entries)
         progress.is_waiting, progress.waiting_since = True, member.now
         member.send(progress.peer_id, request, on_response, _SentEntry(progress, progress.generation, index))
 

@@ -28,8 +28,10 @@ class PeerProgress:
         "high",
         "in_flight",
         "in_flight_bytes",
+        "is_loading",
         "is_waiting",
         "last_sent_at",
+        "loaded",
         "low",
         "match_index",
         "member",
@@ -81,12 +83,15 @@ class PeerProgress:
         self.next_index = self.truncate_index = self.peer_end = -1
         self.in_flight: dict[int, int] = {}
         self.in_flight_bytes = 0
+        self.is_loading = False
+        self.loaded: EntryRange | Exception | None = None
 
     def push_from(self, index: int) -> None:
         """Continue with APPEND from that entry."""
         self.generation += 1
         self.state, self.is_waiting, self.next_index = PushType.APPEND, False, index
         self.in_flight, self.in_flight_bytes = {}, 0
+        self.is_loading, self.loaded = False, None
 
     def fail(self) -> None:
         """A request failed: compare again after a pause."""
@@ -99,6 +104,26 @@ class PeerProgress:
     def is_stale(self, generation: int) -> bool:
         """Whether the response to a request of that generation must be ignored."""
         return generation != self.generation or not self.member.is_leader
+
+    def read(self, index: int, max_bytes: int) -> EntryRange | None:
+        """Entries from that index on, at most `max_bytes` or one; None while another thread reads them."""
+        loaded, self.loaded = self.loaded, None
+        if isinstance(loaded, Exception):
+            raise loaded
+        if loaded is not None and loaded.first_index == index:
+            return loaded
+        if self.is_loading:
+            return None
+        member = self.member
+        if member.store.is_recent(index):
+            return member.store.read(index, max_bytes)
+        self.is_loading = True
+        member.load(index, max_bytes, self._on_loaded, self.generation)
+        return None
+
+    def _on_loaded(self, generation: int, result: EntryRange | Exception) -> None:
+        if generation == self.generation:
+            self.is_loading, self.loaded = False, result
 
     def request(self, kind: PushType, entries: EntryRange | None) -> PushRequest:
         member = self.member

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError
+from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.control import header_kind
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.messages import GetRequest, GetResponse
+from pyspark_dledger.store.dledger_store import Entry, EntryRange
 
 
 class Reads:
@@ -42,19 +46,42 @@ class Reads:
             self._reject(request, token, ResponseCode.LEADER_NOT_READY)
 
     def _entry(self, request: GetRequest, token: object) -> None:
-        member, index = self._member, request.begin_index
+        store = self._member.store
+        if not store.is_recent(request.begin_index):
+            self._member.load(request.begin_index, 1, self._loaded, (request, token))
+            return
         try:
-            entry = member.store.get(index)
-        except IndexRangeError:
+            self._reply(token, store.get(request.begin_index))
+        except DISK_FAILURES as error:
+            self._fail(request, token, error)
+
+    def _loaded(self, asked: tuple[GetRequest, object], result: EntryRange | Exception) -> None:
+        request, token = asked
+        if not self._member.is_leader:
+            self._reject(request, token, ResponseCode.NOT_LEADER)
+        elif isinstance(result, Exception):
+            self._fail(request, token, result)
+        else:
+            header = decode_entry_header(bytes(result.data[:ENTRY_HEADER_SIZE]))
+            body = bytes(result.data[ENTRY_HEADER_SIZE : header.size])
+            self._reply(
+                token, Entry(result.first_index, header.term, result.pos, header.magic, body, header_kind(header))
+            )
+
+    def _reply(self, token: object, entry: Entry) -> None:
+        self._member.reply(token, GetResponse(group=self._member.group, entries=[entry]))
+
+    def _fail(self, request: GetRequest, token: object, error: Exception) -> None:
+        member, index = self._member, request.begin_index
+        if isinstance(error, IndexRangeError):
             is_expired = 0 <= index < member.store.ledger_begin_index
             code = ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN if is_expired else ResponseCode.INDEX_OUT_OF_RANGE
-            self._reject(request, token, code)
-            return
-        except DISK_FAILURES as error:
+        elif isinstance(error, DISK_FAILURES):
             member.report_problem(f"entry {index} cannot be read: {error}")
-            self._reject(request, token, ResponseCode.DISK_ERROR)
-            return
-        member.reply(token, GetResponse(group=member.group, entries=[entry]))
+            code = ResponseCode.DISK_ERROR
+        else:
+            raise error
+        self._reject(request, token, code)
 
     def _reject(self, request: GetRequest, token: object, code: ResponseCode) -> None:
         self._member.reject(token, request, GetResponse(), code)

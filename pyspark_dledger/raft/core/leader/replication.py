@@ -99,7 +99,7 @@ class Replication:
         try:
             if progress.state is PushType.APPEND:
                 self._push(progress)
-            elif not progress.is_waiting:
+            elif not progress.is_waiting and not progress.is_loading:
                 self._matching.send(progress)
         except IndexRangeError:
             # The entry has expired in the meantime.
@@ -118,9 +118,14 @@ class Replication:
             progress.next_index <= end
             and progress.in_flight_bytes < config.max_in_flight_bytes
             and len(progress.in_flight) < config.max_in_flight_requests
-            and self._has_quota(progress)
         ):
-            self._push_entries(progress, member.store.read(progress.next_index, self._max_push_bytes(progress)))
+            entries = progress.read(progress.next_index, self._max_push_bytes(progress))
+            if entries is None:
+                return
+            if not self._has_quota(progress, entries):
+                progress.loaded = entries
+                return
+            self._push_entries(progress, entries)
         if progress.next_index > end and not progress.in_flight:
             self._push_commit(progress)
 
@@ -144,12 +149,12 @@ class Replication:
         progress.next_index = entries.last_index + 1
         progress.quota_left -= size
 
-    def _has_quota(self, progress: PeerProgress) -> bool:
+    def _has_quota(self, progress: PeerProgress, entries: EntryRange) -> bool:
         """Whether a peer that lags far has quota left (``checkQuotaAndWait``)."""
         member, config = self._member, self._member.config
         if config.peer_push_quota is None:
             return True
-        lag = member.store.end_pos - member.store.read(progress.next_index, 1).pos
+        lag = member.store.end_pos - entries.pos
         if lag < config.peer_push_throttle_point:
             return True
         if member.now >= progress.quota_until:

@@ -144,6 +144,10 @@ class Transfer:
 
     # To this member
 
+    @property
+    def is_taking_over(self) -> bool:
+        return self._take_over is not None
+
     def _take(self, request: TransferRequest, token: object) -> ResponseCode | None:
         """Campaign as soon as this member has all entries. Returns a code if the transfer is rejected."""
         member = self._member

@@ -1,0 +1,56 @@
+"""Which inputs of a core may wait for a disk: they save a term, truncate, repair, or read entries to compare them.
+
+The driver handles these inputs in another thread, in which the core is used by nobody else. So term, vote and log are
+durable before a response, as in one thread.
+"""
+
+from __future__ import annotations
+
+from pyspark_dledger.raft.core.cluster_id import ClusterId
+from pyspark_dledger.raft.core.election import Election
+from pyspark_dledger.raft.core.leader.transfer import Transfer
+from pyspark_dledger.raft.core.member import Member
+from pyspark_dledger.raft.messages import (
+    GetResponse,
+    HeartBeatRequest,
+    IdentityRequest,
+    IdentityResponse,
+    PushRequest,
+    PushType,
+    ReadResponse,
+    Request,
+    Response,
+    SummaryRequest,
+    SummaryResponse,
+    TransferRequest,
+    VoteRequest,
+)
+
+_REQUESTS = (IdentityRequest, SummaryRequest, TransferRequest, VoteRequest)
+# The first confirms a reset, ReadResponse has a copy for a repair.
+_RESPONSES = (GetResponse, IdentityResponse, ReadResponse, SummaryResponse)
+
+
+class DiskWaits:
+    """Judges inputs before they are handled."""
+
+    def __init__(self, member: Member, election: Election, transfer: Transfer, cluster_id: ClusterId) -> None:
+        self._member = member
+        self._election = election
+        self._transfer = transfer
+        self._cluster_id = cluster_id
+
+    def in_request(self, request: Request) -> bool:
+        if isinstance(request, PushRequest):
+            if request.type is PushType.APPEND:
+                return request.first_index != self._member.store.ledger_end_index + 1
+            return request.type is not PushType.COMMIT
+        if isinstance(request, HeartBeatRequest):
+            return request.term > self._member.term
+        return isinstance(request, _REQUESTS)
+
+    def in_response(self, response: Response | None) -> bool:
+        return response is not None and (response.term > self._member.term or isinstance(response, _RESPONSES))
+
+    def in_tick(self, now: int) -> bool:
+        return self._election.is_due(now) or self._transfer.is_taking_over or self._cluster_id.is_due(now)

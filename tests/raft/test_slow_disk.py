@@ -1,0 +1,178 @@
+"""A node whose disk does not answer: its event loop runs on, and nothing is acknowledged before it is durable."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.raft.messages import (
+    GetRequest,
+    HeartBeatRequest,
+    MetadataRequest,
+    PushRequest,
+    PushType,
+    ReadRequest,
+    Role,
+    VoteRequest,
+    VoteResult,
+)
+from pyspark_dledger.store import entry_reader
+from pyspark_dledger.store.files import mapped_files
+from tests.support.groups import FASTER, THREE, Caller, Nodes, eventually, nodes
+
+SIZE = 48 + 4
+
+
+class Disk:
+    """Holds operations while `is_held`, and knows which ran in a thread that must not wait."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.loop_thread = -1
+        self.in_loop: list[str] = []
+        self.waiting = 0
+        self._answers = threading.Event()
+        self._answers.set()
+        self._held: tuple[str, ...] = ()
+        for where, name in ((os, "fsync"), (mapped_files, "_sync_data"), (entry_reader, "_load")):
+            patch.setattr(where, name, self._slow(name, getattr(where, name)))
+
+    def _slow(self, name: str, work: Any) -> Any:
+        def slow(*arguments: Any) -> Any:
+            if threading.get_ident() == self.loop_thread:
+                self.in_loop.append(name)
+            elif name in self._held:
+                self.waiting += 1
+                self._answers.wait(30)
+                self.waiting -= 1
+            return work(*arguments)
+
+        return slow
+
+    def hold(self, *names: str) -> None:
+        self._held = names
+        self._answers.clear()
+
+    def answer(self) -> None:
+        self._answers.set()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    found = Disk(monkeypatch)
+    yield found
+    found.answer()
+
+
+def watched(group: Nodes, disk: Disk) -> None:
+    """From here on no operation may run in the event loop."""
+    disk.loop_thread = group._thread.ident or -1
+
+
+def entry(index: int, term: int) -> bytes:
+    return encode_entry(index, term, index * SIZE, b"%04d" % index)
+
+
+def push(kind: PushType, *data: bytes, term: int, leader: str, first: int, **fields: Any) -> PushRequest:
+    return PushRequest(
+        leader_id=leader, term=term, type=kind, first_index=first, count=len(data), data=b"".join(data), **fields
+    )
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[Nodes]:
+    """One member of three; the test plays the others."""
+    patient = {**FASTER, "min_vote_interval_ms": 60_000, "max_vote_interval_ms": 120_000}
+    group = Nodes(tmp_path, 3, core_options={**patient, "heart_beat_time_interval_ms": 20_000})
+    try:
+        yield group.start("n0")
+    finally:
+        group.close()
+
+
+def lead(caller: Caller, leader: str, term: int) -> None:
+    """Make the node follow a leader."""
+    for _ in range(2):
+        caller.call(HeartBeatRequest(leader_id=leader, term=term))
+
+
+def test_a_follower_waits_for_its_disk_and_its_event_loop_does_not(follower: Nodes, disk: Disk) -> None:
+    watched(follower, disk)
+    with closing(follower.caller("n0").hello()) as caller, closing(follower.caller("n0")) as other:
+        disk.hold("fsync")
+        vote = caller.send(VoteRequest(leader_id="n1", term=3, ledger_end_index=-1, ledger_end_term=-1))
+        eventually(lambda: disk.waiting)
+        # The loop runs: it takes connections and bytes. Requests wait for the core.
+        waiting = other.send(MetadataRequest())
+        assert follower.status("n0")["term"] == 0
+        disk.answer()
+        assert (caller.receive(vote).vote_result, other.receive(waiting).term) == (VoteResult.ACCEPT, 3)
+        lead(caller, "n1", 3)
+        entries = [entry(index, 3) for index in range(4)]
+        assert caller.call(push(PushType.APPEND, *entries, term=3, leader="n1", first=0, commit_index=0)).code == 200
+        lead(caller, "n2", 4)
+        disk.hold("fsync", "_sync_data")
+        truncate = caller.send(push(PushType.TRUNCATE, entry(1, 3), term=4, leader="n2", first=1, commit_index=0))
+        eventually(lambda: disk.waiting)
+        assert follower.status("n0")["endIndex"] in (1, 3)
+        disk.answer()
+        assert caller.receive(truncate).code == 200
+    assert follower.status("n0")["endIndex"] == 1
+    assert disk.in_loop == []
+    disk.loop_thread = -1
+
+
+def test_old_entries_are_read_while_the_event_loop_runs(tmp_path: Path, disk: Disk) -> None:
+    with nodes(tmp_path, 1, core_options={}) as group:
+        group.leader()
+        with closing(group.caller("n0")) as caller:
+            for number in range(3):
+                caller.append(b"%d" % number)
+        group.stop("n0")
+        group.start("n0")
+        group.leader()
+        watched(group, disk)
+        disk.hold("_load")
+        with closing(group.caller("n0").hello()) as caller:
+            first, second = caller.send(GetRequest(begin_index=1)), caller.send(ReadRequest(first_index=0))
+            eventually(lambda: disk.waiting)
+            # Other requests do not wait.
+            assert caller.call(MetadataRequest()).leader_id == "n0"
+            disk.answer()
+            assert caller.receive(first).entries[0].body == b"1"
+            response = caller.receive(second)
+            assert (response.code, response.count) == (200, 3)
+        assert disk.in_loop == []
+        disk.loop_thread = -1
+
+
+def test_a_leader_sends_heartbeats_while_it_reads_for_a_slow_follower(tmp_path: Path, disk: Disk) -> None:
+    with nodes(tmp_path, 3, core_options=FASTER) as group:
+        leader = group.leader()
+        late = next(each for each in THREE if each != leader)
+        group.stop(late)
+        with closing(group.caller(leader)) as caller:
+            assert caller.hello().append(*[bytes(100)] * 10).code == 200
+        # The leader's log counts as old.
+        store = group.nodes[leader].store
+        store._recent.first_index = 1 << 40  # type: ignore[attr-defined]  # of MmapFileStore
+        disk.hold("_load")
+        group.start(late)
+        watched(group, disk)
+        eventually(lambda: disk.waiting)
+        term = group.status(leader)["term"]
+        driver = group.nodes[leader]._driver
+        assert driver is not None
+        ticks = driver._ticks
+        eventually(lambda: driver._ticks > ticks + 60)
+        assert (group.status(leader)["role"], group.status(leader)["term"]) == (Role.LEADER.value, term)
+        disk.answer()
+        eventually(lambda: group.status(late)["committedIndex"] == group.status(leader)["committedIndex"])
+        assert disk.in_loop == []
+        disk.loop_thread = -1
