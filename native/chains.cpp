@@ -39,8 +39,12 @@ bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
 bool Chain::is_stale_after(const SegmentView& view, const Chain& other) const {
   if (!view.is_dledger()) return false;
   const EntryHeader here{view.at(first)};
-  return EntryHeader{view.at(other.first)}.index() < here.index() &&
+  return EntryHeader{view.at(other.first)}.index() <= here.index() &&
          here.term() < EntryHeader{view.at(other.last)}.term();
+}
+
+bool Chain::has_later_term(const SegmentView& view, const Chain& other) const {
+  return view.is_dledger() && EntryHeader{view.at(first)}.term() > EntryHeader{view.at(other.last)}.term();
 }
 
 int64_t end_of_damaged(const SegmentView& view, int64_t pos) {
@@ -124,6 +128,8 @@ bool Chains::is_cut_by(const Chain& chain, int64_t pos) const {
   const EntryHeader header{view_.at(pos)}, last{view_.at(chain.last)};
   // An earlier log left it, or it was moved.
   if (header.term() < last.term() || shift_of(view_, pos) != shift_of(view_, chain.last)) return false;
+  // A leader that was alone left it: its entries were overwritten by those of an earlier term.
+  if (header.term() > last.term() && chain.length >= kRecentEntries) return false;
   if (!is_at_end) return true;
   // It does not follow: its index is damaged, unless that is the expected one, or another entry follows it.
   const int64_t next = pos + size;

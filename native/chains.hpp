@@ -23,6 +23,7 @@ struct Chain {
   bool leads_to(const SegmentView& view, int64_t pos) const;
   // Whether an earlier log left the chain after the end of `other`, whose last terms are later.
   bool is_stale_after(const SegmentView& view, const Chain& other) const;
+  bool has_later_term(const SegmentView& view, const Chain& other) const;
 };
 
 // The first position after the damaged header at pos at which another one can begin; 0 without a header there that has

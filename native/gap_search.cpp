@@ -268,6 +268,9 @@ bool GapSearch::is_better(const Candidate& one, const Candidate& best) const {
   if (one.chain.end <= best.chain.end || one.chain.is_stale_after(view_, best.chain)) return false;
   // Without positions, a single entry at the end may have a wrong index.
   if (expected_.count == 0 && one.length == 1 && best.length > 1) return false;
+  // A leader that was alone can have left later terms after the log's end.
+  const bool is_longer = best.length >= kRecentEntries && best.length >= one.length;
+  if (one.reach < 2 && is_longer && one.chain.has_later_term(view_, best.chain)) return false;
   return std::pair(one.reach, one.length) > std::pair(best.reach, best.length);
 }
 

@@ -46,17 +46,19 @@ bool continues(const SegmentView& view, const EntryRef& before, const EntryRef& 
 }
 
 // What can continue a log after `last`. It is strict, because stale bytes must not become part of the log.
-Expectation expected_after(const SegmentView& view, const EntryRef* last, int64_t gap) {
+Expectation expected_after(const SegmentView& view, const EntryRef& before, const EntryRef* last, int64_t gap) {
   Expectation expected;
   expected.strict = true;
   expected.agreement = 1;
   if (last != nullptr && view.is_dledger()) {
-    expected.add({last->index, last->term, gap});
+    int64_t term = before.pos >= 0 ? likely_term(before.term, last->term) : last->term;
+    if (term != last->term && is_known_whole(view, last->pos)) term = last->term;
+    expected.add({last->index, term, gap});
     expected.shift = shift_of(view, last->pos);
   } else if (last != nullptr) {
     expected.min_store_timestamp = last->store_timestamp;
-  } else if (const auto before = end_before(view.id()); before && gap == view.base()) {
-    expected.add(*before);
+  } else if (const auto known = end_before(view.id()); known && gap == view.base()) {
+    expected.add(*known);
   }
   return expected;
 }
@@ -102,7 +104,7 @@ LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
       continue;
     }
     const int64_t limit = search_all ? view.file_end() : std::min(view.file_end(), pos + kSearchWindow);
-    resumed = resync.next(view, pos, limit, expected_after(view, end.entries > 0 ? &last : nullptr, pos));
+    resumed = resync.next(view, pos, limit, expected_after(view, before, end.entries > 0 ? &last : nullptr, pos));
     if (resumed < 0) break;
     pos = resumed;
   }

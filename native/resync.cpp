@@ -8,6 +8,9 @@
 namespace dledger {
 namespace {
 
+// A term that a flipped bit raises by so much is damaged, where nothing else decides.
+constexpr uint64_t kMinFlippedRise = 16;
+
 bool is_one_bit(int64_t a, int64_t b) {
   const uint64_t bits = static_cast<uint64_t>(a ^ b);
   return bits != 0 && (bits & (bits - 1)) == 0;
@@ -38,6 +41,14 @@ bool is_only_term_damaged(const SegmentView& view, int64_t before, int64_t last,
   }
   return !is_likely_rise(next.term(), raised.term()) ||
          (is_flipped && (raised.term() - 1 > next.term() || is_odd_size));
+}
+
+int64_t likely_term(int64_t before, int64_t last) {
+  // Unsigned, because a term can be INT64_MAX.
+  const uint64_t rise = static_cast<uint64_t>(last) - static_cast<uint64_t>(before);
+  if (last <= before) return last;
+  const bool is_flipped = rise >= kMinFlippedRise && is_one_bit(last, before);
+  return is_flipped || !is_likely_rise(before, last) ? before : last;
 }
 
 Resync::Resync(const SegmentId& id, int64_t start)

@@ -18,6 +18,9 @@ bool is_only_index_damaged(const SegmentView& view, int64_t last, int64_t pos, i
 // before `last`, or -1.
 bool is_only_term_damaged(const SegmentView& view, int64_t before, int64_t last, int64_t pos);
 
+// The term of the entry at `last`, or that of the entry before it if a flipped bit or other damage has raised it much.
+int64_t likely_term(int64_t before, int64_t last);
+
 // Finds where a walk that began at `start` continues after damage. The walk adds every entry to `history`.
 class Resync {
  public:

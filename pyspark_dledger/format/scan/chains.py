@@ -38,7 +38,11 @@ class Chain(NamedTuple):
         """Whether an earlier log left this chain after the end of ``other``, whose last terms are later."""
         if not self.first.header or not other.first.header or not other.last.header:
             return False
-        return other.first.header.index < self.first.header.index and self.first.header.term < other.last.header.term
+        return other.first.header.index <= self.first.header.index and self.first.header.term < other.last.header.term
+
+    def has_later_term(self, other: Chain) -> bool:
+        first, last = self.first.header, other.last.header
+        return first is not None and last is not None and first.term > last.term
 
     def leads_to(self, frame: Frame) -> bool:
         """Whether `frame` can be the next one of the log, directly after the chain or after damage at its end."""
@@ -140,6 +144,9 @@ class Chains:
         assert frame and frame.header
         # An earlier log left it, or it was moved.
         if frame.header.term < last.term or frame.shift != chain.last.shift:
+            return False
+        # A leader that was alone left it: its entries were overwritten by those of an earlier term.
+        if frame.header.term > last.term and chain.length >= RECENT_FRAMES:
             return False
         if not is_at_end:
             return True

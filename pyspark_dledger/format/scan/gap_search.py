@@ -278,6 +278,9 @@ class GapSearch:
         # Without positions, a single frame at the end may have a wrong index.
         if not self._expected.positions and one.length == 1 < best.length:
             return False
+        # A leader that was alone can have left later terms after the log's end.
+        if one.reach < 2 and RECENT_FRAMES <= best.length >= one.length and one.chain.has_later_term(best.chain):
+            return False
         return one.rank > best.rank
 
 

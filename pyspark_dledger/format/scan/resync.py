@@ -21,6 +21,9 @@ from pyspark_dledger.format.scan.frames import Frame, Frames
 from pyspark_dledger.format.scan.gap_search import MIN_WRONG_RISE, UINT64_MAX, GapSearch
 from pyspark_dledger.format.scan.known_frames import KnownFrame, KnownFrames
 
+MIN_FLIPPED_RISE = 16
+"""A term that a flipped bit raises by so much is damaged, where nothing else decides."""
+
 
 def is_only_term_damaged(before: Frame | None, last: Frame, frame: Frame) -> bool:
     """Whether ``frame`` continues the log after ``last``, whose term a flipped bit or other damage has raised.
@@ -41,6 +44,17 @@ def is_only_term_damaged(before: Frame | None, last: Frame, frame: Frame) -> boo
     is_one_bit = any(((last.header.term ^ term) & UINT64_MAX).bit_count() == 1 for term in terms)
     is_odd_size = before is not None and last.size not in sizes
     return rise >= MIN_WRONG_RISE or (rise > 0 and is_one_bit and (rise > 1 or is_odd_size))
+
+
+def likely_term(before: Frame | None, last: Frame) -> int:
+    """The term of ``last``, or that of the entry ``before`` if a flipped bit or other damage has raised it much."""
+    assert last.header
+    if not before or not before.header:
+        return last.header.term
+    rise = last.header.term - before.header.term
+    is_one_bit = ((last.header.term ^ before.header.term) & UINT64_MAX).bit_count() == 1
+    is_damaged = rise >= MIN_WRONG_RISE or (rise >= MIN_FLIPPED_RISE and is_one_bit)
+    return before.header.term if is_damaged else last.header.term
 
 
 def is_only_index_damaged(frames: Frames, last: Frame, frame: Frame) -> bool:

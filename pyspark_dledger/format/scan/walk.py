@@ -19,7 +19,7 @@ from pyspark_dledger.format.scan.expectation import (
     end_before,
 )
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW, Blank, Frame, Frames
-from pyspark_dledger.format.scan.resync import Resync, is_only_index_damaged, is_only_term_damaged
+from pyspark_dledger.format.scan.resync import Resync, is_only_index_damaged, is_only_term_damaged, likely_term
 from pyspark_dledger.format.spec import DLEDGER, LogEnd
 
 MAX_EXTENT = 2**31 - 1
@@ -176,7 +176,7 @@ def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
             pos += blank.size
             continue
         limit = file_end if search_all else min(file_end, pos + SEARCH_WINDOW)
-        found = resync.next(pos, _expected_after(frames, last, pos), limit)
+        found = resync.next(pos, _expected_after(frames, resync, before, last, pos), limit)
         if found is None:
             break
         pos = resumed = found
@@ -200,13 +200,17 @@ def _is_known_whole(frames: Frames, resync: Resync, frame: Frame) -> bool:
     return known is not None and known.frame is not None
 
 
-def _expected_after(frames: Frames, last: Frame | None, gap: int) -> Expectation:
+def _expected_after(frames: Frames, resync: Resync, before: Frame | None, last: Frame | None, gap: int) -> Expectation:
     """What can continue a log after `last`. It is strict, because stale bytes must not become part of the log."""
     if last is None:
-        before = end_before(frames.segment) if gap == frames.segment.base else None
-        return Expectation((before,) if before else (), 1, strict=True)
+        known = end_before(frames.segment) if gap == frames.segment.base else None
+        return Expectation((known,) if known else (), 1, strict=True)
     if last.header:
-        return Expectation((LogPosition(last.header.index, last.header.term, gap),), 1, strict=True, shift=last.shift)
+        term = likely_term(before, last)
+        if term != last.header.term and _is_known_whole(frames, resync, last):
+            term = last.header.term
+        position = LogPosition(last.header.index, term, gap)
+        return Expectation((position,), 1, strict=True, shift=last.shift)
     assert last.message
     return Expectation((), 1, strict=True, min_store_timestamp=last.message.store_timestamp)
 

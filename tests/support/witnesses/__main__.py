@@ -39,7 +39,7 @@ def main() -> int:
             per = 1000 * rate.wrong / rate.stores
             print(
                 f"{name:24s} {rate.stores:6d} stores: lost {rate.lost}, invented {rate.invented}, engines or splits "
-                f"differ {rate.disagree}; {per:.1f} of 1,000",
+                f"differ {rate.disagree}; {per:.1f} of 1,000; undecidable {rate.undecidable}",
                 flush=True,
             )
             for failure in rate.failures[:MAX_SHOWN]:

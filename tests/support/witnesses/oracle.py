@@ -8,17 +8,23 @@ from typing import NamedTuple
 
 from pyspark_dledger.log import open_log
 from tests.support.witnesses.damages import Damage, damage_store
+from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import PLACE, Original
+from tests.support.witnesses.other_logs import can_be_log
 
 Place = tuple[str, int, int]
 
 
 class Verdict(NamedTuple):
-    """Positions of intact entries without a row, positions of rows without an entry, and where readings differ."""
+    """Positions of intact entries without a row, positions of rows without an entry, and where readings differ.
+
+    ``is_other_log``: another log that has all rows gives the same files, so nobody can know which one was written.
+    """
 
     lost: list[int]
     invented: list[int]
     disagreements: list[str]
+    is_other_log: bool = False
 
     @property
     def is_right(self) -> bool:
@@ -33,10 +39,15 @@ class Rate:
     lost: int = 0
     invented: int = 0
     disagree: int = 0
+    undecidable: int = 0
+    """Stores that can be of another log, not counted as wrong."""
     failures: list[str] = field(default_factory=list)
 
     def add(self, name: str, verdict: Verdict) -> None:
         self.stores += 1
+        if verdict.is_other_log and not verdict.disagreements:
+            self.undecidable += 1
+            return
         self.lost += bool(verdict.lost)
         self.invented += bool(verdict.invented)
         self.disagree += bool(verdict.disagreements)
@@ -71,7 +82,22 @@ def judge(rng: random.Random, original: Original, index_mode: str, thorough: boo
                 f"python split by {target}": read_places(original, "python", maxPartitionBytes=target),
             }
             disagreements = [f"{name} differs" for name, others in readings.items() if others != rows]
-        return Verdict(sorted(intact - found), sorted(found - true), disagreements)
+        lost, invented = sorted(intact - found), sorted(found - true)
+        is_other_log = (
+            index_mode == "missing" and bool(lost or invented) and can_be_log(original, damage, rows_of(original))
+        )
+        return Verdict(lost, invented, disagreements, is_other_log)
+
+
+def rows_of(original: Original) -> list[Written]:
+    """The entries that are read."""
+    batches = open_log(original.path, engine="native", **original.options).scan(
+        ["kind", "pos", "size", "index", "term"]
+    )
+    rows = [row for batch in batches for row in batch.to_pylist() if row["kind"] != "corrupt"]
+    return [
+        Written(row["pos"], row["size"], -1 if row["index"] is None else row["index"], row["term"] or 0) for row in rows
+    ]
 
 
 def read_places(original: Original, engine: str, **options: int) -> list[Place]:

@@ -1,0 +1,92 @@
+"""Shows that nobody can know a log: another one, damaged at the same bytes, gives the same files."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
+from tests.support.witnesses.damages import Damage
+from tests.support.witnesses.log_writer import Written
+from tests.support.witnesses.originals import Original
+
+
+class Entries(NamedTuple):
+    """The entries of the log that was written, by position, and the bytes that were damaged."""
+
+    written: dict[int, Written]
+    damaged: list[tuple[int, int]]
+
+
+def can_be_log(original: Original, damage: Damage, found: list[Written]) -> bool:
+    """Whether a log with the entries ``found``, and with others in between, gives the same files after the damage.
+
+    Only for DLedger stores of which all index files are missing. The headers of the others must be in damaged bytes, or
+    be entries that were written. What is in their bodies can be anything. False if it is not certain.
+    """
+    if not found or any(entry.index < 0 for entry in found) or len({file.parent for file in original.data_files}) > 1:
+        return False
+    ranges = sorted(
+        (original.base_of(path) + offset, original.base_of(path) + offset + len(before))
+        for path, offset, before in damage.changed
+        if path in original.data_files
+    )
+    entries = Entries({entry.pos: entry for entry in original.entries}, _joined(ranges))
+    first = original.entries[0]
+    last = Written(first.pos, 0, first.index - 1, -1)
+    for entry in found:
+        if not _can_follow(entries, last, entry):
+            return False
+        last = entry
+    return _agrees_with_state(original, last)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _can_follow(entries: Entries, last: Written, entry: Written) -> bool:
+    """Whether lost entries can be between the two."""
+    pos, lost = last.pos + last.size, entry.index - last.index - 1
+    if lost < 0 or entry.term < last.term:
+        return False
+    while True:
+        if lost == 0 and _is_adjacent(entries, pos, entry):
+            return True
+        if lost > 0 and pos + lost * ENTRY_HEADER_SIZE <= entry.pos and _is_damaged(entries, pos, lost):
+            return True
+        # The lost entry that was written there stays.
+        written = entries.written.get(pos)
+        if lost == 0 or written is None or written.index != entry.index - lost or written.term > entry.term:
+            return False
+        pos, lost = written.pos + written.size, lost - 1
+
+
+def _is_adjacent(entries: Entries, pos: int, entry: Written) -> bool:
+    """Whether the entry begins at this position, or after the blank that was written there."""
+    written = entries.written.get(entry.pos)
+    before = max((one for one in entries.written.values() if one.pos < entry.pos), default=None)
+    return pos == entry.pos or (
+        written is not None and (pos == 0 if before is None else before.pos + before.size == pos)
+    )
+
+
+def _is_damaged(entries: Entries, pos: int, headers: int) -> bool:
+    return any(begin <= pos and pos + headers * ENTRY_HEADER_SIZE <= end for begin, end in entries.damaged)
+
+
+def _agrees_with_state(original: Original, last: Written) -> bool:
+    """Whether checkpoint and currterm can be those of a log that ends with this entry, where they do not lag."""
+    for node in original.path.glob("dledger-*"):
+        checkpoint, current = read_checkpoint(node)[0], read_current_term(node)[0]
+        if checkpoint is not None and checkpoint.end_index != last.index:
+            return False
+        if current is not None and current.curr_term is not None and current.curr_term < last.term:
+            return False
+    return True
