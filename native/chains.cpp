@@ -43,6 +43,10 @@ bool Chain::is_stale_after(const SegmentView& view, const Chain& other) const {
          here.term() < EntryHeader{view.at(other.last)}.term();
 }
 
+bool Chain::overlaps(const SegmentView& view, const Chain& other) const {
+  return view.is_dledger() && EntryHeader{view.at(first)}.index() <= EntryHeader{view.at(other.last)}.index();
+}
+
 bool Chain::has_later_term(const SegmentView& view, const Chain& other) const {
   return view.is_dledger() && EntryHeader{view.at(first)}.term() > EntryHeader{view.at(other.last)}.term();
 }
@@ -111,7 +115,8 @@ Chain Chains::walk(int64_t pos, int64_t size) const {
 
 // Whether an entry or the closing blank begins where the header of the chain's next entry would be.
 bool Chains::is_cut(const Chain& chain) const {
-  const int64_t stop = chain.end + (view_.is_dledger() ? kEntryHeaderSize : kMinBodyStart);
+  int64_t stop = chain.end + (view_.is_dledger() ? kEntryHeaderSize : kMinBodyStart);
+  if (following_ != nullptr) stop = std::min(stop, following_->pos);
   for (int64_t pos = chain.end; (pos = view_.next_candidate(pos, stop, true)) < stop; pos++) {
     int64_t size = 0;
     if (pos > chain.end && view_.blank_at(pos, size) == Blank::ToEnd) return true;

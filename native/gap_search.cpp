@@ -67,6 +67,19 @@ bool GapSearch::Way::is_confirmed_by(const SegmentView& view, const Chain& chain
   return is_alone && entries >= kEnoughEntries;
 }
 
+bool GapSearch::EarlierRun::allows(const SegmentView& view, int64_t pos, int64_t pos_end, bool allowed) {
+  if (!view.is_dledger() || (last >= 0 && pos < end)) return allowed;
+  if (last >= 0 && pos == end && follows(view, last, pos)) {
+    allowed = allowed && length < kRecentEntries;
+  } else {
+    length = 0;
+  }
+  last = allowed ? -1 : pos;
+  end = pos_end;
+  length++;
+  return allowed;
+}
+
 int64_t GapSearch::find(int64_t gap, int64_t at) {
   if (at == gap) use_damaged_header(gap);
   const int64_t size = at > gap ? view_.entry_size(at) : 0;
@@ -168,6 +181,7 @@ int64_t GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
   Chains chains(view_, expected_, following_);
   bool has_best = false;
   Way way;
+  EarlierRun run;
   size_t seen = 0;
   int64_t to = std::min(limit_, most_);
   for (int64_t from = start; from < to;) {
@@ -182,7 +196,7 @@ int64_t GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
     if (has_best && ++seen >= kMaxCandidates) break;
     if (end > most_ || !may_have_shift(pos, is_same_shift)) continue;
     if (pos < min_pos && view_.is_dledger()) continue;
-    const bool allowed = expected_.allows(view_, pos, size);
+    const bool allowed = run.allows(view_, pos, end, expected_.allows(view_, pos, size));
     if (!allowed && (size == 0 || way.first >= 0 || expected_.strict)) continue;
     const Chain chain = size > 0 ? chain_of(chains, header, has_best) : damaged_chain(pos, end);
     if (pos < min_pos) {
@@ -269,8 +283,8 @@ bool GapSearch::is_better(const Candidate& one, const Candidate& best) const {
   // Without positions, a single entry at the end may have a wrong index.
   if (expected_.count == 0 && one.length == 1 && best.length > 1) return false;
   // A leader that was alone can have left later terms after the log's end.
-  const bool is_longer = best.length >= kRecentEntries && best.length >= one.length;
-  if (one.reach < 2 && is_longer && one.chain.has_later_term(view_, best.chain)) return false;
+  const bool is_longer = best.length >= one.length || one.chain.overlaps(view_, best.chain);
+  if (one.reach < 2 && best.length >= kRecentEntries && is_longer && one.chain.has_later_term(view_, best.chain)) return false;
   return std::pair(one.reach, one.length) > std::pair(best.reach, best.length);
 }
 

@@ -43,6 +43,14 @@ class GapSearch {
     bool is_confirmed_by(const SegmentView& view, const Chain& chain);
   };
 
+  // The latest consecutive entries of a search that cannot follow the gap: an earlier log left them.
+  struct EarlierRun {
+    int64_t last = -1, end = 0, length = 0;
+
+    // Whether the entry at pos can follow the gap: it is `allowed`, and continues no long run.
+    bool allows(const SegmentView& view, int64_t pos, int64_t pos_end, bool allowed);
+  };
+
   void use_damaged_header(int64_t gap);
   bool is_before_following(int64_t pos, int64_t size) const;
   int64_t follow_sizes(int64_t gap) const;

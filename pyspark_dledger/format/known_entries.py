@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 class KnownEntries(NamedTuple):
     """Entries (or old messages) of the log, by the evidence of a witness; stale entries are never among them.
 
+    If the witness knows where the log ends, the last one is all bytes after that, and is not whole.
+
     Three arrays of one length, sorted by position: the bytes ``[pos, end)`` of each entry, disjoint, in positions of
     the log. ``is_whole`` says that the header at ``pos`` is exactly the one that the witness gives. Otherwise an entry
     stood there, but its header is damaged.

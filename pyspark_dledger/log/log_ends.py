@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_header
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, ScanRequest, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
 from pyspark_dledger.log.io.files import path_of
@@ -165,7 +166,7 @@ class LogEnds:
             if later.last_index <= end.last_index:
                 return self._searched_end(segment, start, end)
             end = later
-        is_doubtful = self._has_gap(segment, start, end) or self._falls_after_checkpoint(segment, start, end)
+        is_doubtful = self._has_gap(segment, start, end) or self._term_falls(segment, start, end)
         return self._end_by_index(segment, start, end) if is_doubtful else end
 
     def _has_gap(self, segment: Segment, start: int, end: LogEnd) -> bool:
@@ -205,52 +206,18 @@ class LogEnds:
 
     def _before_log_end(self, segment: Segment, start: int, end: LogEnd) -> LogEnd:
         """The end without the stale entries after it, which can look like the log's next ones."""
-        evidence = self._evidence.get(segment.base, NO_EVIDENCE)
-        log_end = evidence.end_before(end.last_index, end.last_term, end.pos) if end.entries > 0 else None
-        if log_end is None and evidence.last_index < end.last_index and self._can_be_stale(end):
-            log_end = self._stale_begin(segment, start, end)
-        if log_end is None:
+        log_end = self._evidence.get(segment.base, NO_EVIDENCE).log_end
+        if log_end is None or log_end >= end.pos:
             return end
-        self._evidence[segment.base] = evidence._replace(log_end=log_end)
         until = replace(segment, size=max(log_end, start) - segment.base)
         return self._engine.log_end(until, start, True)
 
-    def _can_be_stale(self, end: LogEnd) -> bool:
-        """Whether the last entry is after the checkpoint's end, and of an earlier term than the node's.
-
-        The checkpoint is written some seconds after an entry, an election takes longer.
-        """
-        return 0 <= self._checkpoint_end < end.last_index and end.last_term < self._current_term
-
-    def _falls_after_checkpoint(self, segment: Segment, start: int, end: LogEnd) -> bool:
-        """Whether the last entry is of an earlier term than that of the checkpoint's end, although it is after it."""
-        if not self._can_be_stale(end):
+    def _term_falls(self, segment: Segment, start: int, end: LogEnd) -> bool:
+        """Whether an entry of an earlier term follows a later one, and the node has a later term than the last one."""
+        if end.entries == 0 or self._is_of_current_term(end.last_term):
             return False
-        header = entry_at(segment, self._engine.seek(segment, start, end.pos, self._checkpoint_end))
-        return header is not None and header.term > end.last_term
-
-    def _stale_begin(self, segment: Segment, start: int, end: LogEnd) -> int | None:
-        """Where entries after the checkpoint's end begin, if they follow damage or a later term; else None."""
-        request = ScanRequest(segment, start, end.pos, ("kind", "pos", "size", "index", "term"))
-        rows = [row for batch, _ in self._engine.scan(request) for row in batch.to_pylist()]
-        number = len(rows)
-        while number > 0 and (rows[number - 1]["kind"] == "corrupt" or self._is_after_checkpoint(rows[number - 1])):
-            number -= 1
-        last = rows[number - 1] if number > 0 else None
-        is_later = last is not None and last["term"] > end.last_term
-        if not is_later and not self._has_gap(segment, start, end):
-            return None
-        while number < len(rows) and rows[number]["kind"] == "corrupt":
-            number += 1
-        # Entries of one term are stale together.
-        first = number
-        while 0 < first < len(rows) and _continues_term(rows[first - 1], rows[first]):
-            first -= 1
-        follows_gap = first > 0 and rows[first - 1]["kind"] == "corrupt"
-        return int(rows[first if follows_gap else number]["pos"]) if number < len(rows) else None
-
-    def _is_after_checkpoint(self, row: dict[str, Any]) -> bool:
-        return bool(row["index"] > self._checkpoint_end)
+        runs = self._engine.term_runs(segment, start, end.pos)
+        return any(run.term > following.term for run, following in pairwise(runs))
 
     def _is_blank(self, segment: Segment) -> bool:
         """Whether a segment was only created ahead: it begins with zeros, and the index has no entry of it."""
@@ -318,9 +285,3 @@ class LogEnds:
 def _is_short(segment: Segment) -> bool:
     """Whether a file is shorter than its segment, or missing."""
     return (file_size(path_of(segment.path)) or 0) < segment.size
-
-
-def _continues_term(before: dict[str, Any], row: dict[str, Any]) -> bool:
-    """Whether a row is the next entry of the same term, without a gap."""
-    is_next = before["kind"] != "corrupt" and (before["index"] + 1, before["term"]) == (row["index"], row["term"])
-    return bool(is_next and before["pos"] + before["size"] == row["pos"])

@@ -44,6 +44,11 @@ class Chain(NamedTuple):
         first, last = self.first.header, other.last.header
         return first is not None and last is not None and first.term > last.term
 
+    def overlaps(self, other: Chain) -> bool:
+        """Whether the first index is one of ``other``, or lower."""
+        first, last = self.first.header, other.last.header
+        return first is not None and last is not None and first.index <= last.index
+
     def leads_to(self, frame: Frame) -> bool:
         """Whether `frame` can be the next one of the log, directly after the chain or after damage at its end."""
         if frame.pos < self.end:
@@ -123,8 +128,9 @@ class Chains:
 
     def _is_cut(self, chain: Chain) -> bool:
         """Whether an entry or the closing blank begins where the header of the chain's next entry would be."""
-        frames = self._frames
+        frames, following = self._frames, self._following
         stop = chain.end + (layout.ENTRY_HEADER_SIZE if chain.last.header else MIN_BODY_START)
+        stop = stop if following is None else min(stop, following.pos)
         searches: list[Iterator[Frame | DamagedFrame | Blank]] = [
             frames.search_headers(chain.end, stop),
             frames.search_blanks(chain.end + 1, stop),

@@ -76,6 +76,28 @@ class Way:
         return self._is_alone and self._entries >= ENOUGH_ENTRIES
 
 
+class EarlierRun:
+    """The latest consecutive frames of a search that cannot follow the gap: an earlier log left them."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._last: Frame | None = None
+        self._length = 0
+
+    def allows(self, frame: Frame, allowed: bool) -> bool:
+        """Whether a frame can follow the gap: it is `allowed`, and continues no long run."""
+        last = self._last
+        if not frame.header or (last and frame.pos < last.end):
+            return allowed
+        if last and frame.pos == last.end and self._frames.follows(last, frame):
+            allowed = allowed and self._length < RECENT_FRAMES
+        else:
+            self._length = 0
+        self._last = None if allowed else frame
+        self._length += 1
+        return allowed
+
+
 class GapSearch:
     """Searches the bytes before the known entry that follows.
 
@@ -222,6 +244,7 @@ class GapSearch:
         frames, following, most = self._frames, self._following, self._most
         chains = Chains(frames, self._expected, following, self._walked)
         has_best, way, seen, window = False, None, 0, min(self._limit, most)
+        run = EarlierRun(frames)
         found = frames.search_headers(start, window)
         while (one := next(found, None)) is not None:
             damaged = one if isinstance(one, DamagedFrame) else None
@@ -237,7 +260,7 @@ class GapSearch:
                 continue
             if frame.pos < min_pos and frame.header:
                 continue
-            allowed = self._expected.allows(frame)
+            allowed = run.allows(frame, self._expected.allows(frame))
             if not allowed and (damaged or way or self._expected.strict):
                 continue
             chain = Chain(frame, frame, 1, damaged=True) if damaged else chains.at(frame, is_kept=has_best)
@@ -279,7 +302,8 @@ class GapSearch:
         if not self._expected.positions and one.length == 1 < best.length:
             return False
         # A leader that was alone can have left later terms after the log's end.
-        if one.reach < 2 and RECENT_FRAMES <= best.length >= one.length and one.chain.has_later_term(best.chain):
+        is_longer = best.length >= one.length or one.chain.overlaps(best.chain)
+        if one.reach < 2 and best.length >= RECENT_FRAMES and is_longer and one.chain.has_later_term(best.chain):
             return False
         return one.rank > best.rank
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pyspark_dledger.format.spec import LogEnd
+
 
 class Evidence(NamedTuple):
     """What the index proves about the end of the log in a segment.
@@ -21,14 +23,10 @@ class Evidence(NamedTuple):
     log_end: int | None
     ends_in_gap: bool
 
-    def end_before(self, index: int, term: int, pos: int) -> int | None:
-        """Where the log ends if the entry with this index and term, which ends at `pos`, is stale; else None."""
-        if self.log_end is not None:
-            return self.log_end if self.log_end < pos else None
-        # Truncated entries and those that overwrote them never have the same term.
-        is_other = term < self.last_term or (term > self.last_term and self.ends_in_gap)
-        is_stale = self.last_end < pos and (index <= self.last_index or is_other)
-        return self.last_end if is_stale and self.last_end >= 0 else None
+    def is_contradicted_by(self, end: LogEnd) -> bool:
+        """Whether the last entry that a search found is stale: the one that the index knows is of a later log."""
+        is_other = end.last_index <= self.last_index or end.last_term < self.last_term
+        return 0 <= self.last_end < end.pos and is_other
 
 
 NO_EVIDENCE = Evidence(-1, -1, -1, -1, None, False)

@@ -18,6 +18,7 @@ from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, Longs, frames_betwe
 from pyspark_dledger.log.witness.index_units import IndexUnits, SegmentUnits, Units
 from pyspark_dledger.log.witness.known_arrays import chosen, merged
 from pyspark_dledger.log.witness.known_messages import has_no_gap, known_by_units
+from pyspark_dledger.log.witness.stale_tail import log_end_of
 from pyspark_dledger.log.witness.unit_chains import LogUnits, NodeState, units_of_log
 
 
@@ -36,14 +37,22 @@ def look_up(segment: Segment, start: int, node_dir: str | None, root: str | None
         state = _state_of(folder)
         found = _units_of_log(segment, start, folder, state)
         known, evidence = _with_lone_gaps(segment, found), _evidence_of(segment, found, folder, state)
+        evidence = evidence._replace(log_end=log_end_of(segment, start, known, evidence, state))
         if not segment.check_pos:
             known = merged(known, _misplaced(segment, start, known, found.units))
     if root is None or has_no_gap(known, start if segment.check_pos else None):
-        return Answer(known, evidence)
+        return Answer(_ended(segment, known, evidence.log_end), evidence)
     more = known_by_units(segment, start, path_of(root))
-    if evidence.log_end is not None:
-        more = chosen(more, more.end <= evidence.log_end)
-    return Answer(merged(known, more), evidence)
+    return Answer(_ended(segment, merged(known, more), evidence.log_end), evidence)
+
+
+def _ended(segment: Segment, known: KnownEntries, log_end: int | None) -> KnownEntries:
+    """The entries up to a proven end of the log, and the bytes after it as a lost one."""
+    if log_end is None:
+        return known
+    known = chosen(known, known.end <= log_end)
+    ends = np.array([log_end]), np.array([segment.end]), np.array([False])
+    return KnownEntries(*map(np.append, known, ends)) if log_end < segment.end else known
 
 
 def _evidence_of(segment: Segment, found: LogUnits, node_dir: Path, state: NodeState) -> Evidence:

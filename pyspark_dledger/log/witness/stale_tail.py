@@ -1,0 +1,189 @@
+"""Finds the end of a log before entries that were truncated, where the index alone does not show it.
+
+Java leaves them in the file. After damage, or after a term that damage raised, they can look like the log's next ones.
+They are stale if the node has a later term than the last of them, and one of these is true:
+
+1. Their term is lower than that of an entry before them, which is of the node's term or the checkpoint's last one.
+2. Their term is higher than that of the entry before them, and the bytes between both are no damaged header, but the
+   rest of an overwritten entry.
+3. The checkpoint's end is between them and the entry before them, and has room there.
+
+With index units, they are stale if they contradict the last unit, or follow it with a later term where the index ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.column_values import numbers_of
+from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.known_entries import KnownEntries
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS
+from pyspark_dledger.format.spec import ScanRequest, Segment
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.witness.evidence import Evidence
+from pyspark_dledger.log.witness.headers import Longs
+from pyspark_dledger.log.witness.unit_chains import NodeState
+
+_MAX_STEPS = 8
+"""Old bytes can contain entries that look like the log's next ones when those after them are left out."""
+_POS_AT = 24
+"""The offset of an entry's position in its header."""
+_ZEROS = bytes(8)
+"""So many zeros in a header can be damage."""
+
+
+@dataclass(frozen=True, eq=False)  # arrays have no hash
+class _Given:
+    """A witness of these entries."""
+
+    known: KnownEntries
+
+    def known_entries(self, segment: Segment) -> KnownEntries:
+        return self.known
+
+
+class _Entries(NamedTuple):
+    """Entries as columns, in the order of positions."""
+
+    index: Longs  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: Longs
+    pos: Longs
+    end: Longs
+
+
+def log_end_of(segment: Segment, start: int, known: KnownEntries, found: Evidence, state: NodeState) -> int | None:
+    """Where the log ends before stale entries, or where these begin; None without them.
+
+    `start` is the position of an entry, or the segment's base.
+    """
+    engine = engine_of("auto", segment)
+    segment = replace(segment, copy=None, witness=_Given(known))
+    log_end = found.log_end
+    for _ in range(_MAX_STEPS):
+        if log_end is not None:
+            segment = replace(segment, size=max(log_end, start) - segment.base)
+        end = engine.log_end(segment, start, True)
+        if end.entries > 0 and found.is_contradicted_by(end):
+            return found.last_end
+        if end.entries == 0 or not (end.last_term < state.term or (state.term < 0 and found.ends_in_gap)):
+            break
+        earlier = _Tail(engine, segment, start, end.pos, found, state).log_end()
+        if earlier is None:
+            break
+        log_end = earlier
+    return log_end
+
+
+class _Tail:
+    """The entries that a search finds if all of them are of the log."""
+
+    def __init__(
+        self, engine: Engine, segment: Segment, start: int, stop: int, found: Evidence, state: NodeState
+    ) -> None:
+        self._engine = engine
+        self._segment = segment
+        self._start = start
+        self._found = found
+        self._state = state
+        self._entries = self._read(stop)
+        self._gaps = np.flatnonzero(self._entries.pos[1:] > self._entries.end[:-1])
+        """The numbers of entries that damaged or old bytes follow."""
+
+    def log_end(self) -> int | None:
+        """Where the log ends before stale entries, or where these begin."""
+        if self._is_beyond_index():
+            return self._found.last_end
+        numbers = (self._fall(), self._rise(), self._checkpoint_gap())
+        begins = [int(self._entries.pos[number + 1]) for number in numbers if number is not None]
+        return next((pos for pos in begins if pos >= self._found.last_end), None)
+
+    def _read(self, stop: int) -> _Entries:
+        request = ScanRequest(self._segment, self._start, stop, ("index", "term", "pos", "size"))
+        rows = [np.empty((4, 0), np.int64)]
+        rows += [np.stack([numbers_of(column, -1) for column in batch]) for batch, _ in self._engine.scan(request)]
+        index, term, pos, size = np.concatenate(rows, axis=1)
+        is_entry = index >= 0
+        found = _Entries(*(column[is_entry] for column in (index, term, pos, pos + size)))
+        before = self._segment.before or ((-1, -1, 0) if self._segment.base == 0 else None)
+        if self._start != self._segment.base or before is None:
+            return found
+        first = before[0], found.term[0], self._start, self._start
+        return _Entries(*(np.append(value, column) for value, column in zip(first, found, strict=True)))
+
+    def _is_beyond_index(self) -> bool:
+        """Whether the first entry after the last unit is of a later term, and nothing continues that unit's entry."""
+        _, term, pos, end = self._entries
+        after = int(np.searchsorted(pos, self._found.last_end))
+        is_alone = self._found.ends_in_gap and 0 < after < len(pos) and end[after - 1] <= self._found.last_end
+        return is_alone and bool(term[after] > self._found.last_term)
+
+    def _fall(self) -> int | None:
+        """The number of the entry before those of an earlier term."""
+        index, term, *_ = self._entries
+        falls = np.flatnonzero(np.diff(term) < 0)
+        is_last = (term[falls] < self._state.term) & (index[falls] == self._state.end_index)
+        falls = falls[is_last | (term[falls] == self._state.term)]
+        return int(falls[0]) if len(falls) else None
+
+    def _rise(self) -> int | None:
+        """The number of the entry before old bytes and entries of a later term."""
+        _, term, pos, end = self._entries
+        rises = np.flatnonzero(np.diff(term) > 0)
+        if not len(rises) or rises[-1] not in self._gaps:
+            return None
+        number = int(rises[-1])
+        if self._has_old_bytes(int(end[number]), int(self._entries.index[number])):
+            return number
+        # Without the later term, a search can find more entries of the log.
+        limited = replace(self._segment, size=int(pos[number + 1]) - self._segment.base)
+        last = self._engine.log_end(limited, self._start, True)
+        return number if last.entries > 0 and self._has_old_bytes(last.pos, last.last_index) else None
+
+    def _has_old_bytes(self, end: int, index: int) -> bool:
+        """Whether the bytes after an entry are of one that was overwritten, and no damaged header."""
+        data = read_at(self._segment.path, end - self._segment.base, 2 * ENTRY_HEADER_SIZE)
+        if len(data) < 2 * ENTRY_HEADER_SIZE:
+            return False
+        header = decode_entry_header(data)
+        if header.pos == end:
+            return False
+        if self._segment.check_pos and any(_has_pos(data, at, end) for at in range(_POS_AT + ENTRY_HEADER_SIZE)):
+            return True
+        is_size = header.size == header.body_size + ENTRY_HEADER_SIZE
+        is_damaged = is_size or header.index == index + 1 or header.magic in ENTRY_MAGICS
+        return not is_damaged and _ZEROS not in data[:ENTRY_HEADER_SIZE]
+
+    def _checkpoint_gap(self) -> int | None:
+        """The number of the entry before a gap in which the checkpoint's end is."""
+        index, _, pos, end = self._entries
+        if not 0 <= self._state.end_index < index[-1]:
+            return None
+        lost = self._state.end_index - index[self._gaps]
+        start, stop = end[self._gaps], pos[self._gaps + 1]
+        fits = (lost >= 0) & (lost * ENTRY_HEADER_SIZE <= stop - start)
+        numbers = self._gaps[fits].tolist()
+        return numbers[-1] if numbers and not self._is_continued(numbers[-1]) else None
+
+    def _is_continued(self, number: int) -> bool:
+        """Whether the damaged header after an entry is that of an entry after the checkpoint's end."""
+        index, _, _, end = (int(column[number]) for column in self._entries)
+        data = read_at(self._segment.path, end - self._segment.base, ENTRY_HEADER_SIZE)
+        if len(data) < ENTRY_HEADER_SIZE:
+            return False
+        header = decode_entry_header(data)
+        next_pos, next_index = int(self._entries.pos[number + 1]), int(self._entries.index[number + 1])
+        if header.index != index + 1:
+            return False
+        is_lone = next_index == index + 2 and next_pos - end in (header.size, header.body_size + ENTRY_HEADER_SIZE)
+        return is_lone or index >= self._state.end_index
+
+
+def _has_pos(data: bytes, at: int, begin: int) -> bool:
+    """Whether the position at offset `at` is that of its header, for data that begins at `begin`."""
+    return int.from_bytes(data[at : at + 8], "big") == begin + at - _POS_AT
