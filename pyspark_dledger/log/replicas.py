@@ -63,17 +63,18 @@ def superseding(members: list[Terms], index: int, term: int | None) -> Terms | N
     return None
 
 
-def same_entry(first: StoreView, second: StoreView, index: int) -> bool:
-    """Whether two replicas have the same bytes as the entry `index`, apart from its position."""
-    return _entry(first, index) == _entry(second, index)
+def same_entry(first: StoreView, second: StoreView, index: int) -> bool | None:
+    """Whether two replicas have the same bytes as the entry `index`, apart from its position; None if one lost it."""
+    entries = _entry(first, index), _entry(second, index)
+    return None if None in entries else entries[0] == entries[1]
 
 
-def _entry(store: StoreView, index: int) -> tuple[int, int, bytes]:
-    """Term, size and body of an entry, which are the same on every replica."""
+def _entry(store: StoreView, index: int) -> tuple[int, int, bytes] | None:
+    """Term, size and body of an entry, which are the same on every replica; None where there is none."""
     pos = store.position_of(index)
     segment = segment_at(store.ledger_segments, pos)
     header = entry_at(segment, pos) if segment is not None else None
-    if header is None or segment is None:
-        return (-1, -1, b"")
+    if header is None or segment is None or header.index != index:
+        return None
     body = read_at(segment.path, pos - segment.base + header.size - header.body_size, header.body_size)
     return header.term, header.size, body

@@ -153,6 +153,8 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
             f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}; dledger recovery says if a "
             "restart truncates its log there"
         )
+    if member.short:
+        yield f"a broker does not load {', '.join(map(cell, member.short))}: shorter than the other files"
     if member.lost_end is not None:
         donors = member.lost_end.donors
         intact = f"; {' and '.join(donors)} {'has' if len(donors) == 1 else 'have'} more" if donors else ""

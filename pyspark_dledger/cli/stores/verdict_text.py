@@ -56,7 +56,7 @@ def lost_text(found: GroupVerdict, headers: Ranges) -> str:
         count = counted(found.filled_entries.entries, "entry")
         parts.append(f"{count}, replaced by fillers of a salvage: {ranges_text(found.filled_entries)}")
     if headers.entries:
-        parts.append(f"only headers are damaged of {ranges_text(headers)}: dledger salvage restores them")
+        parts.append(headers_text(headers))
     if found.lost_end is not None:
         parts.append(
             f"{range_text(*found.lost_end)}: committed, says the checkpoint of {found.lost_end_from}, but after the "
@@ -68,6 +68,11 @@ def lost_text(found: GroupVerdict, headers: Ranges) -> str:
     if parts and found.missing_members:
         parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
     return "; ".join(parts) or "nothing"
+
+
+def headers_text(ranges: Ranges) -> str:
+    """That these entries are not lost for good."""
+    return f"only headers are damaged of {ranges_text(ranges)}: dledger salvage restores them"
 
 
 def unread_ends_text(members: Sequence[MemberVerdict | CommitLogMember]) -> list[str]:
@@ -131,6 +136,8 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
         yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
     if member.damaged.entries > member.silent.entries:
         yield "dledger recovery says if a restart truncates its log there"
+    if member.short:
+        yield f"Java does not load {', '.join(member.short)}: shorter than the other files"
     if member.lost_end is not None:
         yield f"its end is lost: {range_text(*member.lost_end)}, committed as its checkpoint says"
     if member.losses:
@@ -159,7 +166,8 @@ def next_text(found: GroupVerdict) -> str:
     if not damaged:
         return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
     if complete:
-        donor, names = complete[0], _names([shown_name(member) for member in damaged])
+        donor = min(complete, key=lambda member: (member.begin, member.node))
+        names = _names([shown_name(member) for member in damaged])
         return (
             f"{_command('verify', [donor.path])} --least warning; if clean, replace {names} by a copy of "
             f"{shown_name(donor)} "

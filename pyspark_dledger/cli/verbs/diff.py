@@ -54,10 +54,13 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if args.json:
         from pyspark_dledger.log.diff.commit_log.comparison import all_may_start
         from pyspark_dledger.log.diff.replica_parts import replica_rows
+        from pyspark_dledger.log.diff.verdict import short_files
         from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 
-        unread = [f"{one.path}: {text}" for one in (log, *log.replicas) for text in unreadable_witnesses(one.paths)]
-        code = FINDINGS if [*cut_logs(log)] or unread or not all_may_start(log) else CLEAN
+        stores = (log, *log.replicas)
+        unread = [f"{one.path}: {text}" for one in stores for text in unreadable_witnesses(one.paths)]
+        is_short = any(map(short_files, stores))
+        code = FINDINGS if [*cut_logs(log)] or unread or is_short or not all_may_start(log) else CLEAN
         for row in map(fields_row, replica_rows(log)):
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
@@ -106,8 +109,8 @@ def _print_comparison(out: Output, found: Comparison, log: Log) -> int:
         print_table(out, rows)
     if found.more_rows:
         out.line(f"and {found.more_rows} more: --json prints all")
-    is_unread = any(member.unreadable for member in verdict.members)
-    return FINDINGS if is_unread or any(is_finding("diff", {"verdict": name}) for name in found.entries) else CLEAN
+    is_unfit = any(member.start != "yes" for member in verdict.members)
+    return FINDINGS if is_unfit or any(is_finding("diff", {"verdict": name}) for name in found.entries) else CLEAN
 
 
 def _replica_row(item: Any) -> Row:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
-from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
 from pyspark_dledger.log.diff.commit_log.rows import pos_rows
 from pyspark_dledger.log.diff.diff_table import damaged_on, fillers_on, is_lost, plan_parts, read_ranges, unclear_on
@@ -22,6 +23,7 @@ class _Range(NamedTuple):
     first: int
     last: int
     terms: tuple[int | None, ...]
+    log_terms: tuple[int | None, ...]
     damaged: frozenset[int]
     unclear: frozenset[int]
     is_silent: tuple[bool, ...]
@@ -30,28 +32,30 @@ class _Range(NamedTuple):
 class CopyStates:
     """The copies of all entries and old messages of a store and its replicas, numbered in this order.
 
-    ``unclear`` are the entries for which no check tells which copy is intact, ``unclear_positions`` those of old
-    messages. Raises OptionError without replicas,
-    StoreError if one cannot be opened or read.
+    ``lost`` are the entries that no replica has intact, ``unclear`` those for which no check tells which copy is
+    intact, ``unclear_positions`` those of old messages. Raises OptionError without replicas, StoreError if one cannot
+    be opened or read.
     """
 
     def __init__(self, store: StoreView) -> None:
         stores = [store, *store.replicas]
         self._ranges: list[_Range] = []
         self._replicas: list[Replica] = []
-        unclear = RangeCounter()
+        unclear, lost = RangeCounter(), RangeCounter()
         if any(each.ledger_segments for each in stores):
             group, self._replicas = group_of(store, store.options.group_size)
             parts = plan_parts(group, self._replicas, store.options)
             for found in (found for part in parts for found in read_ranges(part)):
                 unknown = frozenset(unclear_on(found, group))
                 damaged = frozenset((*damaged_on(found, group), *fillers_on(found))) - unknown
-                self._ranges.append(
-                    _Range(found.first_index, found.last_index, found.terms, damaged, unknown, found.is_silent)
-                )
-                if unknown and not is_lost(found, group):
+                extent = found.first_index, found.last_index
+                self._ranges.append(_Range(*extent, found.terms, found.log_terms, damaged, unknown, found.is_silent))
+                if is_lost(found, group):
+                    lost.add(found.first_index, found.last_index)
+                elif unknown:
                     unclear.add(found.first_index, found.last_index, max(found.sizes))
         self.unclear: Ranges = unclear.ranges_found()
+        self.lost: Ranges = lost.ranges_found()
         old = commit_log_replicas(stores)
         self._names = [each.name for each in old]
         self._rows = list(pos_rows(old, compare_positions(old))) if old else []
@@ -60,6 +64,9 @@ class CopyStates:
             if row.unclear:
                 positions.add(row.first_pos, row.last_pos)
         self.unclear_positions = positions.ranges_found()
+        ends_known = all(each.donors for each in lost_ends_of(old))
+        self.commit_log_end = max((each.end for each in old), default=0) if old and ends_known else INT64_MAX
+        """Where the longest CommitLog ends, 2^63-1 if all may have been longer."""
 
     @property
     def has_commit_logs(self) -> bool:
@@ -67,7 +74,10 @@ class CopyStates:
         return bool(self._rows)
 
     def of_entry(self, number: int, index: int, term: int | None) -> int:
-        """How a replica has the entry `index`; one of another term counts as absent."""
+        """How a replica has the entry `index`; one of another term counts as absent.
+
+        A `term` that no log has is of a damaged index unit, and counts as unknown.
+        """
         place = bisect_right(self._ranges, index, key=lambda each: each.first) - 1
         if place < 0 or self._ranges[place].last < index:
             return ABSENT
@@ -76,7 +86,12 @@ class CopyStates:
             return DAMAGED
         if number in found.unclear:
             return UNCLEAR
-        return ABSENT if found.terms[number] is None or term not in (None, found.terms[number]) else INTACT
+        is_other = term != found.terms[number] and term in (*found.terms, *found.log_terms) and term is not None
+        return ABSENT if found.terms[number] is None or is_other else INTACT
+
+    def pos_of(self, index: int) -> int:
+        """The lowest position at which a replica has an entry, or had it."""
+        return min(replica.position(index) for replica in self._replicas if replica.begin <= index)
 
     def of_bytes(self, number: int, start: int, end: int) -> int:
         """How a replica has the positions ``[start, end)`` of the CommitLog."""

@@ -64,7 +64,7 @@ def missing_entries(
 
 
 def _losses(group: ReplicaGroup, replicas: list[Replica], elected: int) -> Iterator[Loss]:
-    for number, member in enumerate(group.members):
+    for number, member in sorted(enumerate(group.members), key=lambda item: item[1].node):
         if number == elected or group.agreed[elected][number] is None:
             continue
         missing = missing_entries(group, replicas, number, elected)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
@@ -137,7 +138,7 @@ class Replica:
 
     @cached_property
     def terms(self) -> Terms:
-        return Terms(self.store, list(_term_runs(self)))
+        return Terms(self.store, _term_runs(self))
 
     @cached_property
     def own_bound(self) -> Bound:
@@ -177,11 +178,17 @@ class Replica:
         return (pos, segment) if header is not None and segment is not None and header.index == index else None
 
     def has_any(self, first: int, last: int) -> bool:
-        """Whether an entry of the indexes ``[first, last]`` can be read."""
+        """Whether an entry of the indexes ``[first, last]`` can be read and has the term of the log there."""
         pos = self.position(first)
-        segment = segment_at(self.store.ledger_segments, pos)
-        header = entry_at(segment, pos) if segment is not None else None
-        return header is not None and header.index <= last
+        for _ in range(_MAX_TRIED):
+            segment = segment_at(self.store.ledger_segments, pos)
+            header = entry_at(segment, pos) if segment is not None else None
+            if header is None or header.index > last:
+                return False
+            if header.term == self.terms.at(header.index):
+                return True
+            pos += header.size
+        return True
 
     def cuts(self, target: int) -> Iterator[int]:
         """Indexes that split the log into parts of about `target` bytes."""
@@ -241,7 +248,7 @@ def _is_first_odd(headers: list[tuple[int, EntryHeader]]) -> bool:
     return len(indexes) == 3 and indexes[1] != indexes[0] + 1 and indexes[2] == indexes[1] + 1
 
 
-def _term_runs(replica: Replica) -> Iterator[TermRun]:
+def _term_runs(replica: Replica) -> list[TermRun]:
     """The terms of a log. Only segments in which the term changes are walked, because terms never decrease."""
     store = replica.store
     runs: list[TermRun] = []
@@ -256,7 +263,8 @@ def _term_runs(replica: Replica) -> Iterator[TermRun]:
         found = store.engine.term_runs(segment, pos, store.segment_end(segment))
         runs += [run._replace(index=_index_of_run(segment, run)) for run in found]
     runs = _ascending(runs, replica.end)
-    yield from _without_odd_runs([run._replace(term=_term_of_run(store, runs, n)) for n, run in enumerate(runs)])
+    known = [run._replace(term=_term_of_run(store, runs, number)) for number, run in enumerate(runs)]
+    return _without_odd_runs(known, replica.end)
 
 
 def _ascending(runs: list[TermRun], end: int) -> list[TermRun]:
@@ -299,18 +307,33 @@ def _unit_term(store: StoreView, index: int, term: int) -> int:
     return unit.term
 
 
-def _without_odd_runs(runs: list[TermRun]) -> Iterator[TermRun]:
-    """The runs without those whose term is not between the terms before and after them: they have damaged terms."""
-    while len(runs) > 1 and runs[0].term > runs[1].term:
-        runs = [runs[1]._replace(index=runs[0].index, pos=runs[0].pos), *runs[2:]]
-    last: TermRun | None = None
-    for place, run in enumerate(runs):
-        after = runs[place + 1] if place + 1 < len(runs) else None
-        is_odd = last is not None and after is not None and last.term <= after.term
-        if last is not None and (run.term == last.term or (is_odd and not last.term <= run.term <= after.term)):  # type: ignore[union-attr]
-            continue
-        yield run
-        last = run
+def _without_odd_runs(runs: list[TermRun], end: int) -> list[TermRun]:
+    """The runs whose terms ascend and have the most entries; the others have damaged terms.
+
+    `end` is the last index. The entries of a run that is left out belong to the one before.
+    """
+    # The best chain that ends with each term, of those that are kept: terms and entries both ascend.
+    chains: list[tuple[int, int, int]] = []
+    before: list[int] = []
+    for number, run in enumerate(runs):
+        place = bisect_right(chains, run.term, key=lambda chain: chain[0])
+        entries, last = (chains[place - 1][1], chains[place - 1][2]) if place else (0, -1)
+        before.append(last)
+        following = runs[number + 1].index if number + 1 < len(runs) else end + 1
+        chain = run.term, entries + max(following - run.index, 1), number
+        stop = place
+        while stop < len(chains) and chains[stop][1] <= chain[1]:
+            stop += 1
+        chains[place - (place > 0 and chains[place - 1][0] == run.term) : stop] = [chain]
+    kept: list[TermRun] = []
+    number = chains[-1][2] if chains else -1
+    while number >= 0:
+        kept.append(runs[number])
+        number = before[number]
+    kept.reverse()
+    if kept:
+        kept[0] = kept[0]._replace(index=runs[0].index, pos=runs[0].pos)
+    return list(merge_adjacent(kept, lambda last, run: last if last.term == run.term else None))
 
 
 def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, list[Replica]]:
@@ -426,7 +449,8 @@ def _agreement(first: Replica, second: Replica) -> int | None:
         return agreed
     # Damaged entries do not mean another group.
     samples = sorted({begin + (agreed - begin) * part // _SAMPLES for part in range(_SAMPLES + 1)})
-    return agreed if any(same_entry(first.store, second.store, index) for index in samples) else begin - 1
+    same = {same_entry(first.store, second.store, index) for index in samples}
+    return begin - 1 if False in same and True not in same else agreed
 
 
 def _majority(group: ReplicaGroup) -> tuple[int, int]:
@@ -437,7 +461,8 @@ def _majority(group: ReplicaGroup) -> tuple[int, int]:
     indexes = [
         sorted((group.common(one, other) for other in numbers), reverse=True)[group.needed - 1] for one in numbers
     ]
-    return max(indexes), indexes.index(max(indexes))
+    index = max(indexes)
+    return index, min((number for number in numbers if indexes[number] == index), key=group.rank)
 
 
 def _doubt(group: ReplicaGroup, replicas: list[Replica], index: int, holder: int) -> str:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pyspark_dledger.log.diff.elections import Candidate, Loss
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup
+from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.readable_files import unreadable_witnesses
+from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.log.store_view import StoreView
 
 YES, NO, WITH_LOSS, UNKNOWN = "yes", "no", "withLoss", "unknown"
 NOTHING, SOME = "nothing", "some"
@@ -26,11 +29,13 @@ class MemberVerdict:
     ``unclear`` (no check tells if this copy is damaged) are its entries. ``fillers`` a salvage wrote; those in
     ``left_out`` another replica has. ``donors`` have every damaged and left out entry, or fillers of what nobody has
     (``is_filled``). ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it,
-    but not those ``ahead``. ``unreadable`` is what cannot be read of its checkpoint, queues and indexes.
+    but not those ``ahead``. ``unreadable`` is what cannot be read of its checkpoint, queues and indexes. ``begin`` is
+    its first index, ``short`` are its files with fewer bytes than others, which no version of Java loads.
     """
 
     node: str
     path: str
+    begin: int
     start: str
     elect: str
     damaged: Ranges
@@ -45,6 +50,7 @@ class MemberVerdict:
     ahead: tuple[str, ...]
     is_filled: bool
     unreadable: tuple[str, ...]
+    short: tuple[str, ...]
 
     @property
     def lacks_entries(self) -> bool:
@@ -147,10 +153,12 @@ def _member(
     losses = candidate.losses if candidate is not None else ()
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
     unreadable = unreadable_witnesses(replica.store.paths)
-    start = NO if is_incomplete or lost_end else UNKNOWN if found.unclear.entries or unreadable else YES
+    short = short_files(replica.store)
+    start = NO if is_incomplete or lost_end or short else UNKNOWN if found.unclear.entries or unreadable else YES
     return MemberVerdict(
         node=replica.node,
         path=replica.store.argument,
+        begin=member.begin,
         start=start,
         elect=_elect(start, candidate),
         damaged=found.damaged.ranges_found(),
@@ -163,11 +171,19 @@ def _member(
         losses=losses,
         can_win=candidate is not None,
         ahead=tuple(
-            other.node for other in group.members if (other.end_term, other.end) > (member.end_term, member.end)
+            sorted(other.node for other in group.members if (other.end_term, other.end) > (member.end_term, member.end))
         ),
         is_filled=found.is_filled,
         unreadable=unreadable,
+        short=short,
     )
+
+
+def short_files(store: StoreView) -> tuple[str, ...]:
+    """The files of a node's data and index that are shorter than others of their folder."""
+    files = [*store.ledger_segments, *store.index_files.files]
+    sizes = ((path_of(file.path), file.size) for file in files)
+    return tuple(f"{path.parent.name}/{path.name}" for path, size in sizes if (file_size(path) or 0) < size)
 
 
 def _elect(start: str, candidate: Candidate | None) -> str:

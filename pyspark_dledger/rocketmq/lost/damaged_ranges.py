@@ -146,6 +146,7 @@ class _Collector:
         start, end = row["pos"], row["pos"] + row["size"]
         last = self.ranges[-1] if self._waiting else None
         if row["kind"] != "corrupt":
+            row["index"] = self._credible(row)
             # Its header is intact, so its index counts for the places around it.
             here = Neighbour(row["index"], row["storeTimestamp"])
             self._end_waiting(here)
@@ -157,6 +158,16 @@ class _Collector:
         else:
             self.ranges.append(DamagedRange(start, end, row["source"], row["problem"], self._before, Neighbour()))
             self._waiting += 1
+
+    def _credible(self, row: dict[str, Any]) -> int | None:
+        """The index in a header; of one that is too high, the next index, None if that is unknown."""
+        before = self._before.index
+        index: int | None = row["index"]
+        start = self.ranges[-self._waiting].start if self._waiting else row["pos"]
+        most = (row["pos"] - start) // ENTRY_HEADER_SIZE
+        if before is None or index is None or index <= before + 1 + most:
+            return index
+        return None if most else before + 1
 
 
 def damaged_rows(batch: pa.RecordBatch) -> list[int]:

@@ -10,6 +10,9 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.rocketmq.lost.damaged_ranges import DamagedRange
 from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places
 
+# Bytes. No log loses more at its end.
+_MAX_LOST_END = 2**44
+
 
 def messages_of(
     ranges: Sequence[DamagedRange], known: Iterable[KnownMessage], segments: list[Segment]
@@ -57,7 +60,7 @@ def _begins_file(pos: int, segments: list[Segment]) -> bool:
         return False
     last = segments[-1]
     if pos >= last.base:
-        return (pos - last.base) % last.size == 0
+        return pos < last.end + _MAX_LOST_END and (pos - last.base) % last.size == 0
     return any(segment.base == pos for segment in segments)
 
 

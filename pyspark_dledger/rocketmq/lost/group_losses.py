@@ -14,7 +14,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, UNCLEAR, CopyStates
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.ranges import Ranges
-from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
@@ -29,9 +29,11 @@ from pyspark_dledger.rocketmq.lost.damaged_ranges import (
     end_range,
 )
 from pyspark_dledger.rocketmq.lost.known_elsewhere import told_by_replicas
-from pyspark_dledger.rocketmq.lost.known_units import INDEX_UNITS
+from pyspark_dledger.rocketmq.lost.known_units import INDEX_UNITS, entries_of_index
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messages
 from pyspark_dledger.rocketmq.lost.restorable import restorable_entries
+
+_MAX_LISTED = 100_000
 
 
 class GroupLosses(NamedTuple):
@@ -91,11 +93,28 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
     placed = (_counted(_placed(lost, replicas), replicas) for lost in [*known, *rest])
     kept = [lost for lost in placed if _is_listed(lost) and not _is_uncommitted(lost, replicas)]
+    if states is not None:
+        kept += [_placed(lost, replicas) for lost in _with_other_headers(states, kept, logs)]
     told = told_by_replicas(kept, {replica.name: replica.log for replica in replicas})
     messages = sorted(_with_restorable(list(told), replicas), key=lambda lost: (lost.pos, lost.size or 0))
     if states is None:
         return GroupLosses(messages, Ranges(), Ranges())
     return GroupLosses(messages, states.unclear, states.unclear_positions)
+
+
+def _with_other_headers(states: CopyStates, known: list[LostMessage], logs: list[StoreView]) -> Iterator[LostMessage]:
+    """The entries that are lost on every replica, although their bytes look whole: their headers are of others."""
+    listed = {each.index for each in known if each.source == DLEDGER}
+    for first, last in states.lost.ranges:
+        last = min(last, first + _MAX_LISTED)
+        units = {
+            each.index: each
+            for log in logs
+            for each in entries_of_index(log.index_files.files, first, last, ignore_error)
+        }
+        for index in range(first, last + 1):
+            if index not in listed:
+                yield LostMessage.of_header(index, units.get(index), states.pos_of(index))
 
 
 def _with_restorable(messages: list[LostMessage], replicas: list[_Replica]) -> Iterator[LostMessage]:
@@ -189,9 +208,11 @@ def _placed(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
 
 
 def _is_uncommitted(lost: LostMessage, replicas: list[_Replica]) -> bool:
-    """Whether unknown bytes follow the log of another replica that has all committed entries."""
-    if lost.entries is not None or lost.source != DLEDGER:
+    """Whether unknown bytes follow the log of another replica that has all committed entries, or the longest log."""
+    if lost.entries is not None:
         return False
+    if lost.source == COMMITLOG:
+        return any(each.states is not None and lost.pos >= each.states.commit_log_end for each in replicas)
     committed = max(each.log.checkpoint_committed_index for each in replicas)
     return any(
         each.name not in lost.lost_on and each.log.max_offset <= lost.pos and 0 <= committed <= each.log.end.last_index

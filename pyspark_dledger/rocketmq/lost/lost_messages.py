@@ -60,6 +60,28 @@ class LostMessage:
         """Whether no replica has it, for sure, and a salvage does not restore it."""
         return not (self.intact_on or self.unclear_on or self.restorable_from)
 
+    @classmethod
+    def of_header(cls, index: int, unit: KnownMessage | None, pos: int) -> LostMessage:
+        """An entry whose header is that of another one: what its index `unit` says, or only its position."""
+        known = unit or KnownMessage(pos + ENTRY_HEADER_SIZE)
+        return cls(
+            source=DLEDGER,
+            index=index,
+            term=known.term,
+            pos=known.offset - ENTRY_HEADER_SIZE,
+            size=known.size + ENTRY_HEADER_SIZE if known.size is not None else None,
+            topic=None,
+            queue_id=None,
+            queue_offset=None,
+            tags_code=None,
+            key_hashes=(),
+            first_store_timestamp=None,
+            last_store_timestamp=None,
+            entries=1,
+            witnesses=tuple(known.witnesses) or (NEIGHBOURS,),
+            problem="expected the header of this entry, found another on every replica",
+        )
+
     @property
     def end(self) -> int:
         """The position after it, as far as its size is known."""

@@ -53,7 +53,7 @@ def lost_ends_of(replicas: Sequence[CommitLogReplica]) -> Iterator[LostEnd]:
             longer = [other for other in longer if other.last_time >= known]
         else:
             continue
-        yield LostEnd(one.name, proof, tuple(other.name for other in longer), bool(one.proven_by))
+        yield LostEnd(one.name, proof, tuple(sorted(other.name for other in longer)), bool(one.proven_by))
 
 
 def commit_log_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:

@@ -82,7 +82,7 @@ def _continues(last: PosRange, part: PosRange) -> bool:
 
 def _ranges(replicas: Sequence[CommitLogReplica]) -> Iterator[PosRange]:
     edges = {edge for one in replicas for segment in one.segments for edge in (segment.base, segment.end)}
-    edges |= {edge for one in replicas for edge in (one.begin, one.end, one.proven_end)}
+    edges |= {edge for one in replicas for edge in (one.begin, one.end, one.blank_end, one.proven_end)}
     edges |= _epoch_starts(replicas)
     low = min(one.begin for one in replicas)
     high = max(one.proven_end for one in replicas)
@@ -100,7 +100,7 @@ def _ranges(replicas: Sequence[CommitLogReplica]) -> Iterator[PosRange]:
 def _state(replica: CommitLogReplica, pos: int) -> str:
     if pos < replica.begin:
         return EXPIRED
-    if pos >= replica.end:
+    if pos >= replica.blank_end:
         return DAMAGED if pos < replica.proven_end else ENDED
     return PRESENT if replica.segment_at(pos) is not None else DAMAGED
 

@@ -68,6 +68,11 @@ class CommitLogReplica:
         return known if not self.is_old and not self.epochs and known > self.last_time else None
 
     @property
+    def blank_end(self) -> int:
+        """The end of the intact blank after a log that lost its end; without one, ``end``."""
+        return self.segments[-1].end if self.is_closed and self.proven_end > self.end else self.end
+
+    @property
     def confirm_offset(self) -> int | None:
         """The end of what was confirmed by the last checkpoint; None outside controller mode, and if there is none."""
         return self.checkpoint.confirm_phy_offset or None if self.epochs else None

@@ -17,12 +17,12 @@ MAY_START = (MASTER, SLAVE)
 
 @dataclass(frozen=True)
 class MemberVerdict:
-    """What may be done with one replica as it is. Ranges are of positions.
+    """What may be done with one replica as it is. Ranges are of positions. ``begin`` is its first position.
 
-    ``start``: ``no`` (it is damaged, lost its end, or cannot follow the master), ``unknown`` (no check tells which copy
-    is intact, or files are ``unreadable``), ``slave`` (another one has more, or is of a later epoch), ``master``.
-    ``damaged``, ``unclear`` and ``diverged`` are its positions with these verdicts; ``donors`` have all of the damaged
-    ones intact.
+    ``start``: ``no`` (it is damaged, lost its end, has ``short`` files, or cannot follow the master), ``unknown`` (no
+    check tells which copy is intact, or files are ``unreadable``), ``slave`` (another one has more, or is of a later
+    epoch), ``master``. ``damaged``, ``unclear`` and ``diverged`` are its positions with these verdicts; ``donors`` have
+    all of the damaged ones intact.
 
     ``ahead`` is the replica to follow, ``ahead_bytes`` what it has after this one's end. ``truncation`` is where Java
     would truncate this one to follow it; None outside controller mode. ``missing`` are positions that it needs and
@@ -32,6 +32,7 @@ class MemberVerdict:
 
     node: str
     path: str
+    begin: int
     start: str
     damaged: Ranges
     unclear: Ranges
@@ -47,6 +48,7 @@ class MemberVerdict:
     overwrites: Ranges
     overwritten: tuple[str, ...]
     unreadable: tuple[str, ...]
+    short: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class CommitLogVerdict:
             for member in self.members
             if member.start == MASTER and all(_is_replaceable(other, member.node) for other in damaged)
         )
-        return next(complete, None)
+        return min(complete, key=lambda member: (member.begin, member.node), default=None)
 
 
 def _is_replaceable(member: MemberVerdict, donor: str) -> bool:
@@ -120,13 +122,15 @@ def _member(
     cannot_follow = any(row.first_pos < follows_from or truncation is None for row in own[DIVERGED])
     cannot_follow |= truncation is not None and truncation.pos is None
     lost_by_others = [] if is_behind else [row for row in rows if row.verdict == DIVERGED]
-    if own[DAMAGED] or lost_end is not None or state.epoch_problem or (is_behind and (missing or cannot_follow)):
+    is_incomplete = own[DAMAGED] or state.short or lost_end is not None
+    if is_incomplete or state.epoch_problem or (is_behind and (missing or cannot_follow)):
         start = NO
     else:
         start = UNKNOWN if unclear or state.unreadable else SLAVE if is_behind else MASTER
     return MemberVerdict(
         node=state.node,
         path=state.path,
+        begin=state.begin,
         start=start,
         damaged=_ranges(own[DAMAGED]),
         unclear=_ranges(unclear),
@@ -142,6 +146,7 @@ def _member(
         overwrites=_ranges(lost_by_others),
         overwritten=tuple(sorted({node for row in lost_by_others for node in row.nodes})),
         unreadable=state.unreadable,
+        short=state.short,
     )
 
 
@@ -164,6 +169,14 @@ def _rank(state: CommitLogState) -> tuple[int, int]:
 
 
 def _first(states: Sequence[CommitLogState], rows: Sequence[PosRow]) -> CommitLogState:
-    """The replica to follow: of the last epoch, then the longest; of equal ones the first that is not diverged."""
-    diverged = {node for row in rows if row.verdict == DIVERGED for node in row.nodes}
-    return max(states, key=lambda state: (_rank(state), state.node not in diverged))
+    """The replica to follow: of the last epoch, then the longest; of equal ones an intact one, with the most files."""
+    diverged, damaged = (
+        {node for row in rows if row.verdict == verdict for node in row.nodes} for verdict in (DIVERGED, DAMAGED)
+    )
+
+    def order(state: CommitLogState) -> tuple[object, ...]:
+        epoch, end = _rank(state)
+        is_damaged = state.node in damaged or bool(state.short)
+        return -epoch, -end, state.node in diverged, is_damaged, state.begin, state.node
+
+    return min(states, key=order)

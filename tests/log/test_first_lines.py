@@ -1,0 +1,129 @@
+"""The first line of diff, lost and the report of one group: they agree, in any order of the replicas."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.cli.report.facts import gather
+from pyspark_dledger.cli.report.group_verdict import group_verdicts
+from pyspark_dledger.log import Log, open_log
+from tests.support.damaged_groups import damage, lose, write_group
+from tests.support.damaged_plain import damage_plain, write_plain_group
+from tests.support.long_runs import mostly_slow
+
+Printed = Callable[..., tuple[int, str]]
+_QUESTION = "lost for good: "
+_START = re.compile(r"(\S+)(?: \(.*\))? (may start|must not start as it is|may be damaged|cannot tell)")
+_SAID = {"may start": "yes", "must not start as it is": "no", "may be damaged": "cannot tell"}
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """The exit code and the output of a verb."""
+
+    def run(verb: str, *words: object) -> tuple[int, str]:
+        code = main([verb, *map(str, words)])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def answer_of(line: str) -> str:
+    """``nothing``, ``unknown`` or ``some``: the answer of a first line about what is lost for good."""
+    text = line.lower().removeprefix(_QUESTION)
+    if text.startswith("nothing"):
+        return "nothing"
+    return "unknown" if text.startswith("cannot tell") else "some"
+
+
+def report_answers(paths: list[Path]) -> dict[str, str]:
+    """The answers of the report about the group, by question."""
+    group = open_log(paths[0], replicas=[str(path) for path in paths[1:]])
+    alone = Log(group.path, replace(group.options, replicas=None))
+    facts = gather(alone, group, ProgressBar())
+    return {verdict.question: verdict.answer for verdict in group_verdicts(facts)}
+
+
+def check(paths: list[Path], damaged: dict[str, bool], printed: Printed) -> str:
+    """Check all verbs about a group; `damaged` says which members are. Returns what is lost for good."""
+    orders = list(permutations(paths))
+    outputs = [printed("diff", *order) for order in orders]
+    verdicts = {(code, *sorted(line for line in out.splitlines() if _is_verdict(line))) for code, out in outputs}
+    assert len(verdicts) == 1
+    code, out = outputs[0]
+    answer = answer_of(out.splitlines()[0])
+    assert out.startswith(_QUESTION)
+    for line in out.splitlines():
+        found = _START.match(line)
+        if found is not None and found[2] == "may start":
+            assert not damaged[found[1]], line
+    losses = {(found, out.splitlines()[0]) for found, out in (printed("lost", *order) for order in orders[::2])}
+    assert [answer_of(line) for _, line in losses] == [answer]
+    if any(damaged.values()):
+        assert code == 1
+    report = report_answers(paths)
+    assert answer_of(report["Is anything lost for good?"]) == answer
+    for line in out.splitlines():
+        if found := _START.match(line):
+            assert report[f"May {found[1]} start?"].lower().startswith(_SAID.get(found[2], "cannot tell"))
+    return answer
+
+
+def _is_verdict(line: str) -> bool:
+    return line.startswith(_QUESTION) or _START.match(line) is not None
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(30), 3))
+def test_verbs_agree_about_members_of_a_group(tmp_path: Path, printed: Printed, seed: int) -> None:
+    rng = random.Random(seed)
+    members = write_group(tmp_path, rng, as_messages=seed % 3 != 0)
+    (damage if seed % 4 else lose)(members, rng)
+    answer = check([member.path for member in members], {each.node: bool(each.damaged) for each in members}, printed)
+    if seed % 4:
+        assert answer != "some"
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(30), 3))
+def test_verbs_agree_about_slaves_and_masters(tmp_path: Path, printed: Printed, seed: int) -> None:
+    rng = random.Random(seed)
+    members = write_plain_group(tmp_path, rng)
+    damage_plain(members, rng)
+    answer = check([member.path for member in members], {each.node: bool(each.damaged()) for each in members}, printed)
+    lost = set.intersection(*(each.damaged() | each.absent(members) for each in members))
+    if lost:
+        assert answer != "nothing"
+
+
+def test_a_short_file_is_not_loaded(tmp_path: Path, printed: Printed) -> None:
+    """Nothing is lost with the zeros at its end, and Java ends."""
+    members = write_group(tmp_path, random.Random(1), as_messages=True)
+    last = max((members[1].path / "dledger-n1" / "data").iterdir())
+    last.write_bytes(last.read_bytes().rstrip(b"\0") + bytes(2))
+    code, out = printed("diff", *(member.path for member in members))
+    assert code == 1
+    assert out.startswith("lost for good: nothing\n")
+    assert f"n1 must not start as it is: Java does not load data/{last.name}: shorter than the other files\n" in out
+    assert printed("diff", *(member.path for member in members), "--json")[0] == 1
+
+
+def test_one_damaged_term_does_not_hide_the_term_before(tmp_path: Path, printed: Printed) -> None:
+    """Of a member without an index: only the damaged entry is blamed, not the shorter term around it."""
+    members = write_group(tmp_path, random.Random(71), as_messages=True)
+    terms = [int.from_bytes(data[16:24], "big") for *_, data in members[0].entries.values()]
+    first = terms.index(2)
+    file, offset, _ = members[0].entries[first + 3]
+    members[0].write(file, offset + 16, (1).to_bytes(8, "big"))
+    for path in (members[0].path / "dledger-n0" / "index").iterdir():
+        path.unlink()
+    (members[0].path / "dledger-n0" / "index").rmdir()
+    out = printed("diff", *(member.path for member in members))[1]
+    assert f"n0 must not start as it is: 1 entry damaged, {first + 3}, intact on n1 and n2; " in out
