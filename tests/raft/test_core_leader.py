@@ -20,7 +20,7 @@ from pyspark_dledger.raft.messages import (
     TransferRequest,
 )
 from pyspark_dledger.store.memory_store import MemoryStore
-from tests.support.one_core import OneCore, lead_with_equal_peer, problem_of, pushes, respond_push
+from tests.support.one_core import OneCore, filled, lead_with_equal_peer, problem_of, pushes, respond_push
 
 
 def test_a_malformed_block_of_bodies_is_rejected() -> None:
@@ -172,6 +172,20 @@ def test_pushes_without_a_response_are_repeated_once_before_a_comparison() -> No
     assert core.core.committed_index == 1
     respond_push(core, token, begin=0, end=2)
     assert core.core.committed_index == 2
+
+
+def test_an_entry_that_expires_at_a_peer_during_a_comparison_truncates_nothing() -> None:
+    """Entries 7 and 8 can be common, and the peer may be one of those that committed them."""
+    core = OneCore(filled(*[0] * 10))
+    core.core.set_peer_binary("n1", True)
+    core.lead()
+    ((token, request),) = pushes(core, PushType.COMPARE)
+    respond_push(core, token, code=ResponseCode.INCONSISTENT_STATE, begin=0, end=request.first_index)
+    ((token, request),) = pushes(core, PushType.COMPARE)
+    assert request.first_index < 7
+    respond_push(core, token, code=ResponseCode.INCONSISTENT_STATE, begin=7, end=9)
+    ((token, request),) = pushes(core, PushType.COMPARE)
+    assert request.first_index in (7, 8)
 
 
 def test_a_peer_that_lost_entries_is_detected_by_its_response_to_commit() -> None:

@@ -59,7 +59,9 @@ class LogMatching:
             self._compare_next(progress, response, is_first_guess=False)
         elif response.code == ResponseCode.INCONSISTENT_STATE:
             progress.peer_end = response.end_index
-            progress.high = min(sent.index - 1, response.end_index)
+            # An entry that has expired at the peer in the meantime tells nothing about later ones.
+            has_expired = sent.index < response.begin_index
+            progress.high = min(progress.high if has_expired else sent.index - 1, response.end_index)
             self._compare_next(progress, response, is_first_guess=response.end_index < sent.index)
         else:
             progress.fail()
