@@ -233,8 +233,15 @@ class Checker:
         self.messages[message.identity] = index, pos, message.offset
 
     def _check_quorum(self, node: SimNode, index: int, term: int) -> None:
-        """A new committed entry is durable on a majority, and no later leader can lack it."""
-        holders = [other.id for other in self.nodes if self._has(other.store, index, other.store.durable_index)]
+        """A new committed entry is durable on a majority, and no later leader can lack it.
+
+        A restored member may have acknowledged it before; it elects no leader until it has the entry.
+        """
+        holders = [
+            other.id
+            for other in self.nodes
+            if not other.can_vote or self._has(other.store, index, other.store.durable_index)
+        ]
         if 2 * len(holders) <= len(self.nodes):
             raise Violation(f"{node.id} commits {index}, which is durable only on {', '.join(holders) or 'no member'}")
         if self.history[index].term != term:

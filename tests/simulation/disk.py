@@ -150,6 +150,18 @@ class SimStore(MemoryStore):
             return count
         return 0
 
+    def backup(self) -> SimStore:
+        """A copy that ends with the last entry that is committed and durable, and has no vote."""
+        saved = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
+        saved.summary = self.summary
+        saved.cluster_id, saved.member_ids, saved.member_state = self.cluster_id, self.member_ids, self.member_state
+        saved._entries = self._entries[: min(self.committed_index, self.durable_index) - self.ledger_begin_index + 1]
+        if saved._entries:
+            saved._next_index = self.ledger_begin_index + len(saved._entries)
+            saved.end_pos = saved._entries[-1].end
+            saved.flushed_index = saved.committed_index = saved.checkpoint = saved.ledger_end_index
+        return saved
+
     def survive(self, random: Random) -> SimStore:
         """The store as the next process finds it after a crash, or after `close`."""
         begin, end = self.ledger_begin_index, self.ledger_end_index
@@ -161,11 +173,11 @@ class SimStore(MemoryStore):
             self.before_reset.cluster_id, self.before_reset.member_ids = self.cluster_id, self.member_ids
             self.before_reset.member_state = self.member_state
             self.before_reset.power_cut_in = 0
-            self.before_reset.summary = self.summary
+            self.before_reset.summary, self.before_reset.restored_term = self.summary, self.restored_term
             return self.before_reset.survive(random)
         after = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
         after.curr_term, after.vote_leader = self.curr_term, self.vote_leader
-        after.summary = self.summary
+        after.summary, after.restored_term = self.summary, self.restored_term
         after.cluster_id, after.member_ids, after.member_state = self.cluster_id, self.member_ids, self.member_state
         # Faults of rare operations still happen.
         after.failures, after.failing_operation = self.failures, self.failing_operation

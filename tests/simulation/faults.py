@@ -11,6 +11,7 @@ from tests.simulation.hostile import Hostile
 from tests.simulation.scenario import Network
 
 if TYPE_CHECKING:
+    from tests.simulation.disk import SimStore
     from tests.simulation.world import SimNode, World
 
 # Operations in which a disk or the power fails: any (""), or mostly the rare ones.
@@ -24,6 +25,7 @@ class Faults:
         self.world = world
         self.random = world.random
         self.client = client
+        self.backups: dict[str, SimStore] = {}
         self.kinds: dict[str, Callable[[], None]] = {
             "crash": lambda: self.crash(self.any_node()),
             "crash leader": lambda: self.crash(self.leader()),
@@ -43,6 +45,7 @@ class Faults:
             "disk fails": self.break_disk,
             "expire": self.expire,
             "replace disk": self.replace_disk,
+            "restore": self.restore,
             "loss": self.lose,
             "long outage": self.long_outage,
             "crash all": self.crash_all,
@@ -205,6 +208,23 @@ class Faults:
             self.restart_later(node, self.short())
         elif tries and world.now < world.scenario.faulty_time:
             world.at(world.now + world.scenario.tick, self.replace_disk, tries - 1)
+
+    def restore(self) -> None:
+        """Back up a node, or replace its disk by its last backup, as docs/operations.md says.
+
+        All others run, tell their terms, and need nothing of other members. A majority has all of its entries.
+        """
+        world, node = self.world, self.any_node()
+        others = [other for other in world.nodes if other is not node]
+        majority = sum(other.can_vote for other in others) > len(world.nodes) // 2
+        saved = self.backups.get(node.id)
+        if saved is None or self.random.random() < 0.4:
+            if node.store.committed_index >= 0:
+                self.backups[node.id] = node.store.backup()
+        elif majority and all(other.core is not None and not other.needs_summary for other in others):
+            world.checker.count("restored backups")
+            node.restore(saved, max(other.store.curr_term for other in others) + 1)
+            self.restart_later(node, self.short())
 
     def _is_level(self, node: SimNode) -> bool:
         """Whether a node has all committed entries, no others, and needs nothing of other members."""

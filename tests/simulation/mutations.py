@@ -458,6 +458,26 @@ class LeadsWithoutSummary(Mutant):
     focus = staticmethod(with_lost_disks)
 
 
+def with_restored_disks(scenario: Scenario) -> Scenario:
+    """A scenario in which members begin again with old backups while others fail."""
+    faults = ("restore", "restore", "restore", "crash leader", "isolate leader", "power cut")
+    pause = max(200, scenario.faulty_time // 30)
+    scenario = replace(scenario, nodes=3, putters=0, is_appending=True, java_pairs=frozenset())
+    return replace(scenario, faults=faults, fault_pause=pause)
+
+
+class VotesAfterRestore(Mutant):
+    """Votes and campaigns at once after a restore from a backup."""
+
+    def damage(self) -> None:
+        class Eager(type(self._member)):  # type: ignore[misc]
+            can_vote = True
+
+        self._member.__class__ = Eager
+
+    focus = staticmethod(with_restored_disks)
+
+
 class _Boasting(Ledger):
     needs_summary = False  # type: ignore[assignment]
 

@@ -89,6 +89,8 @@ def make(seed: int) -> Scenario:
     kinds = random.sample(FAULTS, random.randint(0, 9))
     if _putters(seed) and Random(seed ^ 0xD15C).random() < 0.3:
         kinds += ["expire", "expire", "replace disk"]
+    if Random(seed ^ 0xBACC).random() < 0.2:
+        kinds += ["restore", "restore"]
     hostile = Random(seed ^ 0xBAD).choice(((), (), (), HOSTILE))
     wrong = WRONG * (Random(seed ^ 0xFEE5).random() < 0.2)
     faulty_time = min(60_000, heart_beat * random.randint(25, 70))

@@ -15,6 +15,7 @@ EXPECTED = (
     "resets of a log with entries",
     "logs with expired entries",
     "replaced disks",
+    "restored backups",
     "summaries taken",
     "commits of older terms, on all members",
     "crashes",

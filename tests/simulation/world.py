@@ -138,6 +138,16 @@ class SimNode:
         self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, self.world.checker)
         self.store.curr_term, self.store.vote_leader = old.curr_term, old.vote_leader
 
+    def restore(self, backup: SimStore, term: int) -> None:
+        """Stop the node, and begin with a backup, as `dledger restore` writes it."""
+        self.stop("its disk is restored")
+        self.store = backup.backup()
+        self.store.curr_term = self.store.restored_term = term
+
+    @property
+    def can_vote(self) -> bool:
+        return self.store.ledger_end_term >= self.store.restored_term
+
     @property
     def needs_summary(self) -> bool:
         return self.core is not None and self.application is not None and self.application.needs_summary
