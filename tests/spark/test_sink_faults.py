@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.faulty_sink import POINTS, VICTIMS
-from tests.support.spark_cluster import ROOT
+from tests.support.spark_cluster import python_path
 
 ROWS = 1000
 # `make sink-faults` runs the long form: every process at every point.
@@ -37,7 +37,7 @@ def write_source(folder: Path) -> list[str]:
 def run_driver(folder: Path) -> int:
     """Return the exit code of one driver, which may be killed."""
     arguments = [str(folder / name) for name in ("source", "log", "checkpoint", "faults")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable}
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.faulty_sink", *arguments],
         cwd=folder,

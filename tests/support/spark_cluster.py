@@ -63,7 +63,7 @@ class SparkCluster:
         return subprocess.Popen(
             [self._python, str(script), *arguments],
             cwd=ROOT,
-            env={**environment, "PYTHONPATH": str(ROOT)},
+            env={**environment, "PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -122,6 +122,11 @@ class SparkCluster:
             assert process.poll() is None, f"{name} ended: {(self.folder / f'{name}.log').read_text()[-2000:]}"
         with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=5) as response:
             return response.read().decode().count('"ALIVE"') - 1  # the master is alive, too
+
+
+def python_path() -> str:
+    """For a program that imports the tests: the checkout, and what the tests' own Python has."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def kill_tree(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
