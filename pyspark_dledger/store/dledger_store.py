@@ -106,6 +106,11 @@ class DLedgerStore(ABC):
         """Why everything except reading raises StoreError until a restart; None if nothing failed."""
         return None
 
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether appends are rejected because the disk is too full."""
+        return False
+
     def metrics(self) -> StoreMetrics:
         return StoreMetrics()
 

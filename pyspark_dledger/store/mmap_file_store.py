@@ -175,6 +175,10 @@ class MmapFileStore(DLedgerStore):
     def failure(self) -> str | None:
         return self._files.failure
 
+    @property
+    def is_disk_full(self) -> bool:
+        return self._is_disk_full
+
     def metrics(self) -> StoreMetrics:
         folders = tuple(dict.fromkeys((self.config.node_dir, *self.config.all_data_dirs)))
         scrub, files = self._scrub_service, self._files.data.files

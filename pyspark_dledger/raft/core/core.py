@@ -172,6 +172,7 @@ class Core:
         """Time has passed. Call about every 10 ms."""
         self._member.now = now
         self._member.expire_requests()
+        self._member.disk.tick(now)
         self._election.tick()
         self._heartbeats.tick()
         self._replication.tick()

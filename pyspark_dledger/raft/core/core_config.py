@@ -36,9 +36,10 @@ class CoreConfig:
     max_heart_beat_leak: int = option(3, COUNT, "missing heartbeats before an election")
     min_vote_interval_ms: int = option(300, INTEGER, "ms until a candidate tries again, minimum")
     max_vote_interval_ms: int = option(1000, INTEGER, "maximum")
-    min_take_leadership_vote_interval_ms: int = option(30, INTEGER, "the same during a transfer of leadership, minimum")
+    min_take_leadership_vote_interval_ms: int = option(30, INTEGER, "during a transfer, minimum")
     max_take_leadership_vote_interval_ms: int = option(100, INTEGER, "maximum")
     max_wait_ack_time_ms: int = option(2500, COUNT, "ms until an append without a quorum fails with 502")
+    max_flush_time_ms: int = option(10_000, COUNT, "`flush=sync`: a leader with a slower flush hands over")
     max_push_time_out_ms: int = option(1000, COUNT, "ms until a push counts as lost")
     max_pending_requests_num: int = option(10_000, COUNT, "waiting appends; further ones fail with 503")
     max_pending_bytes: int = 256 * _MIB
@@ -50,7 +51,7 @@ class CoreConfig:
     max_push_bytes: int = _MIB
     max_in_flight_bytes: int = 8 * _MIB
     max_in_flight_requests: int = 256
-    peer_push_quota: int | None = option(None, SIZE, "bytes a second to a member that lags far; default: no limit")
+    peer_push_quota: int | None = option(None, SIZE, "bytes a second to a member that lags far")
     peer_push_throttle_point: int = option(300 * _MIB, SIZE, "lag in bytes from which the quota applies")
     enable_batch_push: bool = option(True, BOOLEAN, "several entries in a push to a Java member")
     max_batch_push_size: int = option(64 << 10, SIZE, "bytes of such a push")

@@ -24,6 +24,8 @@ from pyspark_dledger.raft.messages import (
 
 # The minimum time for responses; as in Java, up to the maximum vote interval is added.
 _ROUND_MS = 2000
+# So many vote intervals a member that cannot write leaves elections to others.
+_PATIENCE = 10
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Election:
         self._may_have_led = bool(member.others) and member.vote == member.self_id
         max_delay = member.config.min_vote_interval_ms if member.others else 0
         self._next_vote_at = member.now + self._random(max_delay)
+        self._leaderless_since = member.now
         member.role_listeners.append(self._role_changed)
 
     # Time
@@ -86,6 +89,10 @@ class Election:
     def _role_changed(self) -> None:
         member = self._member
         self._round = None
+        if member.role is not Role.CANDIDATE:
+            self._leaderless_since = -1
+        elif self._leaderless_since < 0:
+            self._leaderless_since = member.now
         if member.role is Role.CANDIDATE:
             self._next_vote_at = member.now + self._vote_delay()
             if member.was_transferring:
@@ -131,7 +138,7 @@ class Election:
                 f"{member.store.restored_term} or later: append one while the others have a leader",
                 "restored",
             )
-        if not member.can_campaign or (needs_vote and not self._vote_for_self()):
+        if not member.can_campaign or self._waits_for_others() or (needs_vote and not self._vote_for_self()):
             self._next_vote_at = member.now + self._vote_delay()
             return
         member.elections += 1
@@ -141,6 +148,16 @@ class Election:
         for peer in member.others:
             member.send(peer, self._request(peer), self._on_vote_response, votes)
         self._check(votes)
+
+    def _waits_for_others(self) -> bool:
+        """Whether members that can write should lead. Without any, one that only serves reads is better than none."""
+        member = self._member
+        if not member.others or not (problem := member.disk.problem(member.now)):
+            return False
+        is_waiting = member.now - self._leaderless_since < _PATIENCE * member.config.max_vote_interval_ms
+        if is_waiting:
+            member.report(f"{problem}: this member leaves elections to others for a while", "full")
+        return is_waiting
 
     def _vote_for_self(self) -> bool:
         member, is_raised = self._member, self._must_raise_term

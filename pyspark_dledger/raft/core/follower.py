@@ -159,7 +159,9 @@ class Follower:
         """The code for a disk failure. Java leaders retry a follower only after INCONSISTENT_STATE."""
         member = self._member
         is_full = isinstance(error, DiskFullError)
-        if not is_full:
+        if is_full:
+            member.disk.had_no_room(member.now)
+        else:
             self._report_blocked(f"entries of leader {member.leader_id} cannot be accepted: {error}")
         if member.leader_id not in member.binary_peers:
             return ResponseCode.INCONSISTENT_STATE

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core.core_config import CoreConfig
+from pyspark_dledger.raft.core.disk_health import DiskHealth
 from pyspark_dledger.raft.core.effects import Committed, Effect, Load, Reply, RoleChanged, Send
 from pyspark_dledger.raft.core.membership import Membership
 from pyspark_dledger.raft.messages import Request, Response, Role
@@ -72,6 +73,7 @@ class Member:
         self.vote = store.vote_leader
         # The number of times that this member became leader.
         self.leadership_epoch = 0
+        self.disk = DiskHealth(config, store, now)
         self.binary_peers: set[str] = set()
         self.effects: list[Effect] = []
         self.problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)

@@ -113,6 +113,7 @@ class Appends:
         try:
             return member.store.append_as_leader(bodies, member.term)
         except DiskFullError:
+            member.disk.had_no_room(member.now)
             return ResponseCode.DISK_FULL
         except DISK_FAILURES as error:
             member.report_problem(f"entries cannot be appended: {error}")

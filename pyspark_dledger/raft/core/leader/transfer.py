@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +48,9 @@ class Transfer:
         self._replication = replication
         self._take_over: _TakeOver | None = None
         self._preferred_at = member.now + _PREFERRED_INTERVAL_MS
+        # When leadership may be handed over next, and the members that did not take it since.
+        self._hand_over_at = member.now
+        self._asked: set[str] = set()
         member.role_listeners.append(self._role_changed)
 
     def handle(self, request: TransferRequest, token: object) -> None:
@@ -133,14 +137,34 @@ class Transfer:
         preferred = config.preferred_leader_ids
         if member.self_id in preferred or member.transferee is not None:
             return
+        peer = self._nearest([peer for peer in member.others if peer in preferred])
+        if peer is not None:
+            self._transfer(peer, None, None)
+
+    def _nearest(self, peers: Collection[str]) -> str | None:
+        """The live peer that lacks the fewest entries, if it may become leader."""
         # A peer whose log was not compared yet may lack more than its length tells, and could not win an election.
-        lags = [
-            (self._lag(peer), peer)
-            for peer in member.others
-            if peer in preferred and self._heartbeats.is_live(peer) and self._is_compared(peer)
-        ]
-        if lags and min(lags)[0] < config.max_leadership_transfer_wait_index:
-            self._transfer(min(lags)[1], None, None)
+        lags = [(self._lag(peer), peer) for peer in peers if self._heartbeats.is_live(peer) and self._is_compared(peer)]
+        lag, peer = min(lags, default=(0, None))
+        return peer if lag < self._member.config.max_leadership_transfer_wait_index else None
+
+    # From a leader that cannot write
+
+    def _check_disk(self) -> None:
+        """Hand leadership over if this member cannot write: one peer is asked at a time."""
+        member = self._member
+        problem = member.disk.problem(member.now)
+        if not problem or member.transferee is not None or member.now < self._hand_over_at:
+            return
+        peer = self._nearest([peer for peer in member.others if peer not in self._asked])
+        if peer is None:
+            self._asked.clear()
+            self._hand_over_at = member.now + _PREFERRED_PAUSE_MS
+            return
+        self._asked.add(peer)
+        self._hand_over_at = member.now + _PREFERRED_INTERVAL_MS
+        member.report_problem(f"{problem}: leadership is handed over to {peer}", "hand over")
+        self._transfer(peer, None, None)
 
     # To this member
 
@@ -157,6 +181,8 @@ class Transfer:
             return ResponseCode.INCONSISTENT_TERM
         if member.needs_summary() or not member.can_vote:
             return ResponseCode.FALL_BEHIND_TOO_MUCH
+        if member.disk.problem(member.now):
+            return ResponseCode.DISK_FULL
         self._finish_take_over(ResponseCode.TAKE_LEADERSHIP_FAILED)
         deadline = member.now + member.config.leadership_transfer_wait_timeout_ms
         self._take_over = _TakeOver(request, token, deadline)
@@ -182,6 +208,7 @@ class Transfer:
     def _role_changed(self) -> None:
         """Finish a transfer to this member if its campaign is over (``TakeLeadershipTask``)."""
         member, take_over = self._member, self._take_over
+        self._asked.clear()
         if take_over is None:
             return
         if member.term == take_over.term:
@@ -195,4 +222,5 @@ class Transfer:
         self._check_take_over()
         if self._member.is_leader:
             self._check_transferee()
+            self._check_disk()
             self._check_preferred()
