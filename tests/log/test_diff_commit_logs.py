@@ -156,8 +156,9 @@ def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: s
     shutil.rmtree(stores[1].path)
     shutil.copytree(stores[0].path, stores[1].path)
     found = compared([store.path for store in stores], engine)
-    assert found.verdict.lost.ranges == ((low, high),), "the same damage"
-    assert [row.nodes for row in found.rows if row.is_lost] == [("a", "b")]
+    # Equal copies of which the check fails may have been written so.
+    assert (found.verdict.lost.ranges, found.verdict.unclear.ranges) == ((), ((low, high),))
+    assert [member.start for member in found.verdict.members] == ["no", "no"]
 
 
 def test_a_slave_that_lags_is_no_finding(tmp_path: Path, engine: str) -> None:

@@ -88,7 +88,12 @@ def _end_by_queues(one: CommitLogReplica) -> int:
     following = {one.end, one.segments[number].end if number is not None else one.end}
     if not after or min(int(units["commitLogOffset"].min()) for units in after) not in following:
         return 0
-    return max(int((units["commitLogOffset"] + units["size"]).max()) for units in after)
+    units = np.sort(np.concatenate(after), order="commitLogOffset")
+    starts = units["commitLogOffset"].astype(np.int64)
+    ends = np.maximum.accumulate(starts + units["size"].astype(np.int64))
+    # A unit far from the others is damaged: no message is longer than a file.
+    far = np.flatnonzero(starts[1:] - ends[:-1] > 2 * max(segment.size for segment in one.segments))
+    return int(ends[far[0]] if len(far) else ends[-1])
 
 
 def _units_after(queue: Queue, end: int) -> Units:
