@@ -181,8 +181,9 @@ class MmapFileStore(DLedgerStore):
 
     def metrics(self) -> StoreMetrics:
         folders = tuple(dict.fromkeys((self.config.node_dir, *self.config.all_data_dirs)))
-        scrub, files = self._scrub_service, self._files.data.files
-        size = self.end_pos - files[0].base if files else 0
+        # A reset in another thread may remove the files.
+        scrub, first = self._scrub_service, next(iter(self._files.data.files), None)
+        size = self.end_pos - first.base if first is not None else 0
         progress = ScrubProgress(log_bytes=size)
         if scrub is not None:
             progress = ScrubProgress(scrub.checked_bytes, scrub.pass_bytes, size, scrub.last_pass)

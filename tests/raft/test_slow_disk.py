@@ -26,6 +26,7 @@ from pyspark_dledger.raft.messages import (
 from pyspark_dledger.store import entry_reader
 from pyspark_dledger.store.files import mapped_files
 from tests.support.groups import FASTER, THREE, Caller, Nodes, eventually, nodes
+from tests.support.scrapes import reason, scrape
 
 SIZE = 48 + 4
 
@@ -176,3 +177,18 @@ def test_a_leader_sends_heartbeats_while_it_reads_for_a_slow_follower(tmp_path: 
         eventually(lambda: group.status(late)["committedIndex"] == group.status(leader)["committedIndex"])
         assert disk.in_loop == []
         disk.loop_thread = -1
+
+
+def test_a_member_whose_disk_hangs_is_healthy_but_not_ready(tmp_path: Path, disk: Disk) -> None:
+    with nodes(tmp_path, 1, core_options={}, metrics=True) as group:
+        group.leader()
+        port = group.metrics_ports["n0"]
+        driver = group.nodes["n0"]._driver
+        assert driver is not None
+        disk.hold("fsync")
+        group._loop.call_soon_threadsafe(driver._change, lambda: group.nodes["n0"].store.save_term(9, None))
+        assert eventually(lambda: reason(port)) == "the disk does not respond for more than 1 s"
+        assert reason(port, "/healthz") == ""
+        assert scrape(port)["dledger_event_loop_delay_seconds_count"] > 0
+        disk.answer()
+        eventually(lambda: not reason(port))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.control import NOOP
@@ -58,8 +59,8 @@ class CoreDriver:
         self._has_led = False
         self._ticks = 0
         self._tick_due = self._loop.time()
-        # The longest time in seconds that the event loop was late.
-        self.max_delay = 0.0
+        # How late the event loop was.
+        self.delays = Histogram()
         self._timer: asyncio.TimerHandle | None = None
         self._persisted = -1
         self.leader_changes = 0
@@ -139,7 +140,8 @@ class CoreDriver:
             return
         self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         now, time = self._now(), self._loop.time()
-        self.max_delay, self._tick_due = max(self.max_delay, time - self._tick_due), time + _TICK_SECONDS
+        self.delays.observe(max(0.0, time - self._tick_due))
+        self._tick_due = time + _TICK_SECONDS
         self._ticks += 1
         if self._ticks % _CHECK_TICKS == 0:
             self._check(now)
@@ -159,6 +161,11 @@ class CoreDriver:
     def is_busy(self) -> bool:
         """Whether another thread uses the core: requests wait."""
         return self._threads.is_busy
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long requests have waited."""
+        return self._threads.busy_seconds
 
     def when_idle(self, work: Callable[[], None]) -> None:
         """Call `work` when the driver is not busy any more."""

@@ -24,12 +24,14 @@ class DiskThreads:
         self._changes = ThreadPoolExecutor(1, "log")
         self._readers = ThreadPoolExecutor(_READERS, "reads")
         self.is_busy = False
+        self._busy_since = 0.0
         self._waiting: dict[Callable[[], None], None] = {}
 
     def change(self, work: Callable[[], object], done: Callable[[BaseException | None], None]) -> None:
         """Call `work` in a thread, and `done` with its exception in the event loop."""
         assert not self.is_busy
         self.is_busy = True
+        self._busy_since = self._loop.time()
 
         def finished(future: asyncio.Future[object]) -> None:
             self.is_busy = False
@@ -37,6 +39,11 @@ class DiskThreads:
                 done(future.exception())
 
         self._loop.run_in_executor(self._changes, work).add_done_callback(finished)
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the present change has taken."""
+        return self._loop.time() - self._busy_since if self.is_busy else 0.0
 
     def read(self, first: int, max_bytes: int, done: Callable[[EntryRange | Exception], None]) -> None:
         """Call `DLedgerStore.read` in a thread, and `done` in the event loop. Repeated if the log was truncated."""

@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("dledger_elections_total", COUNTER, "Rounds of vote requests that this member began."),
         Metric("dledger_leader_changes_total", COUNTER, "New leaders, or new terms of one, that this member saw."),
         Metric("dledger_problems_total", COUNTER, "Problems that this member reported in its log."),
-        Metric("dledger_event_loop_delay_seconds", GAUGE, "How long this scrape waited for the event loop."),
+        Metric("dledger_event_loop_delay_seconds", HISTOGRAM, "How late the event loop was, 100 times a second."),
     ),
     "log": (
         Metric("dledger_ledger_begin_index", GAUGE, "Index of the first entry; -1 without one."),

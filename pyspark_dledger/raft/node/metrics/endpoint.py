@@ -44,15 +44,14 @@ class Endpoint:
         now = time.monotonic()
         if now - self._rendered_at >= _CACHE_SECONDS:
             try:
-                values, folders = await self._in_loop(self._values(now))
+                values, folders = await self._in_loop(self._values())
             except asyncio.TimeoutError:
                 return HttpResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the event loop does not respond\n")
             self._text, self._rendered_at = self._exposition.render({**values, **disk_room(folders)}), now
         return HttpResponse(HTTPStatus.OK, self._text, CONTENT_TYPE)
 
-    async def _values(self, asked: float) -> tuple[Values, tuple[Path, ...]]:
-        values, delay = self._node.values(), time.monotonic() - asked
-        return {**values, "dledger_event_loop_delay_seconds": delay}, self._node.store.metrics().folders
+    async def _values(self) -> tuple[Values, tuple[Path, ...]]:
+        return self._node.values(), self._node.store.metrics().folders
 
     async def _verdict(self, judge: Callable[[], str | None]) -> HttpResponse:
         async def judged() -> str | None:

@@ -1,4 +1,7 @@
-"""The values of a node's metrics, and whether it is healthy and ready. All of it runs in the node's event loop."""
+"""The values of a node's metrics, and whether it is healthy and ready. All of it runs in the node's event loop.
+
+While another thread changes the log, values can be of before and after the change.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,9 @@ _REFUSALS = {
     REQUEST_CODE_NOT_SUPPORTED: "REQUEST_CODE_NOT_SUPPORTED",
     NO_PERMISSION: "NO_PERMISSION",
 }
+
+# A change of the log that takes longer keeps requests waiting too long.
+_BUSY_SECONDS = 1.0
 
 # Numbers by the values of the labels.
 Labelled = Mapping[tuple[str, ...], float]
@@ -56,6 +62,8 @@ class WatchedNode(NamedTuple):
         """Why the node should get no requests; None if it is ready."""
         if (failure := self.failure()) is not None:
             return failure
+        if self.driver.busy_seconds > _BUSY_SECONDS:
+            return f"the disk does not respond for more than {_BUSY_SECONDS:g} s"
         status, limit = self.core.status(), self.core.max_lag
         if status.leader_id is None:
             return "; ".join(("no leader", *self._mismatches()))
@@ -98,6 +106,7 @@ class WatchedNode(NamedTuple):
             "dledger_elections_total": status.elections,
             "dledger_leader_changes_total": self.driver.leader_changes,
             "dledger_problems_total": status.problems,
+            "dledger_event_loop_delay_seconds": self.driver.delays,
             "dledger_lag_entries": status.lag,
             "dledger_peer_connected": {(key,): link.is_connected for key, link in self.links.items()},
             "dledger_peer_mismatch": {(key,): link.mismatch is not None for key, link in self.links.items()},
