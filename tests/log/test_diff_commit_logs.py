@@ -158,7 +158,7 @@ def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: s
     found = compared([store.path for store in stores], engine)
     # Equal copies of which the check fails may have been written so.
     assert (found.verdict.lost.ranges, found.verdict.unclear.ranges) == ((), ((low, high),))
-    assert [member.start for member in found.verdict.members] == ["no", "no"]
+    assert [member.start for member in found.verdict.members] == ["unknown", "unknown"]
 
 
 def test_a_slave_that_lags_is_no_finding(tmp_path: Path, engine: str) -> None:
