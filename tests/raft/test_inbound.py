@@ -32,8 +32,8 @@ from pyspark_dledger.raft.messages import (
     Role,
 )
 from pyspark_dledger.raft.node import NodeConfig
+from pyspark_dledger.raft.node.callers import Caller as NodeCaller
 from pyspark_dledger.raft.node.connections import Connections
-from pyspark_dledger.raft.node.inbound import Caller as NodeCaller
 from pyspark_dledger.raft.node.inbound import Inbound
 from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, Refusal, WireConnection
 from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES

@@ -30,7 +30,7 @@ def open_messages(config: NodeConfig, args: argparse.Namespace, conf: BrokerConf
         config.self_id,
         host or host_bytes(own.host, own.port),
         store.all_data_dirs,
-        _message_settings(store, args, conf),
+        replace(_message_settings(store, args, conf), max_topics=config.max_topics, max_queues=config.max_queues),
         store.read_only_data_dirs,
     )
 

@@ -13,8 +13,9 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER
 from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
+from pyspark_dledger.raft.node.callers import Caller, LocalCaller
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
-from pyspark_dledger.raft.node.inbound import Caller, Inbound, LocalCaller
+from pyspark_dledger.raft.node.inbound import Inbound
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
 # The maximum size of a response's entries in bytes; one entry, of 4 MiB or less, is always returned.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from pyspark_dledger.raft.node.inbound import Inbound, Timeouts
 from pyspark_dledger.raft.node.memory_budget import MemoryBudget
 from pyspark_dledger.raft.node.node_config import NodeConfig
+from pyspark_dledger.raft.node.quotas import Quotas
 from pyspark_dledger.raft.node.refused import Refused
 from pyspark_dledger.raft.node.roles import Credentials, Roles
 
@@ -42,6 +43,7 @@ class Connections:
             uses_tls=config.tls is not None,
             hosts_of=hosts_of,
         )
+        self.quotas = Quotas(config.max_requests_per_second, config.max_bytes_per_second)
         self.refused = Refused()
         self._member_ids: dict[Inbound, str] = {}
         self._clients: dict[Inbound, None] = {}

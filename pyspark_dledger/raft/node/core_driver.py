@@ -16,10 +16,10 @@ from pyspark_dledger.format.control import NOOP
 from pyspark_dledger.raft.core import Committed, Core, Effect, Load, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
+from pyspark_dledger.raft.node.callers import Caller, LocalCaller
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
-from pyspark_dledger.raft.node.inbound import Caller, LocalCaller
 from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.store.dledger_store import EntryRange
 

@@ -27,14 +27,18 @@ from pyspark_dledger.raft.messages import (
     SummaryRequest,
 )
 from pyspark_dledger.raft.node.admission import Admission
+from pyspark_dledger.raft.node.callers import Caller, RequestHandler
 from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
 from pyspark_dledger.raft.node.memory_budget import FREE_BYTES, MemoryBudget
+from pyspark_dledger.raft.node.quotas import Quotas
 from pyspark_dledger.raft.node.refused import ConnectionRefusal, Refused
 from pyspark_dledger.raft.node.response_sizes import max_response_size
 from pyspark_dledger.raft.node.roles import Credentials, acting_member, stranger_response
+from pyspark_dledger.raft.node.transfer_progress import TransferProgress
 from pyspark_dledger.raft.secret import NO_SECRETS, Secrets
 from pyspark_dledger.raft.wire import (
     NO_PERMISSION,
+    SYSTEM_BUSY,
     SYSTEM_ERROR,
     EncodeError,
     ReceivedRequest,
@@ -55,8 +59,6 @@ _REQUEST_BYTES = 512
 _TLS_BYTES = 256 * 1024
 # The limit of the hello while a secret is required, in bytes.
 _HELLO_BYTES = 64 * 1024
-# A transfer has stopped if fewer bytes than these passed in its timeout.
-_MIN_PROGRESS = 64 * 1024
 # That timeout in seconds while others wait for memory, for connections that use more bytes than these.
 _SHORT_SECONDS = 2.0
 _SMALL_BYTES = 512 * 1024
@@ -83,59 +85,11 @@ class Timeouts(NamedTuple):
     transfer: float
 
 
-class Caller(NamedTuple):
-    """The sender of a request: its token in the core. ``reserved`` bytes of memory wait for the response."""
-
-    inbound: Inbound
-    received: ReceivedRequest
-    reserved: int = 0
-
-    def respond(self, response: Response) -> None:
-        self.inbound.respond(self, response)
-
-    def when_room(self, size: int, work: Callable[[], None]) -> None:
-        """Call `work`, which responds at once, when there is memory for a response of `size` bytes."""
-        self.inbound.when_room(size, work)
-
-
-class LocalCaller:
-    """The token in the core of a request of this process."""
-
-    inbound = None
-
-    def __init__(self, future: asyncio.Future[Response]) -> None:
-        self._future = future
-
-    def respond(self, response: Response) -> None:
-        if not self._future.done():
-            self._future.set_result(response)
-
-    def when_room(self, size: int, work: Callable[[], None]) -> None:
-        """Call `work` at once."""
-        work()
-
-
-class RequestHandler(Protocol):
-    """Handles requests (`CoreDriver`)."""
-
-    def handle(self, request: Request, caller: Caller | LocalCaller) -> bool:
-        """Handle a request. Returns False for an append that was rejected."""
-
-    def flush_later(self, channel: Channel) -> None:
-        """Flush `channel` after all requests at hand were handled."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether requests must wait."""
-
-    def when_idle(self, work: Callable[[], None]) -> None:
-        """Call `work` when it is not busy any more."""
-
-
 class Registry(Protocol):
     """Knows all connections (`Connections`)."""
 
     memory: MemoryBudget
+    quotas: Quotas
     refused: Refused
 
     def opened(self, inbound: Inbound) -> str | None:
@@ -195,26 +149,25 @@ class Inbound(Channel):
         self._lacks_buffer = False
         self._is_retry_due = False
         # The response to a rejected append, and later appends that wait for that response.
-        self._rejection: Response | None = None
+        self._rejection: Response | Refusal | None = None
         self._is_rejecting = False
         self._waiting_appends: list[ReceivedRequest] = []
-        # Bytes that passed, and when a transfer last made progress.
-        self._sent = self._received = 0
-        self._sent_mark = self._received_mark = 0
-        self.active_at = self._taken_at = self._received_at = 0.0
+        self._progress = TransferProgress()
+        self.active_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.admission.shown = Credentials(self.host, transport.get_extra_info("peercert"))
-        self.active_at = self._taken_at = self._received_at = asyncio.get_running_loop().time()
-        self._opened_at = self.active_at
+        self.active_at = self._opened_at = asyncio.get_running_loop().time()
+        self._progress.begin(self.active_at)
         if (reason := self._registry.opened(self)) is not None:
             self._refuse_connection("limit", reason)
         self._charge()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.active_at = asyncio.get_running_loop().time()
-        self._received += nbytes
+        self._progress.received += nbytes
+        self._use(nbytes)
         super().buffer_updated(nbytes)
 
     # Memory
@@ -344,6 +297,8 @@ class Inbound(Channel):
             return
         if isinstance(request, AppendRequest) and self._follows_rejection(received, request):
             return
+        if not self._has_quota(received):
+            return
         self._outstanding += 1
         self._reads += isinstance(request, _READS)
         reserved = max_response_size(request)
@@ -388,6 +343,29 @@ class Inbound(Channel):
         self._refuse_connection(self.admission.refused_for, reason)
         return False
 
+    # Quotas
+
+    def _use(self, size: int) -> None:
+        """Count bytes of a client."""
+        quotas = self._registry.quotas
+        if quotas.are_on and not self.is_member:
+            quotas.add_bytes(self.host, size, asyncio.get_running_loop().time())
+
+    def _has_quota(self, received: ReceivedRequest) -> bool:
+        """Whether a client may send this request; otherwise it is refused."""
+        quotas = self._registry.quotas
+        if not quotas.are_on or self.is_member:
+            return True
+        reason = quotas.refusal(self.host, asyncio.get_running_loop().time())
+        if reason is None:
+            return True
+        refusal = Refusal(SYSTEM_BUSY, reason)
+        if isinstance(received.request, AppendRequest):
+            self._is_rejecting, self._rejection = True, refusal
+        self._log(logging.WARNING, "request refused", address=self.address, reason=reason)
+        self._refuse(received, refusal)
+        return False
+
     # Pipelines
 
     def _follows_rejection(self, received: ReceivedRequest, request: AppendRequest) -> bool:
@@ -403,8 +381,11 @@ class Inbound(Channel):
             self._send_rejection(received, self._rejection)
         return True
 
-    def _send_rejection(self, received: ReceivedRequest, rejection: Response) -> None:
+    def _send_rejection(self, received: ReceivedRequest, rejection: Response | Refusal) -> None:
         """Reject an append or put with the response to the earlier one."""
+        if isinstance(rejection, Refusal):
+            self._refuse(received, rejection)
+            return
         kind = PutResponse if isinstance(received.request, PutRequest) else AppendResponse
         if not isinstance(rejection, kind):
             rejection = kind(**{field.name: getattr(rejection, field.name) for field in fields(Response)})
@@ -448,8 +429,9 @@ class Inbound(Channel):
 
     def write(self, parts: Sequence[Buffer]) -> None:
         super().write(parts)
-        for part in parts:
-            self._sent += len(part)
+        size = sum(map(len, parts))
+        self._progress.sent += size
+        self._use(size)
 
     def flush(self) -> None:
         super().flush()
@@ -491,20 +473,12 @@ class Inbound(Channel):
         transfer = timeouts.transfer
         if self._charged > _SMALL_BYTES and self._memory.is_short(now):
             transfer = min(transfer, _SHORT_SECONDS)
-        taken = self._sent - self.unsent
-        if not self.unsent or taken - self._sent_mark >= _MIN_PROGRESS:
-            self._sent_mark, self._taken_at = taken, now
-        elif now - self._taken_at > transfer:
-            return f"expected responses to be read, found {self.unsent} bytes unread for more than {transfer:g} s"
         # Frames that lack memory count too: if all did, none would ever get it.
         is_incomplete = not self.wire.reader.is_between_frames and (self._is_reading or self._lacks_buffer)
-        if not is_incomplete:
-            self._received_mark, self._received_at = self._received, now
-        elif self._received - self._received_mark >= _MIN_PROGRESS:
-            self._received_mark, self._received_at = self._received, self.active_at
-        elif now - self._received_at > transfer:
-            return f"expected the rest of a frame, found fewer than {_MIN_PROGRESS} bytes in {transfer:g} s"
-        return None
+        progress = self._progress
+        return progress.unread(self.unsent, now, transfer) or progress.incomplete(
+            is_incomplete, self.active_at, now, transfer
+        )
 
     def malformed(self, error: str) -> None:
         self._refuse_connection("malformed", error, "connection closed")

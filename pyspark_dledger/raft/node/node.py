@@ -19,11 +19,12 @@ from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
+from pyspark_dledger.raft.node.callers import LocalCaller
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.core_driver import CoreDriver
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
-from pyspark_dledger.raft.node.inbound import Inbound, LocalCaller
+from pyspark_dledger.raft.node.inbound import Inbound
 from pyspark_dledger.raft.node.listener import Listener, listen, listening_sockets
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink

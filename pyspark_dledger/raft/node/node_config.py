@@ -10,6 +10,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.options import (
     BOOLEAN,
     COUNT,
+    SIZE,
     TEXT,
     Parser,
     checked,
@@ -62,6 +63,10 @@ class NodeConfig:
     max_connections: int = option(1024, COUNT, "of clients; then the oldest idle one gives way")
     max_connections_per_address: int = option(512, COUNT, "of one address")
     max_connection_memory: int = option(128 << 20, _MEMORY, "for requests and responses of clients")
+    max_requests_per_second: int | None = option(None, COUNT, "of one client address")
+    max_bytes_per_second: int | None = option(None, SIZE, "sent and received, of one client address")
+    max_topics: int | None = option(None, COUNT, "with `--messages`")
+    max_queues: int | None = option(None, COUNT, "of all topics")
     handshake_timeout_ms: int = option(10_000, COUNT, "ms for TLS and the secret")
     idle_timeout_ms: int = option(120_000, COUNT, "ms until an idle client is disconnected")
     transfer_timeout_ms: int = option(60_000, COUNT, "ms per 64 KiB; 2000 while memory is short")

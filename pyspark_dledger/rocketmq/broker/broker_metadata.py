@@ -73,6 +73,11 @@ class BrokerMetadata:
         """The number of topics."""
         return len(self._counts)
 
+    @property
+    def all_queues(self) -> int:
+        """The number of queues of all topics."""
+        return sum(self._counts.values())
+
     def add_topics(self, counts: Mapping[str, int]) -> None:
         """Create topics with so many queues, or set the counts of existing ones; written to ``topics.json``."""
         table = {**self._topics["topicConfigTable"]}

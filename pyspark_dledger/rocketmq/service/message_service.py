@@ -37,6 +37,7 @@ from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, rebuild_leader_tables
 from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_counts
 from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
+from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
 
 # RocketMQ's own topic for messages that nobody reads.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"
@@ -58,12 +59,15 @@ class MessageSettings:
     """Settings of the message service.
 
     Identities are kept for ``producer_id_expiry_ms`` after their messages were stored. A message of more than
-    ``max_message_size`` bytes in the log is rejected (``maxMessageSize`` of a broker). ``accept_lost_state``: lead
+    ``max_message_size`` bytes in the log is rejected (``maxMessageSize`` of a broker). No topic is
+    created above ``max_topics``, no queue above ``max_queues`` of all topics. ``accept_lost_state``: lead
     although queue offsets and identities of expired messages are lost.
     """
 
     producer_id_expiry_ms: int = PRODUCER_ID_EXPIRY_MS
     max_message_size: int = MAX_BODY_SIZE
+    max_topics: int | None = None
+    max_queues: int | None = None
     accept_lost_state: bool = False
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     engine: str = "auto"
@@ -100,7 +104,13 @@ class MessageService:
         self._identities = CommittedIdentities(root / f"dledger-{self_id}" / FOLDER, settings.producer_id_expiry_ms)
         self._dispatched = DispatchedTables(self._identities)
         self._puts = PutHandler(
-            self._engine, store_host, settings.max_message_size, self._metadata, self._identities, self._dispatched
+            self._engine,
+            store_host,
+            settings.max_message_size,
+            self._metadata,
+            self._identities,
+            self._dispatched,
+            TopicLimits(self._settings.max_topics, self._settings.max_queues),
         )
         self._summary = SummaryKeeper(root, self._dispatched, self._identities, self._metadata, self._worker)
         self._lock = StoreLock(root)
@@ -308,9 +318,13 @@ class MessageService:
             return _NOT_READY
         try:
             counts = topic_counts(self._metadata, tables, names, queue_nums)
+            changed = {name: count for name, count in counts.items() if self._metadata.queue_count(name) != count}
+            self._puts.limits.check(
+                self._metadata, {name: changed[name] for name in changed if not tables.queue_count(name)}
+            )
         except ValueError as error:
             return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
-        if changed := {name: count for name, count in counts.items() if self._metadata.queue_count(name) != count}:
+        if changed:
             self._metadata.add_topics(changed)
         return counts, self._host
 

@@ -25,6 +25,7 @@ from pyspark_dledger.rocketmq.dedup.identity_arrays import split_ids
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
+from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
 
 _LENGTH = np.dtype(">u4")
 _LOCATION = np.dtype(">i8")
@@ -59,6 +60,7 @@ class PutHandler:
     metadata: BrokerMetadata
     identities: CommittedIdentities
     dispatched: DispatchedTables
+    limits: TopicLimits
     statistics: PutStatistics = field(default_factory=PutStatistics)
 
     def admit(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
@@ -76,6 +78,9 @@ class PutHandler:
         if limit < MAX_BODY_SIZE and (largest := int(_sizes(bodies).max())) > limit:
             raise ValueError(f"expected messages of at most {limit} bytes, found one of {largest}")
         new_topics = topics_to_create(self.metadata, tables, puts.queues, queue_nums)
+        # The log may have topics that are missing in this member's metadata.
+        created = {name: count for name, count in new_topics.items() if not tables.queue_count(name)}
+        self.limits.check(self.metadata, created)
         copies, repeats = self._duplicates(tables, store, puts)
         # Raw entries may be messages with queueOffsets of their own, which are known once they are dispatched.
         tables.queues.raise_to(self.dispatched.ends(puts.queues))

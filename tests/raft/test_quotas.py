@@ -1,0 +1,80 @@
+"""Quotas of clients: requests and bytes a second of an address, topics and queues of a group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest
+from pyspark_dledger.raft.node.quotas import Quotas
+from pyspark_dledger.raft.wire import SYSTEM_BUSY
+from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
+from tests.support.groups import nodes, packed
+
+
+def test_an_address_gets_its_quota_each_second() -> None:
+    quotas = Quotas(2, 1000)
+    assert [quotas.refusal("a", 0.0) is None for _ in range(3)] == [True, True, False]
+    assert quotas.refusal("b", 0.0) is None
+    assert "2 requests a second" in (quotas.refusal("a", 0.4) or "")
+    assert quotas.refusal("a", 0.5) is None
+    quotas.add_bytes("a", 3000, 10.0)
+    assert "1000 bytes a second" in (quotas.refusal("a", 11.0) or "")
+    assert quotas.refusal("a", 12.5) is None
+
+
+def test_unused_addresses_are_forgotten() -> None:
+    quotas = Quotas(1, None)
+    for number in range(3000):
+        quotas.refusal(str(number), number / 100)
+    assert len(quotas._used) <= 1200
+
+
+def test_requests_above_the_quota_are_refused_and_counted(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1, core_options={}, max_requests_per_second=20) as group:
+        group.leader()
+        with closing(group.caller("n0").hello()) as caller:
+            requests = [AppendRequest(bodies=packed(b"%d" % number), is_restart=not number) for number in range(40)]
+            opaques = [caller.send(request) for request in requests]
+            codes = [caller.receive(opaque).code for opaque in opaques]
+        found = Counter(codes)
+        # Appends after a refused one are refused, too: none overtakes it.
+        assert codes == sorted(codes, reverse=True)
+        assert (found[200] >= 10, found[SYSTEM_BUSY] > 0, len(found)) == (True, True, 2)
+        refused = group.nodes["n0"]._connections.refused.requests
+        assert refused[SYSTEM_BUSY] == found[SYSTEM_BUSY]
+
+
+def test_bytes_above_the_quota_are_refused(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1, core_options={}, max_bytes_per_second=10_000) as group:
+        group.leader()
+        with closing(group.caller("n0").hello()) as caller:
+            assert caller.append(bytes(100)).code == 200
+            caller.append(bytes(50_000))
+            assert caller.call(MetadataRequest()).code == SYSTEM_BUSY
+
+
+def test_members_have_no_quota(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, max_requests_per_second=1) as group:
+        leader = group.leader()
+        assert group.nodes[leader].core.term == group.status(leader)["term"]
+        assert not any(node._connections.refused.requests[SYSTEM_BUSY] for node in group.nodes.values())
+
+
+def test_no_topic_and_no_queue_is_created_above_the_limits(tmp_path: Path) -> None:
+    metadata = BrokerMetadata(tmp_path)
+    own = metadata.topic_count, metadata.all_queues
+    limits = TopicLimits(own[0] + 1, own[1] + 8)
+    limits.check(metadata, {"A": 8})
+    with pytest.raises(ValueError, match="maxTopics"):
+        limits.check(metadata, {"A": 1, "B": 1})
+    with pytest.raises(ValueError, match="maxQueues"):
+        limits.check(metadata, {"A": 9})
+    metadata.add_topics({"A": 8})
+    limits.check(metadata, {"A": 4})
+    with pytest.raises(ValueError, match="maxTopics"):
+        limits.check(metadata, {"B": 1})
