@@ -14,6 +14,7 @@ from pyspark_dledger.raft.wire import SYSTEM_BUSY
 from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
 from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
 from tests.support.groups import nodes, packed
+from tests.support.scrapes import scrape
 
 
 def test_an_address_gets_its_quota_each_second() -> None:
@@ -35,7 +36,7 @@ def test_unused_addresses_are_forgotten() -> None:
 
 
 def test_requests_above_the_quota_are_refused_and_counted(tmp_path: Path) -> None:
-    with nodes(tmp_path, 1, core_options={}, max_requests_per_second=20) as group:
+    with nodes(tmp_path, 1, core_options={}, max_requests_per_second=20, metrics=True) as group:
         group.leader()
         with closing(group.caller("n0").hello()) as caller:
             requests = [AppendRequest(bodies=packed(b"%d" % number), is_restart=not number) for number in range(40)]
@@ -47,6 +48,10 @@ def test_requests_above_the_quota_are_refused_and_counted(tmp_path: Path) -> Non
         assert (found[200] >= 10, found[SYSTEM_BUSY] > 0, len(found)) == (True, True, 2)
         refused = group.nodes["n0"]._connections.refused.requests
         assert refused[SYSTEM_BUSY] == found[SYSTEM_BUSY]
+        scraped = scrape(group.metrics_ports["n0"])
+        assert scraped["dledger_refused_requests_total{SYSTEM_BUSY}"] == found[SYSTEM_BUSY]
+        # Those after the first one in a pipeline are refused with it.
+        assert 1 <= scraped["dledger_quota_refused_requests_total{requests}"] <= found[SYSTEM_BUSY]
 
 
 def test_bytes_above_the_quota_are_refused(tmp_path: Path) -> None:

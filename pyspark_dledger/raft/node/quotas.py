@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 # With more addresses, those that use nothing are forgotten.
@@ -24,6 +25,8 @@ class Quotas:
         self._requests = requests
         self._size = size
         self._used: dict[str | None, Usage] = {}
+        # Refused requests by the quota that was used up: requests or bytes.
+        self.refused: Counter[str] = Counter()
 
     @property
     def are_on(self) -> bool:
@@ -33,8 +36,10 @@ class Quotas:
         """Count a request. Returns why it is refused."""
         usage = self._usage(host, now)
         if self._size is not None and usage.size < 0:
+            self.refused["bytes"] += 1
             return f"clients at {host} may send and receive {self._size} bytes a second: send less, or later"
         if self._requests is not None and usage.requests < 1:
+            self.refused["requests"] += 1
             return f"clients at {host} may send {self._requests} requests a second: send fewer, or later"
         usage.requests -= 1
         return None

@@ -23,7 +23,7 @@ class PutStatistics:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # Since the start.
-        self.all_messages = self.all_duplicates = 0
+        self.all_messages = self.all_duplicates = self.all_rejected = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -55,6 +55,7 @@ class PutStatistics:
 
     def add_rejected(self) -> None:
         self._rejected += 1
+        self.all_rejected += 1
 
     def log_if_due(self) -> None:
         """Log the figures if a minute has passed."""

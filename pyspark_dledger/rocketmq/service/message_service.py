@@ -278,6 +278,7 @@ class MessageService:
             "dledger_dispatched_index": -1 if dispatcher is None else dispatcher.dispatched_index,
             "dledger_put_messages_total": statistics.all_messages,
             "dledger_put_duplicates_total": statistics.all_duplicates,
+            "dledger_put_rejected_total": statistics.all_rejected,
         }
 
     # Puts

@@ -58,6 +58,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("dledger_connection_memory_limit_bytes", GAUGE, "Memory that connections of clients may use."),
         Metric("dledger_refused_connections_total", COUNTER, "Connections refused or closed.", ("reason",)),
         Metric("dledger_refused_requests_total", COUNTER, "Requests whose response is an error.", ("reason",)),
+        Metric("dledger_quota_refused_requests_total", COUNTER, "Requests above a quota of an address.", ("quota",)),
         Metric("dledger_refused_member_requests_total", COUNTER, "Requests of no member as a member.", ("request",)),
     ),
     "disk": (
@@ -81,6 +82,9 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("dledger_dispatched_index", GAUGE, "Last entry whose message is in its queue; -1 without one."),
         Metric("dledger_put_messages_total", COUNTER, "Messages that this member appended as leader."),
         Metric("dledger_put_duplicates_total", COUNTER, "Messages that it did not append again."),
+        Metric(
+            "dledger_put_rejected_total", COUNTER, "Puts that are invalid, or above the limits of topics or queues."
+        ),
     ),
 }
 """The metrics by what they are about."""

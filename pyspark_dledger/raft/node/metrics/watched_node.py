@@ -139,6 +139,9 @@ class WatchedNode(NamedTuple):
             "dledger_refused_requests_total": {
                 (_REFUSALS.get(code) or ResponseCode(code).name,): count for code, count in refused.requests.items()
             },
+            "dledger_quota_refused_requests_total": {
+                (name,): count for name, count in connections.quotas.refused.items()
+            },
             "dledger_refused_member_requests_total": {
                 (name,): count for name, count in refused.member_requests.items()
             },
