@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import pyspark_dledger as dl
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.rocketmq.backup import backup, restore
 from pyspark_dledger.rocketmq.backup import backup_job as job
@@ -263,3 +264,32 @@ def test_what_cannot_be_restored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"expected a backup of n2, .*found one of n0"):
         backup(tmp_path / "other", tmp_path / "b")
     assert json.loads((tmp_path / "b" / "backup.json").read_text())["node"] == "n0"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_backup_of_a_growing_log_restores_its_entries(tmp_path: Path, seed: int) -> None:
+    """With entries of any size, a log that begins inside a file, and expired files."""
+    choice = random.Random(seed)
+    store = opened(tmp_path / "a", data_file_size=choice.choice((400, 1000, 5000)))
+    if seed:
+        store.reset(50, 600 + 40)
+    for turn in range(4):
+        sizes = [choice.randrange(300) for _ in range(choice.randrange(1, 40))]
+        store.append_as_leader([choice.randbytes(size) for size in sizes], turn)
+        store.update_committed_index(turn, store.ledger_end_index - choice.randrange(3) * (turn < 3))
+        store.flush()
+        if choice.random() < 0.4:
+            store.delete_expired(0, force=True)
+        store = reopened(store)
+        expected = [each for each in entries(store) if each.index <= store.committed_index]
+        store.shutdown()
+        if expected:
+            report = dl.backup(tmp_path / "a", tmp_path / "b")
+            again = dl.restore(tmp_path / "b", tmp_path / f"c{turn}", "n0", new_group=str(turn))
+            assert (report.first_index, report.last_index) == (again.first_index, again.last_index)
+            copy = opened(tmp_path / f"c{turn}")
+            assert entries(copy) == expected
+            copy.shutdown()
+        store = opened(tmp_path / "a")
+    found, known = ({each.code for each in dl.open_log(str(tmp_path / name)).findings()} for name in ("c3", "a"))
+    assert found <= known

@@ -184,6 +184,10 @@ def test_a_restored_member_neither_votes_nor_leads_before_it_has_an_entry_of_its
     assert isinstance(response, VoteResponse) and response.vote_result is VoteResult.UNKNOWN
     core.follow(12)
     assert core.code(PushType.COMPARE, entry(2, 8), term=12) == ResponseCode.SUCCESS
+    core.tick(1000)
+    assert "restored from a backup" in problem_of(core)
     assert core.code(PushType.APPEND, entry(3, 12), term=12) == ResponseCode.SUCCESS
+    core.tick(10)
+    assert problem_of(core) == ""
     response = core.request(VoteRequest(leader_id="n2", term=13, ledger_end_index=3, ledger_end_term=12))
     assert isinstance(response, VoteResponse) and response.vote_result is VoteResult.ACCEPT

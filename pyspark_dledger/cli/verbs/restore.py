@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from pyspark_dledger.cli.arguments import add_client, natural
 from pyspark_dledger.cli.exit_codes import BACKUP_EXITS, CLEAN, FINDINGS
@@ -61,9 +62,15 @@ def _term_above_all(args: argparse.Namespace) -> int:
 
     The member may have voted for any of them: what it promised is lost, but the candidate knows its own term.
     """
+    from pyspark_dledger.rocketmq.backup.manifest import read_manifest
+
     if args.group is None or args.peers is None:
         raise OptionError("expected --group and --peers, --term, or --new-group, found none of them")
     others = [node_id for node_id in parse_peers(args.peers) if node_id != args.node]
+    manifest = read_manifest(Path(args.path))
+    missing = set(manifest.members if manifest is not None else ()) - {*others, args.node}
+    if missing:
+        raise OptionError(f"--peers: expected all members, found none for {', '.join(sorted(missing))}, or give --term")
     with connected(args) as client:
         terms = []
         for node_id in others:

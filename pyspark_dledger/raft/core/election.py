@@ -26,6 +26,9 @@ from pyspark_dledger.raft.messages import (
 _ROUND_MS = 2000
 # So many vote intervals a member that cannot write leaves elections to others.
 _PATIENCE = 10
+_REPORT_MS = 1000
+# The kind of problem of a member that was restored from a backup.
+_RESTORED = "restored"
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class Election:
         self._round: _VoteRound | None = None
         self._last_heartbeat = member.now
         self._take_leadership_term = -1
+        self._reported_restored = -1
         # The log has a term that was not saved, so its vote is unknown: it counts as a vote for this member.
         if member.store.ledger_end_term > member.term:
             member.store.save_term(member.store.ledger_end_term, member.self_id)
@@ -66,6 +70,8 @@ class Election:
 
     def tick(self) -> None:
         member = self._member
+        if not member.can_vote or self._reported_restored >= 0:
+            self._report_restored()
         if member.role is Role.FOLLOWER:
             self._check_leader()
         elif member.role is Role.CANDIDATE:
@@ -78,6 +84,20 @@ class Election:
     def is_due(self, now: int) -> bool:
         """Whether `tick` may save a term: it begins a campaign."""
         return self._member.role is Role.CANDIDATE and self._round is None and now >= self._next_vote_at
+
+    def _report_restored(self) -> None:
+        """Report that this member cannot vote, until it can."""
+        member = self._member
+        if member.can_vote:
+            member.resolve_problem(_RESTORED)
+            self._reported_restored = -1
+        elif self._reported_restored < 0 or member.now - self._reported_restored >= _REPORT_MS:
+            self._reported_restored = member.now
+            member.report_problem(
+                "this member was restored from a backup, so it neither votes nor leads before it has an entry of term "
+                f"{member.store.restored_term} or later: append one while the others have a leader",
+                _RESTORED,
+            )
 
     def _check_leader(self) -> None:
         member, config = self._member, self._member.config
@@ -132,12 +152,6 @@ class Election:
         """Vote for itself and request votes. The term rises only if the last round showed that it must."""
         member, config = self._member, self._member.config
         needs_vote = self._must_raise_term or member.vote is None
-        if not member.can_vote:
-            member.report_problem(
-                "this member was restored from a backup, so it neither votes nor leads before it has an entry of term "
-                f"{member.store.restored_term} or later: append one while the others have a leader",
-                "restored",
-            )
         if not member.can_campaign or self._waits_for_others() or (needs_vote and not self._vote_for_self()):
             self._next_vote_at = member.now + self._vote_delay()
             return
