@@ -21,7 +21,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.state_files import parse_properties_file
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
-from pyspark_dledger.log.io.state_files import read_current_term
+from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -125,7 +125,8 @@ class _Backup:
         state = self._new_state()
         files = MemberFiles(self._node_dir, self._root, self._target, state)
         files.copy_state()
-        _wait_for_checkpoint(self._node_dir)
+        last = self._store.refreshed().end.last_index
+        _wait_until_committed(self._node_dir, last)
         store = self._store = self._store.refreshed()
         wanted = self._range(max(files.last_identity, files.summary.index if files.summary is not None else -1))
         copy = LogCopy(store, wanted, self._target, self._progress)
@@ -136,10 +137,10 @@ class _Backup:
         current, _ = read_current_term(self._node_dir)
         voted = current.curr_term if current is not None and current.curr_term is not None else 0
         notes = files.notes
-        if store.end.last_index > wanted.last_index and not _is_open(self._node_dir):
+        if last > wanted.last_index:
             notes.append(
-                f"entries {wanted.last_index + 1} to {store.end.last_index} are left out: nothing here proves them "
-                "committed. After a kill, start the member first; in a group of one, use -o committedBound=end"
+                f"entries {wanted.last_index + 1} to {last} are left out: nothing here proves them committed. After a "
+                "kill, start the member first; in a group of one, use -o committedBound=end"
             )
         if lacks_state:
             notes.append("the member lacks the state of expired messages, so a restored one fetches it from another")
@@ -241,21 +242,14 @@ def _property(node_dir: Path, name: str) -> str:
         raise StoreError(f"{node_dir / name}: expected the line {name}=..., found {error}: back up another") from None
 
 
-def _wait_for_checkpoint(node_dir: Path) -> None:
-    """Wait for the second next checkpoint of a running member, which is of after the call; the next one may not be."""
-    file, deadline = node_dir / "checkpoint", time.monotonic() + _CHECKPOINT_SECONDS
-    for _ in range(2):
-        before = _stamp(file)
-        while _is_open(node_dir) and _stamp(file) == before and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+def _wait_until_committed(node_dir: Path, index: int) -> None:
+    """Wait until the checkpoint of a running member has that index: it is up to 3 s old, and lags after a slow disk."""
+    deadline = time.monotonic() + _CHECKPOINT_SECONDS
+    while _is_open(node_dir) and time.monotonic() < deadline:
+        committed = checkpoint.committed_index if (checkpoint := read_checkpoint(node_dir)[0]) is not None else None
+        if committed is not None and committed >= index:
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _is_open(node_dir: Path) -> bool:
