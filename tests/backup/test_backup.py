@@ -13,6 +13,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.rocketmq.backup import backup, restore
 from pyspark_dledger.rocketmq.backup import backup_job as job
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -49,6 +50,7 @@ def test_a_restored_member_has_every_committed_entry(tmp_path: Path) -> None:
     source = reopened(store)
     assert entries(copy) == entries(source) and copy.committed_index == 22
     assert (copy.curr_term, copy.vote_leader, copy.restored_term) == (9, None, 9)
+    assert [(tmp_path / name).stat().st_mode & 0o77 for name in ("b", "c", "c/dledger-n1")] == [0, 0, 0]
     assert (copy.cluster_id, copy.member_ids) == ("c" * 32, ("n0", "n1", "n2"))
     for name in ("data", "index"):
         files = sorted((source.config.node_dir / name).iterdir())
@@ -198,6 +200,14 @@ def test_a_damaged_or_missing_file_of_a_backup_is_refused(tmp_path: Path) -> Non
     manifest.write_text(text.replace('"last_index": 22', '"last_index": 23'))
     with pytest.raises(StoreError, match="CRC-32"):
         restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+    for name, wrong in (("path", "../x"), ("crc32", []), ("size", -1), ("file_size", 7)):
+        value = json.loads(text)
+        value["log"][1][name] = wrong
+        del value["crc32"]
+        value["crc32"] = crc32(json.dumps(value, sort_keys=True).encode())
+        manifest.write_text(json.dumps(value))
+        with pytest.raises(StoreError, match="expected the manifest of a backup"):
+            restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
     manifest.write_text(text)
     sorted((tmp_path / "b" / "data").iterdir())[2].unlink()
     with pytest.raises(StoreError, match="the backup is incomplete"):

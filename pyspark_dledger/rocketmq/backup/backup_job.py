@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pyspark_dledger.common.durable import make_dir
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.state_files import parse_properties_file
@@ -77,6 +77,7 @@ def backup(
     chosen = options if options is not None else ReadOptions()
     store = StoreView(os.fspath(source), chosen)
     check_apart(store, (), folder)
+    make_dir(folder, PRIVATE_FOLDER)
     with locked_folder(folder):
         for _ in range(_MAX_ATTEMPTS):
             try:

@@ -6,6 +6,7 @@ The last key, ``crc32``, is that of the JSON without it. A backup whose manifest
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 from pyspark_dledger.common.durable import sync_dir, write_durably
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.layout import is_segment_name
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 
 FORMAT = 1
@@ -21,6 +23,7 @@ BLOCK_BYTES = 4 << 20
 """A damaged backup is located to a block."""
 DATA_FOLDER = "data"
 _MAX_MANIFEST = 1 << 30
+_STATE = re.compile(r"state-\d{1,18}")
 
 
 @dataclass(frozen=True)
@@ -113,15 +116,22 @@ def _parsed(value: dict[str, Any]) -> Manifest:
         value[name] = tuple(backup_file(each) for each in value[name])
     for name in ("members", "notes"):
         value[name] = tuple(value[name])
+    if not _STATE.fullmatch(value["state"]):
+        raise ValueError(f"the state {value['state']!r}")
+    for file in value["log"]:
+        if not is_segment_name(Path(file.path).name) or file.file_size != value["data_file_size"]:
+            raise ValueError(f"the data file {file}")
     return Manifest(**value)
 
 
 def backup_file(value: dict[str, Any]) -> BackupFile:
-    """A file from its JSON. Raises ValueError for a path out of the backup, KeyError and TypeError."""
-    path = value["path"]
+    """A file from its JSON. Raises ValueError for a path out of the backup or other CRCs, KeyError and TypeError."""
+    path, size, file_size, crcs = value["path"], value["size"], value["file_size"], tuple(value["crc32"])
+    if not 0 <= size <= file_size or len(crcs) != -(-size // BLOCK_BYTES):
+        raise ValueError(f"{size} of {file_size} bytes with {len(crcs)} CRCs")
     if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in path:
         raise ValueError(f"the path {path!r}")
-    return BackupFile(path, value["size"], value["file_size"], tuple(value["crc32"]))
+    return BackupFile(path, size, file_size, crcs)
 
 
 class BlockCrcs:

@@ -27,6 +27,8 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.format.state_files import RESTORED, CurrentTerm
+from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 from pyspark_dledger.rocketmq.backup.log_copy import entry_ranges
 from pyspark_dledger.rocketmq.backup.manifest import (
@@ -37,6 +39,7 @@ from pyspark_dledger.rocketmq.backup.manifest import (
     read_manifest,
 )
 from pyspark_dledger.rocketmq.backup.member_files import NODE, ROOT, read_back
+from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.store_lock import ABORT
 from pyspark_dledger.rocketmq.export.target_folder import locked_folder
 from pyspark_dledger.rocketmq.salvage.node_files import write_checkpoint, write_current_term, write_index
@@ -45,6 +48,8 @@ Progress = Callable[[int, int], None]
 
 _ID = re.compile(r"[^/\0\s]+")
 _BACKUP = "backup"
+# What an interrupted restore may have moved to its place; the folder of the member is the last.
+_ROOT_NAMES = (QUEUES, CONFIG, CHECKPOINT, ABORT)
 MAX_TERM = 2**62
 """As of `raft.core.member`."""
 
@@ -105,6 +110,7 @@ def restore(
     folder = Path(os.path.realpath(target))
     if folder == backup_folder or backup_folder in folder.parents or folder in backup_folder.parents:
         raise StoreError(f"{target}: expected a folder apart from the backup, found {backup_folder}")
+    make_dir(folder, PRIVATE_FOLDER)
     with locked_folder(folder):
         job = _Restore(backup_folder, manifest, folder, node, progress or (lambda _done, _total: None))
         return job.run(term, new_group)
@@ -155,8 +161,9 @@ class _Restore:
         names = set(os.listdir(self._target)) - {"lost+found", self._staging.name}
         mark = self._staging / _BACKUP
         is_unfinished = mark.exists() and mark.read_text("ascii") == self._manifest.id
-        if names and not (is_unfinished and f"dledger-{self._node}" not in names):
-            raise StoreError(f"{self._target}: expected a new or empty folder, found {min(names)}: name another one")
+        others = names - set(_ROOT_NAMES) if is_unfinished else names
+        if others:
+            raise StoreError(f"{self._target}: expected a new or empty folder, found {min(others)}: name another one")
         if not is_unfinished:
             if self._staging.exists():
                 shutil.rmtree(self._staging)
