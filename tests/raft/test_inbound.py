@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,6 +166,8 @@ ONE_NODE = NodeConfig("g", "n0", "n0-127.0.0.1:1")
 
 class ScriptedHandler:
     """A handler that rejects appends of one body. The test responds to all requests."""
+
+    threads = SimpleNamespace(is_busy=False)
 
     def __init__(self, rejected_body: bytes) -> None:
         self.rejected_body = rejected_body

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from pyspark_dledger.raft.messages import Request, Response
 from pyspark_dledger.raft.node.channel import Channel
+from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.wire import ReceivedRequest
 
 
@@ -54,17 +55,12 @@ class LocalCaller:
 
 
 class RequestHandler(Protocol):
-    """Handles requests (`CoreDriver`)."""
+    """Handles requests (`CoreDriver`), except while its `threads` are busy."""
+
+    threads: DiskThreads
 
     def handle(self, request: Request, caller: Caller | LocalCaller) -> bool:
         """Handle a request. Returns False for an append that was rejected."""
 
     def flush_later(self, channel: Channel) -> None:
         """Flush `channel` after all requests at hand were handled."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether requests must wait."""
-
-    def when_idle(self, work: Callable[[], None]) -> None:
-        """Call `work` when it is not busy any more."""

@@ -46,7 +46,7 @@ class CoreDriver:
     ) -> None:
         self._core = core
         self._reads = reads
-        self._threads = threads
+        self.threads = threads
         # What waits until another thread does not use the core any more.
         self._inputs: deque[Callable[[], object]] = deque()
         self._store_failure = store_failure
@@ -86,7 +86,7 @@ class CoreDriver:
         """Handle a request. Returns False for an append that was rejected."""
         if self._is_stopped:
             return True
-        if self.is_busy:
+        if self.threads.is_busy:
             self._inputs.append(lambda: self.handle(request, caller))
             return True
         if isinstance(request, ReadRequest):
@@ -106,8 +106,10 @@ class CoreDriver:
 
     def handle_response(self, token: int, response: Response | None) -> None:
         """The outcome of a request to a peer; None without a response."""
-        may_wait = partial(self._core.disk_waits.in_response, response)
-        self._run(lambda: self._core.handle_response(token, response, self._now()), may_wait)
+        self._run(
+            lambda: self._core.handle_response(token, response, self._now()),
+            lambda: self._core.disk_waits.in_response(response),
+        )
 
     def peer_connected(self, peer_id: str, is_binary: bool, hello: MemberHello | None) -> None:
         takes_controls = hello is not None and hello.controls >= NOOP
@@ -145,7 +147,7 @@ class CoreDriver:
         self._ticks += 1
         if self._ticks % _CHECK_TICKS == 0:
             self._check(now)
-        if not self.is_busy:
+        if not self.threads.is_busy:
             self._run(lambda: self._core.tick(now), lambda: self._core.disk_waits.in_tick(now))
 
     def _check(self, now: int) -> None:
@@ -157,24 +159,10 @@ class CoreDriver:
         while problems:
             self._problem_log(logging.ERROR, "problem", problems.popleft())
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether another thread uses the core: requests wait."""
-        return self._threads.is_busy
-
-    @property
-    def busy_seconds(self) -> float:
-        """How long requests have waited."""
-        return self._threads.busy_seconds
-
-    def when_idle(self, work: Callable[[], None]) -> None:
-        """Call `work` when the driver is not busy any more."""
-        self._threads.when_idle(work)
-
     def _run(self, work: Callable[[], None], may_wait: Callable[[], bool] | None = None) -> None:
         if self._is_stopped:
             return
-        if self.is_busy:
+        if self.threads.is_busy:
             self._inputs.append(lambda: self._run(work, may_wait))
             return
         if may_wait is not None and may_wait():
@@ -188,7 +176,7 @@ class CoreDriver:
 
     def _change(self, work: Callable[[], object]) -> None:
         """Handle an input in another thread."""
-        self._threads.change(work, self._changed)
+        self.threads.change(work, self._changed)
 
     def _changed(self, error: BaseException | None) -> None:
         if self._is_stopped:
@@ -197,10 +185,10 @@ class CoreDriver:
             self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             return
         self._drain_later()
-        while self._inputs and not self.is_busy:
+        while self._inputs and not self.threads.is_busy:
             self._inputs.popleft()()
-        if not self.is_busy:
-            self._threads.wake()
+        if not self.threads.is_busy:
+            self.threads.wake()
 
     def _fail(self, error: Exception) -> None:
         if not self._is_stopped:
@@ -229,7 +217,7 @@ class CoreDriver:
         self._is_drain_due = False
         if self._is_stopped:
             return
-        if self.is_busy:
+        if self.threads.is_busy:
             self._flush()
             return
         try:
@@ -245,7 +233,7 @@ class CoreDriver:
             if isinstance(effect, Send):
                 self._links[effect.peer_id].send(effect.token, effect.request, now)
             elif isinstance(effect, Load):
-                self._threads.read(effect.first_index, effect.max_bytes, partial(self._loaded, effect))
+                self.threads.read(effect.first_index, effect.max_bytes, partial(self._loaded, effect))
             elif isinstance(effect, Reply):
                 caller = effect.token
                 assert isinstance(caller, (Caller, LocalCaller))

@@ -127,6 +127,8 @@ class Inbound(Channel):
         super().__init__(max_frame_bytes if secrets.client is None else min(max_frame_bytes, _HELLO_BYTES), hello=hello)
         self._max_frame_bytes = max_frame_bytes
         self._handler = handler
+        self._threads = handler.threads
+        self._quotas = registry.quotas if registry.quotas.are_on else None
         self._registry = registry
         self._on_lost = on_lost
         self._memory = registry.memory
@@ -225,8 +227,8 @@ class Inbound(Channel):
     def retry(self) -> None:
         """Continue what waited for memory, or for the other side."""
         self._is_retry_due = False
-        if self._handler.is_busy:
-            self._handler.when_idle(self.retry)
+        if self._threads.is_busy:
+            self._threads.when_idle(self.retry)
             return
         while self._postponed and self.is_open and self._has_room(self._postponed[0][0]):
             self._postponed.popleft()[1]()
@@ -251,7 +253,7 @@ class Inbound(Channel):
             and self._reads < _MAX_READS
             and self._out_size < HIGH_WATER
             and self.is_open
-            and not self._handler.is_busy
+            and not self._threads.is_busy
         )
 
     def read_messages(self) -> None:
@@ -262,8 +264,8 @@ class Inbound(Channel):
             self._set_reading(self.can_receive() and self._has_buffer())
         else:
             self._set_reading(False)
-        if self._handler.is_busy:
-            self._handler.when_idle(self.retry)
+        if self._threads.is_busy:
+            self._threads.when_idle(self.retry)
         self._charge()
 
     def _set_reading(self, wanted: bool) -> None:
@@ -347,17 +349,14 @@ class Inbound(Channel):
 
     def _use(self, size: int) -> None:
         """Count bytes of a client."""
-        quotas = self._registry.quotas
-        if quotas.are_on and not self.is_member:
-            quotas.add_bytes(self.host, size, asyncio.get_running_loop().time())
+        if self._quotas is not None and not self.is_member:
+            self._quotas.add_bytes(self.host, size, asyncio.get_running_loop().time())
 
     def _has_quota(self, received: ReceivedRequest) -> bool:
         """Whether a client may send this request; otherwise it is refused."""
-        quotas = self._registry.quotas
-        if not quotas.are_on or self.is_member:
+        if self._quotas is None or self.is_member:
             return True
-        reason = quotas.refusal(self.host, asyncio.get_running_loop().time())
-        if reason is None:
+        if (reason := self._quotas.refusal(self.host, asyncio.get_running_loop().time())) is None:
             return True
         refusal = Refusal(SYSTEM_BUSY, reason)
         if isinstance(received.request, AppendRequest):

@@ -62,7 +62,7 @@ class WatchedNode(NamedTuple):
         """Why the node should get no requests; None if it is ready."""
         if (failure := self.failure()) is not None:
             return failure
-        if self.driver.busy_seconds > _BUSY_SECONDS:
+        if self.driver.threads.busy_seconds > _BUSY_SECONDS:
             return f"the disk does not respond for more than {_BUSY_SECONDS:g} s"
         status, limit = self.core.status(), self.core.max_lag
         if status.leader_id is None:
