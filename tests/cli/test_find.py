@@ -12,6 +12,7 @@ import pytest
 from pyspark_dledger.cli.verbs.find import kinds_of
 from tests.support.command_line import Ran
 from tests.support.generate import Store, mq_message, write_dledger
+from tests.support.sparse_copy import copy_tree
 
 Row = dict[str, Any]
 
@@ -99,7 +100,7 @@ def test_another_message_at_the_offset_of_an_id_is_printed_with_a_note(broker: S
 def with_lost_message(case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]) -> tuple[Path, Row]:
     """A broker's store with one damaged message, which had keys; and its row."""
     path = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-single"), path)
+    copy_tree(case_folder("mq-53-single"), path)
     rows = [row for row in run("dump", path, "--json").rows if row["keys"] and row["uniqKey"]]
     row = rows[len(rows) // 2]
     with (path / "dledger-n0" / "data" / row["segment"]).open("r+b") as file:
@@ -131,7 +132,7 @@ def test_each_of_several_stores_is_searched(
     path, row = with_lost_message(case_folder, tmp_path, run)
     others = [tmp_path / "other", tmp_path / "third"]
     for other in others:
-        shutil.copytree(case_folder("mq-53-single"), other)
+        copy_tree(case_folder("mq-53-single"), other)
     for what in (row["index"], row["uniqKey"], row["offsetMsgId"]):
         for paths in ((path, *others), (others[0], path, others[1])):
             done = run("find", *paths, what, "--json")
@@ -145,7 +146,7 @@ def test_a_queue_offset_leads_to_the_message_that_has_it(
 ) -> None:
     paths = [tmp_path / "one", tmp_path / "two"]
     for path in paths:
-        shutil.copytree(case_folder("mq-53-single"), path)
+        copy_tree(case_folder("mq-53-single"), path)
     row = next(row for row in run("dump", paths[0], "--topic", "PayTopic", "--json").rows)
     what = f"PayTopic/{row['queueId']}/{row['queueOffset']}"
     assert (found := run("find", paths[0], what, "--json")).code == 0 and found.rows == [row]
@@ -166,7 +167,7 @@ def test_a_store_that_cannot_be_read_does_not_end_the_search(
 ) -> None:
     paths = [tmp_path / "one", tmp_path / "two"]
     for path in paths:
-        shutil.copytree(case_folder("mq-53-single"), path)
+        copy_tree(case_folder("mq-53-single"), path)
     row = next(row for row in run("dump", paths[0], "--json").rows if row["uniqKey"])
     file = next(path for path in (paths[0] / "index").iterdir())
     file.unlink()
@@ -180,7 +181,7 @@ def test_a_damaged_property_name_hides_no_key(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     path = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-single"), path)
+    copy_tree(case_folder("mq-53-single"), path)
     row = next(row for row in run("dump", path, "--json").rows if row["uniqKey"])
     file = path / "dledger-n0" / "data" / row["segment"]
     data = bytearray(file.read_bytes())
@@ -206,7 +207,7 @@ def test_a_message_in_a_missing_file_or_after_the_end_is_lost(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     path = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-single"), path)
+    copy_tree(case_folder("mq-53-single"), path)
     rows = [row for row in run("dump", path, "--json").rows if row["uniqKey"]]
     files = sorted((path / "dledger-n0" / "data").iterdir())
     written = [file for file in files if any(row["segment"] == file.name for row in rows)]
@@ -225,7 +226,7 @@ def test_an_expired_message_has_expired(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     path = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-single"), path)
+    copy_tree(case_folder("mq-53-single"), path)
     row = next(row for row in run("dump", path, "--json").rows if row["uniqKey"])
     (path / "dledger-n0" / "data" / row["segment"]).unlink()
     for what in (row["uniqKey"], row["index"], row["offsetMsgId"]):

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +49,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import YEAR_1, YEAR_10000, mq_message, write_commitlog, write_dledger
 from tests.support.long_runs import examples
+from tests.support.sparse_copy import copy_tree
 
 Row = dict[str, Any]
 
@@ -91,7 +91,7 @@ def table(path: Path | str, name: str, **options: Any) -> list[Row]:
 def damaged(case_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A replica of three that lost a page of 4 KiB."""
     path = tmp_path_factory.mktemp("report") / "damaged"
-    shutil.copytree(case_folder("mq-53-three") / "n1", path)
+    copy_tree(case_folder("mq-53-three") / "n1", path)
     with (path / "dledger-n1" / "data" / f"{393216:020}").open("r+b") as file:
         file.seek(10 * 4096)
         file.write(bytes(4096))
@@ -258,7 +258,7 @@ def test_the_verdict_on_a_group_in_controller_mode_answers_in_the_same_order(fac
 
 
 def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    stores = [Path(shutil.copytree(case_folder("mq-plain"), tmp_path / name)) for name in ("master", "slave")]
+    stores = [copy_tree(case_folder("mq-plain"), tmp_path / name) for name in ("master", "slave")]
     with (stores[0] / "commitlog" / f"{131072:020}").open("r+b") as file:
         file.seek(90)
         file.write(b"?")
@@ -277,7 +277,7 @@ def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], 
 
 @pytest.mark.slow
 def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    paths = [shutil.copytree(case_folder("mq-53-three") / node, tmp_path / node) for node in ("n0", "n1", "n2")]
+    paths = [copy_tree(case_folder("mq-53-three") / node, tmp_path / node) for node in ("n0", "n1", "n2")]
     with (paths[1] / "dledger-n1" / "data" / f"{0:020}").open("r+b") as file:
         file.seek(48 + 100)
         file.write(b"\xff")
@@ -294,7 +294,7 @@ def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Pa
 def test_a_log_that_lost_its_end_is_not_committed_to_its_end(
     case_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path = shutil.copytree(case_folder("mq-53-three") / "n1", tmp_path / "n1")
+    path = copy_tree(case_folder("mq-53-three") / "n1", tmp_path / "n1")
     (path / "dledger-n1" / "data" / f"{524288:020}").unlink()
     level, answer = answers(facts_of(path))["How far is it committed?"]
     assert level == "error"
@@ -302,7 +302,7 @@ def test_a_log_that_lost_its_end_is_not_committed_to_its_end(
 
 
 def test_queues_rebuilt_with_fillers_are_a_warning(damaged: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(damaged, tmp_path / "store")
+    path = copy_tree(damaged, tmp_path / "store")
     rebuild(str(path), "consumequeue")
     found = facts_of(path)
     fillers = sum(row["kind"] == "filler" for row in table(path, "consumeQueue"))

@@ -16,6 +16,7 @@ import pytest
 from pyspark_dledger.rocketmq.tables.registry import TABLES
 from tests.support.command_line import Ran
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
+from tests.support.sparse_copy import copy_tree
 
 Json = dict[str, Any]
 ESCAPE = "\x1b"
@@ -173,7 +174,7 @@ def test_findings_are_printed_with_their_meaning(damaged: Store, run: Callable[.
 def member(case_folder: Callable[[str], Path], tmp_path: Path) -> Path:
     """A writable copy of a broker's store, without its index of 160 MiB."""
     source = case_folder("mq-53-three") / "n1"
-    shutil.copytree(source, tmp_path / "n1", ignore=lambda folder, _: ["index"] if "dledger" in folder else [])
+    copy_tree(source, tmp_path / "n1", ignore=lambda folder, _: ["index"] if "dledger" in folder else [])
     return tmp_path / "n1"
 
 
@@ -281,7 +282,7 @@ def test_a_diff_names_the_path_of_a_member_in_a_folder_of_another_name(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     folder, healthy = case_folder("mq-53-three"), tmp_path / "healthy"
-    shutil.copytree(folder / "n0", healthy)
+    copy_tree(folder / "n0", healthy)
     out = run("diff", healthy, folder / "n2").out
     assert f"\nn0 ({healthy}) may start and be elected" in out and "\nn2 may start" in out
     done = run("diff", folder / "n0", folder)
@@ -477,7 +478,7 @@ def test_a_diff_of_upgraded_stores_begins_with_the_old_commit_log(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
     original = case_folder("mq-53-upgrade")
-    copy = Path(shutil.copytree(original, tmp_path / "copy"))
+    copy = copy_tree(original, tmp_path / "copy")
     out = run("diff", original, copy).out.splitlines()
     assert out[0] == "lost for good in the old CommitLog: nothing"
     assert "lost for good: nothing" in out
@@ -510,7 +511,7 @@ def test_the_state_of_controller_mode_has_epochs(case_folder: Callable[[str], Pa
 def test_state_prints_where_queues_begin_and_end(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
-    root = Path(shutil.copytree(case_folder("mq-plain"), tmp_path / "store"))
+    root = copy_tree(case_folder("mq-plain"), tmp_path / "store")
     (state,) = run("state", root, "--queues", "--json").rows
     ends = {f"{each['topic']}/{each['queueId']}": each["maxOffset"] for each in state["queues"]}
     (recovery,) = run("recovery", root, "--rocketmq", "5.3.3", "--json").rows
@@ -534,7 +535,7 @@ def test_state_prints_where_queues_begin_and_end(
 def test_recovery_of_a_plain_store_names_what_a_broker_loses(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:
-    root = Path(shutil.copytree(case_folder("mq-plain"), tmp_path / "store"))
+    root = copy_tree(case_folder("mq-plain"), tmp_path / "store")
     (row,) = run("recovery", root, "--rocketmq", "5.3.3", "--json").rows
     assert (row["outcome"], row["recovery"], row["lost"], row["reason"]) == ("loads", "normal", [], "")
     text = run("recovery", root).out

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.golden import GOLDENS, Golden
+from tests.support.sparse_copy import copy_tree
 
 Operation = dict[str, Any]
 
@@ -277,4 +278,4 @@ def _frames(file: Path) -> list[int]:
 def copy_store(node: Path, folder: Path) -> Path:
     """Copies a node's folder into `folder`, which is emptied first. Holes are not kept: raw goldens have none."""
     shutil.rmtree(folder, ignore_errors=True)
-    return shutil.copytree(node, folder / node.name)
+    return copy_tree(node, folder / node.name)

@@ -23,6 +23,7 @@ from tests.interop import damages
 from tests.interop.java_stores import StoreOpener, store_openers
 from tests.support import golden
 from tests.support.golden import Golden
+from tests.support.sparse_copy import copy_tree
 from tests.support.stores import entries, opened
 
 Unpack = Callable[[str], Path]
@@ -78,7 +79,7 @@ def open_with_java(
 def copy_to(folder: Path, node: str, to: Path) -> Path:
     """Copies ``folder/dledger-node`` to `to`, where our lock does not apply."""
     shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(folder / f"dledger-{node}", to / f"dledger-{node}")
+    copy_tree(folder / f"dledger-{node}", to / f"dledger-{node}")
     return to
 
 

@@ -25,6 +25,7 @@ from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from tests.interop.java_group import JavaProcess
 from tests.interop.java_store import COMPILED_WITH
 from tests.support import golden
+from tests.support.sparse_copy import copy_tree
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
@@ -238,7 +239,7 @@ def differences(judges: Judges, version: str, root: Path, work: Path) -> dict[st
     model = preview_plain(open_log(root), version, FILE_SIZE)
     assert golden.fingerprint(root) == before
     shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(root, work)
+    copy_tree(root, work)
     index_before = _names(work / "index")
     java = judges.load(version, work)
     if "OutOfMemoryError" in java.get("error", "") and any("heap" in note for note in model.notes):
@@ -296,7 +297,7 @@ def test_model_does_as_rocketmq_after_random_damage(
         version = source.random.choice(VERSIONS)
         root = tmp_path / "damaged"
         shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(source.random.choice(stores[case]), root)
+        copy_tree(source.random.choice(stores[case]), root)
         done = source.apply(root)
         found = differences(judges, version, root, tmp_path / "java")
         assert not found, f"{version} on {case} after {done}"

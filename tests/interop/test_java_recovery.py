@@ -7,7 +7,6 @@ every version, and random damages that long (DLEDGER_INTEROP_SEED is the seed).
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.interop.damages import Damage, RandomDamage
 from tests.interop.java_stores import VERSIONS, StoreOpener, store_openers
 from tests.support import golden
 from tests.support.long_runs import BREADTH
+from tests.support.sparse_copy import copy_tree
 
 Unpack = Callable[[str], Path]
 
@@ -105,7 +105,7 @@ def test_model_equals_java_on_undamaged_stores(
 def test_model_equals_java_with_several_data_folders(
     version: str, openers: dict[str, StoreOpener], case_folder: Unpack, tmp_path: Path
 ) -> None:
-    root = Path(shutil.copytree(case_folder("raw-multipath"), tmp_path / "store"))
+    root = copy_tree(case_folder("raw-multipath"), tmp_path / "store")
     dirs = tuple(root / name for name in ("path0", "path1", "path2"))
     sizes = damages.file_sizes("raw-multipath")
     model = preview(open_log(root / "dledger-n0", dataDirs=[str(path) for path in dirs]), version, *sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.interop.test_java_opens_stores import expected_answer, open_store
 from tests.salvage.groups import Group, damage, differences, golden_group, lost_indexes
 from tests.support import golden
 from tests.support.golden import Golden, Record
+from tests.support.sparse_copy import copy_tree
 
 VERSIONS = ("0.2.7", "0.3.1.2", "0.3.2")
 RAW_SIZES = (32768, 8192)
@@ -47,12 +47,12 @@ def test_java_dledger_opens_a_salvaged_store(tmp_path: Path, lost: list[int]) ->
     salvage(SalvageRequest.of(group.members, undecided="majority"), result)
     assert lost_indexes(result) == lost
     assert list(differences(group, result, lost)) == []
-    store = open_store(shutil.copytree(result, tmp_path / "ours"), sizes=RAW_SIZES)
+    store = open_store(copy_tree(result, tmp_path / "ours"), sizes=RAW_SIZES)
     expected = expected_answer(store)
     store.shutdown()
     with store_openers(VERSIONS) as openers:
         for version, opener in openers.items():
-            copy = shutil.copytree(result, tmp_path / version)
+            copy = copy_tree(result, tmp_path / version)
             assert opener.open(copy, "n0", *RAW_SIZES, appends=0) == expected, version
 
 
@@ -107,7 +107,7 @@ def place(message: Record) -> tuple[str, int, int]:
 
 def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> None:
     root = golden.unpack("mq-plain", tmp_path)
-    members = [Path(shutil.copytree(root, tmp_path / f"m{number}")) for number in range(3)]
+    members = [copy_tree(root, tmp_path / f"m{number}") for number in range(3)]
     expected = in_queues(Golden("mq-plain", "").expected().entries)
     lost = {each["physicalOffset"] for each in expected[40:45] + expected[200:201]}
     for each in expected:

@@ -22,6 +22,7 @@ from tests.interop.java_store import JavaStore, Received, serving_store
 from tests.interop.message_writer import LONG_TOPIC, TOPICS, Writer, problems, random_rows
 from tests.support.golden import Golden
 from tests.support.groups import Served, free_ports, peers_text
+from tests.support.sparse_copy import copy_tree
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 VERSION = "5.3.3"
@@ -38,7 +39,7 @@ Unpack = Callable[[str], Path]
 @pytest.mark.parametrize("case", CASES)
 def test_upgrade_of_an_old_log_equals_rocketmqs(case: str, case_folder: Unpack, tmp_path: Path) -> None:
     """RocketMQ upgrades one copy, we another. RocketMQ then reads all messages in ours and appends."""
-    theirs, ours = (Path(shutil.copytree(case_folder(case), tmp_path / name)) for name in ("theirs", "ours"))
+    theirs, ours = (copy_tree(case_folder(case), tmp_path / name) for name in ("theirs", "ours"))
     config = Golden(case, "").meta["config"]
     with serving_store(VERSION, theirs, config) as java:
         divided = java.state()["dividedOffset"]
@@ -73,9 +74,9 @@ def test_damaged_old_log_ends_where_rocketmq_ends_it(case_folder: Unpack, tmp_pa
     compared = 0
     while time.monotonic() < ends:
         case = choice.choice(CASES)
-        theirs = Path(shutil.copytree(case_folder(case), tmp_path / "theirs"))
+        theirs = copy_tree(case_folder(case), tmp_path / "theirs")
         done = damage(theirs, choice)
-        ours = Path(shutil.copytree(theirs, tmp_path / "ours"))
+        ours = copy_tree(theirs, tmp_path / "ours")
         divided = rocketmq_divided_offset(case, theirs)
         if divided is not None:
             data = ours / "dledger-n0" / "data"

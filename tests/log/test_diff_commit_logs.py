@@ -21,6 +21,7 @@ from pyspark_dledger.log.diff.replica_parts import plan_replicas, read_part, rep
 from pyspark_dledger.log.io.epochs import read_epochs
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
 from tests.support.golden import GOLDENS
+from tests.support.sparse_copy import copy_tree
 
 Unpack = Callable[[str], Path]
 Short = tuple[str, int, int, tuple[str, ...], tuple[str, ...]]
@@ -154,7 +155,7 @@ def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: s
     found = compared([store.path for store in stores], engine)
     assert found.verdict.lost.ranges == ((low, high),)
     shutil.rmtree(stores[1].path)
-    shutil.copytree(stores[0].path, stores[1].path)
+    copy_tree(stores[0].path, stores[1].path)
     found = compared([store.path for store in stores], engine)
     # Equal copies of which the check fails may have been written so.
     assert (found.verdict.lost.ranges, found.verdict.unclear.ranges) == ((), ((low, high),))
@@ -322,7 +323,7 @@ def test_random_damage_never_blames_the_intact_copy(tmp_path: Path) -> None:
 
 def test_the_old_part_of_an_upgraded_store_is_compared(case_folder: Unpack, tmp_path: Path) -> None:
     original = case_folder("mq-53-upgrade")
-    copy = Path(shutil.copytree(original, tmp_path / "copy"))
+    copy = copy_tree(original, tmp_path / "copy")
     verdicts = [row.verdict for row in replica_rows(opened([original, copy]))]
     assert verdicts[0] == "same"
     assert set(verdicts) <= {"same", "committed"}
@@ -362,7 +363,7 @@ def test_queues_decide_about_bytes_without_a_checksum(tmp_path: Path, engine: st
 
 def test_queues_decide_about_damaged_tags(case_folder: Unpack, tmp_path: Path) -> None:
     original = case_folder("mq-plain")
-    copy = Path(shutil.copytree(original, tmp_path / "copy"))
+    copy = copy_tree(original, tmp_path / "copy")
     file = copy / "commitlog" / f"{131072:020}"
     data = bytearray(file.read_bytes())
     at = data.index(b"TAGS\x01", data.index(b"OrderTopic")) + 5
@@ -378,7 +379,7 @@ def test_damage_of_diverged_logs_has_no_donor_of_another_master(case_folder: Unp
     """b1 wrote its own messages; b2 and b3 have the same ones."""
     for name, donors in (("b3", ["b2"]), ("b1", None)):
         folder = tmp_path / name
-        shutil.copytree(case_folder("mq-53-controller"), folder)
+        copy_tree(case_folder("mq-53-controller"), folder)
         file = folder / name / "commitlog" / f"{0:020}"
         data = bytearray(file.read_bytes())
         data[70_000] ^= 1

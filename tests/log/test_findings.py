@@ -53,6 +53,7 @@ from tests.support.generate import (
     write_consume_queue,
     write_dledger,
 )
+from tests.support.sparse_copy import copy_tree
 
 FILE = 4096
 NODE = Path("dledger-n0")
@@ -1009,7 +1010,7 @@ def raw_single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def damaged(raw_single: Path, tmp_path: Path) -> Callable[[str], Path]:
     def copy(name: str) -> Path:
-        shutil.copytree(raw_single, tmp_path / NODE)
+        copy_tree(raw_single, tmp_path / NODE)
         damage(tmp_path / NODE, DAMAGES[name]["operations"])
         return tmp_path / NODE
 

@@ -27,6 +27,7 @@ from tests.support.generate import (
     write_consume_queue,
     write_dledger,
 )
+from tests.support.sparse_copy import copy_tree
 
 FILE = 4096
 DATA = Path("dledger-n0/data")
@@ -133,7 +134,7 @@ def test_one_of_several_nodes_is_chosen(tmp_path: Path) -> None:
 
 def test_a_path_that_is_not_utf8_is_rejected(tmp_path: Path, store: Store) -> None:
     bad = tmp_path / os.fsdecode(b"caf\xe9")
-    shutil.copytree(store.path, bad)
+    copy_tree(store.path, bad)
     for part in ("", DATA, DATA / f"{FILE:020}"):
         with pytest.raises(StoreError, match=r"/caf\\xe9.*: expected a path in UTF-8, .* another name by a link"):
             open_log(bad / part)

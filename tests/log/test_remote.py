@@ -56,6 +56,7 @@ from tests.salvage.groups import damage, differences, golden_group
 from tests.salvage.heal import healed_rows
 from tests.support import generate
 from tests.support.long_runs import examples
+from tests.support.sparse_copy import copy_tree
 
 MIB = 1024 * 1024
 KEY, SECRET = "AKIAEXAMPLE", "s3cr3t/key"
@@ -325,7 +326,7 @@ def test_commit_logs_of_remote_replicas_are_compared(
     case_folder: Callable[[str], Path], mount: Callable[[Path], Mount], tmp_path: Path
 ) -> None:
     folder = tmp_path / "controller"
-    shutil.copytree(case_folder("mq-53-controller"), folder)
+    copy_tree(case_folder("mq-53-controller"), folder)
     last = folder / "b3" / "commitlog" / f"{0:020}"
     data = bytearray(last.read_bytes())
     data[70_000] ^= 1
@@ -862,7 +863,7 @@ def test_a_remote_store_is_rebuilt_and_exported_as_the_local_one(
     case_folder: Callable[[str], Path], mount: Callable[[Path], Mount], tmp_path: Path
 ) -> None:
     source = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-retention"), source)
+    copy_tree(case_folder("mq-53-retention"), source)
     (source / "config").mkdir()
     (source / "config" / "topics.json").write_text("{}")
     uri = mount(tmp_path).uri("store")

@@ -34,6 +34,7 @@ from tests.support.crashes import body_of, config
 from tests.support.generate import mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden, unpack
 from tests.support.queues import Unit, file_of, units_of, write_units
+from tests.support.sparse_copy import copy_tree
 from tests.support.stores import bodies, change, data_files, opened
 
 NO_LIMITS = Limits()
@@ -801,7 +802,7 @@ def test_a_changed_divided_offset_is_noticed(tmp_path: Path, caplog: pytest.LogC
     other.append_as_leader(bodies(0, 10), 3)
     commit(other, 9)
     other.shutdown()
-    shutil.copytree(tmp_path / "other" / "dledger-n0", path / "dledger-n0")
+    copy_tree(tmp_path / "other" / "dledger-n0", path / "dledger-n0")
     message, tail, end = lost(path, start, caplog)
     assert f"found that dividedCommitlogOffset is {base} now" in message
     assert end == TailOffset(pos=base)

@@ -26,7 +26,8 @@ from pyspark.sql import SparkSession
 import pyspark_dledger
 
 assert pyspark_dledger.__file__.startswith(sys.prefix), pyspark_dledger.__file__
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = session.config("spark.sql.shuffle.partitions", "1").getOrCreate()
 log = spark.read.format("dledger").load(sys.argv[1])
 print(dict(log.groupBy("source").count().collect()))
 """
@@ -114,10 +115,11 @@ def test_the_sdist_has_what_builds_and_tests_need(dist: Path) -> None:
 def test_spark_reads_a_store_with_the_wheel(
     wheel: Path, without_compiler: str, case_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    assert run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path).returncode == 0
+    assert run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path).returncode == 0
     python = tmp_path / "venv" / "bin" / "python"
     wanted = (f"{wheel}[spark]", f"pyspark=={pyspark.__version__}")
-    installed = run(python, "-m", "pip", "install", "--no-compile", *wanted, cwd=tmp_path, PATH=without_compiler)
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    installed = run(*pip, "install", "--no-compile", *wanted, cwd=tmp_path, PATH=without_compiler)
     assert installed.returncode == 0, installed.stdout + installed.stderr
 
     store = case_folder("mq-53-upgrade")

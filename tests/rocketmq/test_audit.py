@@ -22,6 +22,7 @@ from tests.support.generate import Payload, Store, mq_message, raw, write_commit
 from tests.support.golden import ALL, Golden
 from tests.support.long_runs import examples, some
 from tests.support.queues import FILLER, Unit, file_of, java_hash, units_of, write_units
+from tests.support.sparse_copy import copy_tree
 
 Row = dict[str, Any]
 
@@ -263,7 +264,7 @@ def test_a_wrong_delivery_time(store: Store) -> None:
 
 def test_a_unit_in_another_queue(store: Store) -> None:
     write_units(store.path, units_of(store.rows))
-    shutil.copytree(store.path / "consumequeue" / "Orders" / "0", store.path / "consumequeue" / "Copied" / "5")
+    copy_tree(store.path / "consumequeue" / "Orders" / "0", store.path / "consumequeue" / "Copied" / "5")
     rows = rows_of(store.path)
     assert {(row["code"], row["topic"], row["expected"], row["found"]) for row in rows} == {
         ("wrongQueue", "Copied", "Orders/0", "Copied/5")
@@ -358,7 +359,7 @@ def test_a_folder_without_a_root(store: Store) -> None:
     with pytest.raises(StoreError, match="expected a whole store to audit, found one segment"):
         rows_of(store.segments[0].path)
     lone = store.path / "alone"
-    shutil.copytree(Path(store.segments[0].path).parent, lone)
+    copy_tree(Path(store.segments[0].path).parent, lone)
     with pytest.raises(StoreError, match="expected a storePathRootDir with the folder consumequeue"):
         rows_of(lone)
 

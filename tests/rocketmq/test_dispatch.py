@@ -51,6 +51,7 @@ from tests.support.dispatching import (
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden
 from tests.support.queues import FILLER, java_hash
+from tests.support.sparse_copy import copy_tree
 
 BOTH = ("consumequeue", "index")
 # What every golden was written with.
@@ -164,7 +165,7 @@ def test_only_committed_entries_are_dispatched(tmp_path: Path) -> None:
 def test_small_steps_give_the_same_files(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     store = store_of(one)
-    shutil.copytree(one, other)
+    copy_tree(one, other)
     dispatch(one, store.end, last(store))
     parts: list[DispatchedPart] = []
     running = dispatcher(other, parts.append)

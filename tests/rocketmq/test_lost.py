@@ -24,6 +24,7 @@ from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue, write_dledger
 from tests.support.long_runs import mostly_slow
 from tests.support.queues import tags_code, units_of, write_units
+from tests.support.sparse_copy import copy_tree
 
 Row = dict[str, Any]
 
@@ -92,7 +93,7 @@ def place_of(row: Row | None) -> tuple[object, ...] | None:
 @pytest.fixture
 def store(request: pytest.FixtureRequest, case_folder: Callable[[str], Path], tmp_path: Path) -> Path:
     copy = tmp_path / "store"
-    shutil.copytree(case_folder(request.param), copy)
+    copy_tree(case_folder(request.param), copy)
     return copy
 
 
@@ -169,7 +170,7 @@ def test_without_units_the_count_is_never_too_high(
     """Indexes around a place tell how many entries it had; a plain CommitLog only has the bytes."""
     for case in ("mq-53-single", "mq-plain"):
         root = tmp_path / case
-        shutil.copytree(case_folder(case), root)
+        copy_tree(case_folder(case), root)
         before = intact(rows_of(root))
         for folder in ("consumequeue", "index", "dledger-n0/index"):
             shutil.rmtree(root / folder, ignore_errors=True)
@@ -191,7 +192,7 @@ def test_without_units_the_count_is_never_too_high(
 def test_what_one_replica_has_is_not_lost_for_good(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     """Three replicas, each damaged elsewhere, and one place on all of them."""
     for node in ("n0", "n1", "n2"):
-        shutil.copytree(case_folder("mq-53-three") / node, tmp_path / node)
+        copy_tree(case_folder("mq-53-three") / node, tmp_path / node)
     rows = [row for row in rows_of(tmp_path / "n0") if row["kind"] == "message"]
     one, everywhere = rows[20], rows[40]
     for node in ("n0", "n1", "n2"):
@@ -208,7 +209,7 @@ def test_what_several_replicas_lost_counts_once(case_folder: Callable[[str], Pat
     """Places that overlap, on replicas without units: the indexes around them tell what is lost where."""
     paths = [tmp_path / node for node in ("n0", "n1", "n2")]
     for path in paths:
-        shutil.copytree(case_folder("mq-53-three") / path.name, path)
+        copy_tree(case_folder("mq-53-three") / path.name, path)
         for folder in ("consumequeue", "index", f"dledger-{path.name}/index"):
             shutil.rmtree(path / folder)
     rows = rows_of(paths[0])
@@ -246,7 +247,7 @@ def test_a_slave_has_what_its_master_lost(case_folder: Callable[[str], Path], tm
     """Copies of a plain CommitLog have the same positions; without units only the bytes are compared."""
     master, slave = tmp_path / "master", tmp_path / "slave"
     for path in (master, slave):
-        shutil.copytree(case_folder("mq-plain"), path)
+        copy_tree(case_folder("mq-plain"), path)
     rows = [row for row in rows_of(master) if row["transaction"] == "none"]
     one, both = rows[20], rows[40]
     for path, row in ((master, one), (master, both), (slave, both)):
@@ -264,7 +265,7 @@ def test_a_slave_has_what_its_master_lost(case_folder: Callable[[str], Path], tm
 def test_a_copy_that_units_contradict_is_lost(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     master, slave = tmp_path / "master", tmp_path / "slave"
     for path in (master, slave):
-        shutil.copytree(case_folder("mq-plain"), path)
+        copy_tree(case_folder("mq-plain"), path)
     row = next(row for row in rows_of(slave) if row["transaction"] == "none" and row["queueOffset"] > 3)
     change(slave, row["pos"] + 27, b"\x7f")  # the queue offset
     (found,) = lost_of(master, slave)
@@ -352,7 +353,7 @@ def test_a_file_that_ends_early_counts_once(case_folder: Callable[[str], Path], 
     """The last file of one replica is cut anywhere, cut and filled with zeros, or gone; the others have all of it."""
     paths = [tmp_path / node for node in ("n0", "n1", "n2")]
     for path in paths:
-        shutil.copytree(case_folder("mq-53-three") / path.name, path)
+        copy_tree(case_folder("mq-53-three") / path.name, path)
     rows = [row for row in rows_of(paths[2]) if row["kind"] != "corrupt"]
     last = max((paths[2] / "dledger-n2" / "data").iterdir())
     base, size = int(last.name), last.stat().st_size
@@ -409,7 +410,7 @@ def test_candidates_are_named(
     case_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-single"), root)
+    copy_tree(case_folder("mq-53-single"), root)
     rows = [row for row in rows_of(root) if row["keys"] and row["tags"]]
     row = rows[len(rows) // 2]
     overwrite(root, row)
@@ -450,7 +451,7 @@ def test_an_export_counts_the_lost_messages(
 ) -> None:
     """One corrupt row can stand for many messages; the audit of the result sees at most those that are missing."""
     root = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-single"), root)
+    copy_tree(case_folder("mq-53-single"), root)
     before = intact(rows_of(root))
     damage(root, seed)
     gone = len(before.keys() - intact(rows_of(root)).keys())
@@ -468,7 +469,7 @@ def test_an_export_counts_only_the_messages_that_it_wants(
     case_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "store"
-    shutil.copytree(case_folder("mq-53-single"), root)
+    copy_tree(case_folder("mq-53-single"), root)
     rows = [row for row in rows_of(root) if row["kind"] == "message"]
     hit = next(row for row in rows[30:] if row["topic"] == "PayTopic" and row["transaction"] == "none")
     overwrite(root, hit)

@@ -32,6 +32,7 @@ from tests.support.golden import ALL, Golden
 from tests.support.long_runs import mostly_slow
 from tests.support.queues import FILLER, java_hash
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
+from tests.support.sparse_copy import copy_tree
 
 BROKERS = [golden for golden in ALL if not golden.is_raw]
 # The first files of log and index were deleted.
@@ -387,7 +388,7 @@ def test_batch_queues_are_noted_and_not_built(tmp_path: Path) -> None:
 def test_light_message_queues_are_not_lost(tmp_path: Path) -> None:
     root = tmp_path / "root"
     store_of(root)
-    shutil.copytree(root / "consumequeue" / "Orders", root / "consumequeue" / "%LMQ%one")
+    copy_tree(root / "consumequeue" / "Orders", root / "consumequeue" / "%LMQ%one")
     with pytest.raises(StoreError, match="light message queue %LMQ%one is not rebuilt and would be lost"):
         rebuild(root, "consumequeue")
     assert (root / "consumequeue" / "%LMQ%one").is_dir()

@@ -20,6 +20,7 @@ from pyspark_dledger.rocketmq.rebuild import compare, rebuild
 from tests.support.dispatching import files_of, index_units, units
 from tests.support.long_runs import examples
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
+from tests.support.sparse_copy import copy_tree
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -28,7 +29,7 @@ def test_differences_are_listed_by_queue(tmp_path: Path) -> None:
     root = tmp_path / "root"
     store_of(root)
     shutil.rmtree(root / "consumequeue" / "Pays")
-    shutil.copytree(root / "consumequeue" / "Orders" / "0", root / "consumequeue" / "Ghost" / "0")
+    copy_tree(root / "consumequeue" / "Orders" / "0", root / "consumequeue" / "Ghost" / "0")
     file = root / "consumequeue" / "Orders" / "1" / f"{0:020d}"
     data = bytearray(file.read_bytes())
     data[40:60] = bytes(20)
@@ -124,7 +125,7 @@ def test_any_damage_of_queues_is_found_and_repaired(
     sound: Path, folder: Callable[[], Path], data: st.DataObject
 ) -> None:
     root = folder() / "root"
-    shutil.copytree(sound, root)
+    copy_tree(sound, root)
     good = files_of(root, "consumequeue")
     for _ in range(data.draw(st.integers(0, 3))):
         change_something(root / "consumequeue", data)
@@ -157,7 +158,7 @@ def test_any_damage_of_the_index_is_found_and_repaired(
     sound: Path, folder: Callable[[], Path], data: st.DataObject
 ) -> None:
     root = folder() / "root"
-    shutil.copytree(sound, root)
+    copy_tree(sound, root)
     good = index_bytes(root)
     for _ in range(data.draw(st.integers(0, 2))):
         change_something(root / "index", data)

@@ -24,6 +24,7 @@ from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 from tests.support.dispatching import Messages, dispatch, files_of, with_noise
 from tests.support.generate import write_dledger
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
+from tests.support.sparse_copy import copy_tree
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -147,7 +148,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_folder(
     seen = set()
     for step in range(1, 50):
         shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(start, root)
+        copy_tree(start, root)
         with monkeypatch.context() as patched:
             _kill_at(patched, step, can_exchange)
             try:

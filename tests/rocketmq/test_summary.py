@@ -31,6 +31,7 @@ from tests.support.generate import mq_message, write_commitlog
 from tests.support.groups import eventually
 from tests.support.message_member import FILES, Member, member, quiet
 from tests.support.message_nodes import SMALL_QUEUES, MessageNodes, puts, rows
+from tests.support.sparse_copy import copy_tree
 
 SUMMARY = Summary(
     7, 3, {("Orders", 0): 40, ("Orders", 3): 1, ("%RETRY%\u00e9", 1): 2**40}, (EntryRange(0, 7, -1, 1000, 1000),)
@@ -52,7 +53,7 @@ def expired_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def expired(expired_root: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(expired_root, tmp_path / "member"))
+    return copy_tree(expired_root, tmp_path / "member")
 
 
 # The file

@@ -7,20 +7,18 @@ no checksum, so each of them must be intact on two of three members.
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_dledger.format.spec import ScanRequest
-from pyspark_dledger.log.io.files import data_extents
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
 from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import unpack
+from tests.support.sparse_copy import copy_tree
 from tests.support.witnesses.log_writer import DLedgerWriter
 
 GOLDENS = (
@@ -176,7 +174,7 @@ def golden_group(folder: Path, case: str) -> Group:
 def plain_group(folder: Path, case: str) -> Group:
     """A master and two slaves without DLedger. The extents of messages have their positions for an index."""
     root = unpack(case, folder / "unpacked")
-    members = [Path(shutil.copytree(root, folder / f"m{number}", copy_function=_copy_sparse)) for number in range(3)]
+    members = [copy_tree(root, folder / f"m{number}") for number in range(3)]
     return group_at(folder, case, members)
 
 
@@ -189,7 +187,7 @@ def group_at(folder: Path, name: str, members: list[Path]) -> Group:
     kept = []
     for number, member in enumerate(members):
         original = originals / str(number) / member.name
-        shutil.copytree(member, original, copy_function=_copy_sparse)
+        copy_tree(member, original)
         kept.append(original)
     extents = [Extent(*row) for row in _rows(members[leader])]
     of_leader = {(row.pos, row.size, row.index) for row in extents}
@@ -198,17 +196,6 @@ def group_at(folder: Path, name: str, members: list[Path]) -> Group:
         same = [row for row in _rows(member) if row in of_leader]
         shared.append(max((row[0] + row[1] for row in same), default=0))
     return Group(name, kept[leader], members, extents, shared)
-
-
-def _copy_sparse(source: str, target: str) -> None:
-    """Copy a file without its holes: index files of a broker have 160 MiB."""
-    with open(source, "rb") as one, open(target, "wb") as two:
-        size = os.fstat(one.fileno()).st_size
-        for start, end in data_extents(one.fileno(), 0, size):
-            one.seek(start)
-            two.seek(start)
-            two.write(one.read(end - start))
-        two.truncate(size)
 
 
 def _view(path: Path) -> StoreView:

@@ -40,6 +40,7 @@ from tests.support.dispatching import audit
 from tests.support.generate import mq_message, rows_of, write_commitlog, write_dledger
 from tests.support.golden import fingerprint, unpack
 from tests.support.long_runs import mostly_slow
+from tests.support.sparse_copy import copy_tree
 
 ENGINES = ("native", "python")
 
@@ -319,7 +320,7 @@ def test_config_is_the_first_intact_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["mq-plain", "mq-53-upgrade"])
 def test_commit_logs_without_dledger(tmp_path: Path, case: str) -> None:
     root = unpack(case, tmp_path)
-    members = [Path(shutil.copytree(root, tmp_path / f"m{number}")) for number in range(3)]
+    members = [copy_tree(root, tmp_path / f"m{number}") for number in range(3)]
     for number, member in enumerate(members):
         for file in sorted((member / "commitlog").iterdir())[number : number + 1]:
             file.write_bytes(file.read_bytes()[:5000] + bytes(file.stat().st_size - 5000))

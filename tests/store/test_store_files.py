@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataSer
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.long_runs import examples
+from tests.support.sparse_copy import copy_tree
 from tests.support.stores import (
     FILE,
     abandoned,
@@ -177,7 +177,7 @@ def test_a_log_never_begins_with_a_file_without_entries(tmp_path: Path, flush: s
     before, all_entries = where(store), entries(store)
     if not is_flushed:
         # An entry with its unit finishes a reset; else a restart finds the old log, without a gap in its files.
-        copy = opened(Path(shutil.copytree(tmp_path / "store", tmp_path / "copy")))
+        copy = opened(copy_tree(tmp_path / "store", tmp_path / "copy"))
         assert entries(copy) == (all_entries if flush == "async" else old)
         copy.shutdown()
         store.flush()

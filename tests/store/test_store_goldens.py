@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pyspark_dledger.log.recovery.recovery_preview import preview
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.golden import ALL, Golden, unpack
+from tests.support.sparse_copy import copy_tree
 from tests.support.stores import content, data_files, entries, findings, index_files, log_of, opened
 
 RAW = [golden for golden in ALL if golden.is_raw]
@@ -168,7 +168,7 @@ def test_a_copy_of_a_running_store_opens(tmp_path: Path) -> None:
     store = MmapFileStore(StoreConfig(tmp_path / "store", data_file_size=4096, index_file_size=3200))
     store.startup()
     store.append_as_leader([b"x" * 100] * 100)
-    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    copy_tree(tmp_path / "store", tmp_path / "copy")
     copy = MmapFileStore(StoreConfig(tmp_path / "copy"))
     copy.startup()
     assert entries(copy) == entries(store)

@@ -17,6 +17,7 @@ from pyspark_dledger.store.store_config import StoreConfig
 from tests.interop import damages
 from tests.interop.damages import Damage
 from tests.support.golden import fingerprint, unpack
+from tests.support.sparse_copy import copy_tree
 from tests.support.stores import (
     FILE,
     abandoned,
@@ -217,7 +218,7 @@ def batch(first: int, count: int) -> list[bytes]:
 def test_a_killed_write_leaves_whole_entries(base: MmapFileStore, tmp_path: Path, sectors: int, units: int) -> None:
     """The first sectors of a batch are written; index units are written after all data."""
     given = batch(7, 29)
-    shutil.copytree(base.config.base_dir, tmp_path / "copy")
+    copy_tree(base.config.base_dir, tmp_path / "copy")
     base.append_as_leader(given)
     start, wrote = 7 * 148, content(data_files(base))
     store = StoreConfig(tmp_path / "copy")
@@ -250,7 +251,7 @@ def test_sectors_lost_with_the_power_leave_whole_entries(base: MmapFileStore, tm
     draw = random.Random(5)
     for attempt in range(60):
         copy = tmp_path / f"copy{attempt}"
-        shutil.copytree(base.config.base_dir, copy)
+        copy_tree(base.config.base_dir, copy)
         lost = draw.sample(range(start // 512 + 1, base.end_pos // 512 + 1), draw.choice((1, 2, 20)))
         for name, data in wrote.items():
             damaged = bytearray(data)

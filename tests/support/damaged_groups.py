@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_dledger.log import open_log
 from tests.support.generate import Payload, Store, mq_message, raw, write_consume_queue, write_dledger
+from tests.support.sparse_copy import copy_tree
 
 FILE = 4096
 SECTOR = 512
@@ -90,7 +90,7 @@ def _member(node: str, folder: Path, store: Store) -> Member:
 
 def copied_member(source: Path, folder: Path, node: str) -> Member:
     """A copy of a node's store, with the entries that a read finds in it."""
-    shutil.copytree(source, folder)
+    copy_tree(source, folder)
     log = open_log(folder)
     bases = {segment.name: (Path(segment.path), segment.base) for segment in log.segments}
     contents = {name: path.read_bytes() for name, (path, _) in bases.items()}
