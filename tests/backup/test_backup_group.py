@@ -69,9 +69,10 @@ def test_a_member_restored_under_load_loses_no_acknowledged_entry(
         assert second.first_index > 0 and second.last_index >= first.last_index
         group.start(leader)
         eventually(lambda: max(writer.acknowledged, default=0) > second.last_index + 500)
-        group.stop(follower)
         given = ("--group", "g", "--peers", group.peers, "--id", follower, "--to", tmp_path / "new", "--json")
-        capsys.readouterr()
+        assert main(["restore", str(target), *map(str, given)]) == 2
+        assert f"found that {follower} runs: stop it first" in capsys.readouterr().err
+        group.stop(follower)
         assert main(["restore", str(target), *map(str, given)]) == 0
         report = json.loads(capsys.readouterr().out)
         terms = [group.status(each)["term"] for each in group.ids if each != follower]

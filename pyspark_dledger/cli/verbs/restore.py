@@ -13,6 +13,7 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import parse_peers
 
 
@@ -58,27 +59,39 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _term_above_all(args: argparse.Namespace) -> int:
-    """A term above those of all other members. Raises GroupError unless all tell theirs.
+    """A term above those of all other members. Raises GroupError unless all tell theirs, OptionError for wrong peers.
 
-    The member may have voted for any of them: what it promised is lost, but the candidate knows its own term.
+    The member may have voted for any of them: what it promised is lost, but a candidate knows its own term.
     """
     from pyspark_dledger.rocketmq.backup.manifest import read_manifest
 
     if args.group is None or args.peers is None:
         raise OptionError("expected --group and --peers, --term, or --new-group, found none of them")
-    others = [node_id for node_id in parse_peers(args.peers) if node_id != args.node]
+    peers = parse_peers(args.peers)
     manifest = read_manifest(Path(args.path))
-    missing = set(manifest.members if manifest is not None else ()) - {*others, args.node}
+    missing = set(manifest.members if manifest is not None else ()) - {*peers, args.node}
     if missing:
         raise OptionError(f"--peers: expected all members, found none for {', '.join(sorted(missing))}, or give --term")
     with connected(args) as client:
-        terms = []
-        for node_id in others:
-            try:
-                terms.append(client.status(node_id).term)
-            except GroupError as error:
-                text = f"{node_id} does not tell its term ({error}): start it, or give --term"
-                raise GroupError(text, error.code) from None
+        if args.node in peers and _runs(client, args.node):
+            raise OptionError(f"--id: expected a member that is stopped, found that {args.node} runs: stop it first")
+        terms = [_term_of(client, node_id) for node_id in peers if node_id != args.node]
     if not terms:
         raise OptionError("--peers: expected the other members, found none")
     return max(terms) + 1
+
+
+def _runs(client: Client, node_id: str) -> bool:
+    try:
+        client.status(node_id)
+    except GroupError:
+        return False
+    return True
+
+
+def _term_of(client: Client, node_id: str) -> int:
+    try:
+        return client.status(node_id).term
+    except GroupError as error:
+        text = f"{node_id} does not tell its term ({error}): start it, or give --term"
+        raise GroupError(text, error.code) from None

@@ -68,7 +68,7 @@ class _Verified:
 
 
 class LogCopy:
-    """Copies the log of `store`, ``[first_index, last_index]``, to the folder `target`. Memory: about 16 MiB."""
+    """Copies the entries `wanted` of `store` to the folder `target`. Memory does not grow with the log."""
 
     def __init__(self, store: StoreView, wanted: LogRange, target: Path, progress: Callable[[int, int], None]) -> None:
         self._store = store
