@@ -5,16 +5,24 @@ from __future__ import annotations
 import errno
 import threading
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core import Send
-from pyspark_dledger.raft.messages import HeartBeatRequest, HeartBeatResponse, Role, TransferRequest, TransferResponse
+from pyspark_dledger.raft.messages import (
+    AppendRequest,
+    HeartBeatRequest,
+    HeartBeatResponse,
+    Role,
+    TransferRequest,
+    TransferResponse,
+)
 from pyspark_dledger.store.files.mapped_files import MappedFile
 from pyspark_dledger.store.memory_store import MemoryStore
-from tests.support.groups import FAST, THREE, Nodes, eventually, nodes
+from tests.support.groups import FAST, THREE, Nodes, eventually, nodes, packed
 from tests.support.one_core import OneCore, filled, lead_with_equal_peer, requested_terms
 
 
@@ -126,3 +134,24 @@ def test_a_leader_whose_disk_is_too_slow_is_replaced(tmp_path: Path, monkeypatch
         finally:
             goes_on.set()
         assert new in THREE
+
+
+def test_appends_to_a_full_disk_are_rejected_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run in another thread. None overtakes one that was rejected."""
+    with nodes(tmp_path, 1, core_options={}) as group:
+        group.leader()
+        with closing(group.caller("n0").hello()) as caller:
+            writes = count()
+            write = MappedFile.write
+
+            def sometimes_full(file: MappedFile, pos: int, data: bytes) -> None:
+                if next(writes) < 2:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                write(file, pos, data)
+
+            monkeypatch.setattr(MappedFile, "write", sometimes_full)
+            assert caller.append(b"first").code == ResponseCode.DISK_FULL
+            requests = [AppendRequest(bodies=packed(b"%d" % number), is_restart=not number) for number in range(5)]
+            opaques = [caller.send(request) for request in requests]
+            assert {caller.receive(opaque).code for opaque in opaques} == {ResponseCode.DISK_FULL}
+            assert caller.append(b"last").code == 200

@@ -11,6 +11,7 @@ from pyspark_dledger.raft.core.election import Election
 from pyspark_dledger.raft.core.leader.transfer import Transfer
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
+    AppendRequest,
     GetResponse,
     HeartBeatRequest,
     IdentityRequest,
@@ -43,11 +44,18 @@ class DiskWaits:
     def in_request(self, request: Request) -> bool:
         if isinstance(request, PushRequest):
             if request.type is PushType.APPEND:
-                return request.first_index != self._member.store.ledger_end_index + 1
+                return self._is_disk_bad or request.first_index != self._member.store.ledger_end_index + 1
             return request.type is not PushType.COMMIT
+        if isinstance(request, AppendRequest):
+            return self._is_disk_bad
         if isinstance(request, HeartBeatRequest):
             return request.term > self._member.term
         return isinstance(request, _REQUESTS)
+
+    @property
+    def _is_disk_bad(self) -> bool:
+        """Whether the next append may fail: removing its entries needs a flush."""
+        return bool(self._member.disk.problem(self._member.now))
 
     def in_response(self, response: Response | None) -> bool:
         return response is not None and (response.term > self._member.term or isinstance(response, _RESPONSES))

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from pyspark_dledger.raft.messages import Request, Response
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.messages import AppendRequest, Request, Response
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.wire import ReceivedRequest
+
+# After these codes an append may still be in the log, so later ones are not rejected.
+_UNKNOWN_OUTCOMES = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 
 
 class Responder(Protocol):
@@ -20,6 +24,9 @@ class Responder(Protocol):
 
     def when_room(self, size: int, work: Callable[[], None]) -> None:
         """Call `work`, which responds at once, when there is memory for a response of `size` bytes."""
+
+    def reject_next(self) -> None:
+        """An append was rejected: reject those after it in its pipeline."""
 
 
 class Caller(NamedTuple):
@@ -35,6 +42,10 @@ class Caller(NamedTuple):
     def when_room(self, size: int, work: Callable[[], None]) -> None:
         """Call `work`, which responds at once, when there is memory for a response of `size` bytes."""
         self.inbound.when_room(size, work)
+
+    def reject_next(self) -> None:
+        """An append was rejected: reject those after it in its pipeline."""
+        self.inbound.reject_next()
 
 
 class LocalCaller:
@@ -53,6 +64,9 @@ class LocalCaller:
         """Call `work` at once."""
         work()
 
+    def reject_next(self) -> None:
+        """Nothing: it has no pipeline."""
+
 
 class RequestHandler(Protocol):
     """Handles requests (`CoreDriver`), except while its `threads` are busy."""
@@ -64,3 +78,9 @@ class RequestHandler(Protocol):
 
     def flush_later(self, channel: Channel) -> None:
         """Flush `channel` after all requests at hand were handled."""
+
+
+def is_rejection(received: ReceivedRequest, response: Response) -> bool:
+    """Whether it is the response to an append that is certainly not in the log."""
+    is_append = isinstance(received.request, AppendRequest)
+    return is_append and response.code != ResponseCode.SUCCESS and response.code not in _UNKNOWN_OUTCOMES

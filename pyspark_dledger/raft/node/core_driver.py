@@ -95,7 +95,7 @@ class CoreDriver:
         if self._has_led and isinstance(request, PushRequest):
             self._drop_views(request.term)
         if self._core.disk_waits.in_request(request):
-            self._change(lambda: self._core.handle(request, caller, self._now()))
+            self._handle_aside(request, caller)
             return True
         self._drain_later()
         try:
@@ -103,6 +103,20 @@ class CoreDriver:
         except Exception as error:  # noqa: BLE001  # after any exception the core's state is unknown
             self._fail(error)
             return True
+
+    def _handle_aside(self, request: Request, caller: Caller | LocalCaller) -> None:
+        accepted = True
+
+        def work() -> None:
+            nonlocal accepted
+            accepted = self._core.handle(request, caller, self._now()) is not False
+
+        def done(error: BaseException | None) -> None:
+            if not accepted:
+                caller.reject_next()
+            self._changed(error)
+
+        self.threads.change(work, done)
 
     def handle_response(self, token: int, response: Response | None) -> None:
         """The outcome of a request to a peer; None without a response."""

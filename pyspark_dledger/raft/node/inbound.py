@@ -27,7 +27,7 @@ from pyspark_dledger.raft.messages import (
     SummaryRequest,
 )
 from pyspark_dledger.raft.node.admission import Admission
-from pyspark_dledger.raft.node.callers import Caller, RequestHandler
+from pyspark_dledger.raft.node.callers import Caller, RequestHandler, is_rejection
 from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
 from pyspark_dledger.raft.node.memory_budget import FREE_BYTES, MemoryBudget
 from pyspark_dledger.raft.node.quotas import Quotas
@@ -65,8 +65,6 @@ _SMALL_BYTES = 512 * 1024
 # Seconds after which an unused receive buffer is freed.
 _SHRINK_SECONDS = 5.0
 _SUCCESS = int(ResponseCode.SUCCESS)
-# After these codes an append may still be in the log, so later ones are not rejected.
-_UNKNOWN_OUTCOMES = (ResponseCode.TERM_CHANGED, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
 
 # Outstanding requests are kept without their data.
 _WITHOUT_DATA: dict[type[Request], Request] = {
@@ -308,7 +306,10 @@ class Inbound(Channel):
         without_data = _WITHOUT_DATA.get(type(request))
         kept = received if without_data is None else received._replace(request=without_data)
         if not self._handler.handle(request, Caller(self, kept, reserved)):
-            self._is_rejecting = True
+            self.reject_next()
+
+    def reject_next(self) -> None:
+        self._is_rejecting = True
 
     def _identify(self, request: Request | Refusal) -> bool:
         """Whether the sender of the first request may stay."""
@@ -322,8 +323,7 @@ class Inbound(Channel):
         self._registry.refused.connections[kind] += 1
         self._log(logging.WARNING, event, address=self.address, reason=reason)
         if kind in ("secret", "hello"):
-            # After the response.
-            self.close()
+            self.close()  # after the response
         else:
             self.abort()
 
@@ -399,7 +399,7 @@ class Inbound(Channel):
         self._reserved -= caller.reserved
         self._reads -= isinstance(received.request, _READS)
         self._send(received, response)
-        if self._is_rejecting and self._rejection is None and _is_rejection(received, response):
+        if self._is_rejecting and self._rejection is None and is_rejection(received, response):
             self._rejection = response
             waiting, self._waiting_appends = self._waiting_appends, []
             self._outstanding -= len(waiting)
@@ -491,9 +491,3 @@ class Inbound(Channel):
         self._registry.closed(self)
         if self._on_lost is not None:
             self._on_lost(self)
-
-
-def _is_rejection(received: ReceivedRequest, response: Response) -> bool:
-    """Whether it is the response to an append that is certainly not in the log."""
-    is_append = isinstance(received.request, AppendRequest)
-    return is_append and response.code != ResponseCode.SUCCESS and response.code not in _UNKNOWN_OUTCOMES
