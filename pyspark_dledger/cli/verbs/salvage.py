@@ -144,7 +144,7 @@ def _salvage(args: argparse.Namespace, request: SalvageRequest, map_parts: MapPa
     else:
         _print(report, out)
     is_sure = not (report.lost or report.findings or report.unconfirmed or report.unreadable)
-    return CLEAN if is_sure and report.lost_after is None else FINDINGS
+    return CLEAN if is_sure and report.lost_after is None and report.lost_until is None else FINDINGS
 
 
 def _print(report: SalvageReport, out: Output) -> None:

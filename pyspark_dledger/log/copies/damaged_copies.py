@@ -136,13 +136,13 @@ def _by_message_units(copies: Copies, damaged: Array) -> Array:
 
 
 def confirmed_entries(copies: Copies, damaged: Array, is_any_lost: bool) -> Array:
-    """Which entries have an intact copy that a second one or a checksum confirms; all where no copy is damaged.
+    """Which entries have an intact copy that an equal one or a checksum confirms; all where no copy is damaged.
 
     `is_any_lost`: a replica lost these entries. A checksum covers a message's body, so the only copy left must also be
     the one that its queue knows, if there are ConsumeQueues.
     """
     number = (~damaged).sum(axis=0)
-    found: Array = number > 1
+    found: Array = np.any(~damaged & (copies.equal_to != np.arange(len(damaged))[:, None]), axis=0)
     for row, (_, entries) in enumerate(copies.slices):
         if "isChecked" in entries.columns:
             found |= entries.columns["isChecked"] & ~damaged[row]

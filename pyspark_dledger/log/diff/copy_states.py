@@ -26,6 +26,7 @@ class _Range(NamedTuple):
     log_terms: tuple[int | None, ...]
     damaged: frozenset[int]
     unclear: frozenset[int]
+    is_lost: bool
     is_silent: tuple[bool, ...]
 
 
@@ -48,9 +49,20 @@ class CopyStates:
             for found in (found for part in parts for found in read_ranges(part)):
                 unknown = frozenset(unclear_on(found, group))
                 damaged = frozenset((*damaged_on(found, group), *fillers_on(found))) - unknown
-                extent = found.first_index, found.last_index
-                self._ranges.append(_Range(*extent, found.terms, found.log_terms, damaged, unknown, found.is_silent))
-                if is_lost(found, group):
+                is_any_lost = is_lost(found, group)
+                self._ranges.append(
+                    _Range(
+                        found.first_index,
+                        found.last_index,
+                        found.terms,
+                        found.log_terms,
+                        damaged,
+                        unknown,
+                        is_any_lost,
+                        found.is_silent,
+                    )
+                )
+                if is_any_lost:
                     lost.add(found.first_index, found.last_index)
                 elif unknown:
                     unclear.add(found.first_index, found.last_index, max(found.sizes))
@@ -73,15 +85,23 @@ class CopyStates:
         """Whether the CommitLogs of all replicas were compared."""
         return bool(self._rows)
 
+    def is_replaced(self, index: int) -> bool:
+        """Whether the group's log has another entry at this index, of which a replica has a copy."""
+        found = self._at(index)
+        return found is not None and not found.is_lost and any(term is not None for term in found.terms)
+
+    def _at(self, index: int) -> _Range | None:
+        place = bisect_right(self._ranges, index, key=lambda each: each.first) - 1
+        return self._ranges[place] if place >= 0 and index <= self._ranges[place].last else None
+
     def of_entry(self, number: int, index: int, term: int | None) -> int:
         """How a replica has the entry `index`; one of another term counts as absent.
 
         A `term` that no log has is of a damaged index unit, and counts as unknown.
         """
-        place = bisect_right(self._ranges, index, key=lambda each: each.first) - 1
-        if place < 0 or self._ranges[place].last < index:
+        found = self._at(index)
+        if found is None:
             return ABSENT
-        found = self._ranges[place]
         if number in found.damaged:
             return DAMAGED
         if number in found.unclear:

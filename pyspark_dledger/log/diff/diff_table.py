@@ -201,7 +201,7 @@ def intact_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
 def _wanted(found: IndexRange, group: ReplicaGroup) -> list[int]:
     """The replicas that have a range; where some lack it, those that have it with the term in the log of these."""
     terms = {found.log_terms[number] for number in _lacking(found, group)}
-    return [number for number in found.holders if not terms or found.terms[number] in terms]
+    return [number for number in found.holders if not terms or terms & {None, found.terms[number]}]
 
 
 def is_lost(found: IndexRange, group: ReplicaGroup) -> bool:
@@ -210,7 +210,7 @@ def is_lost(found: IndexRange, group: ReplicaGroup) -> bool:
         return False
     numbers = [number for number, term in enumerate(found.log_terms) if term is not None]
     if not numbers:
-        return False
+        return not found.holders and bool(_lacking(found, group))
     kept = found.log_terms[min(numbers, key=group.rank)]
     return kept not in {found.terms[number] for number in found.holders}
 

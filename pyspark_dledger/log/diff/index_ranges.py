@@ -32,6 +32,7 @@ from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 
 # Ranges whose first difference is found.
 MAX_EXPLAINED = 1_000
+_UNKNOWN = -2
 
 
 class IndexRange(NamedTuple):
@@ -133,7 +134,8 @@ def _compare_each(
                 count = min(count, len(head) if head.first == at else head.first - at)
         assert count > 0
         slices = [head.part(0, count, at) if head is not None and head.first == at else None for head in heads]
-        yield from _index_ranges(slices, shares, at, count, explained, replicas_each)
+        following = [head.first if head is not None else None for head in heads]
+        yield from _index_ranges(slices, shares, at, count, explained, replicas_each, following)
         for cursor, entries in zip(cursors, slices, strict=True):
             if entries is not None:
                 cursor.skip(count)
@@ -147,10 +149,14 @@ def _index_ranges(
     count: int,
     explained: Iterator[int],
     replicas_each: int,
+    following: Sequence[int | None],
 ) -> Iterator[IndexRange]:
-    """The ranges of `count` indexes; each replica has all of them or none."""
+    """The ranges of `count` indexes; each replica has all of them or none, and its next entry is `following`."""
     present = [(number, entries) for number, entries in enumerate(slices) if entries is not None]
-    log_terms = [terms_of(share, first, count) if share.begin <= first <= share.end else None for share in shares]
+    log_terms = [
+        _log_terms(share, first, count, index) if share.begin <= first <= share.end else None
+        for share, index in zip(shares, following, strict=True)
+    ]
     none = np.zeros((0, count), bool)
     compared, suspects = _Compared(present, none, none, none), none
     contradicts = is_confirmed = np.zeros(count, bool)
@@ -182,11 +188,25 @@ def _index_ranges(
             bool(contradicts[start]),
             tuple(entries is not None and n not in intact and n not in fillers for n, entries in enumerate(slices)),
             bool(is_confirmed[start]),
-            tuple(None if each is None else int(each[start]) for each in log_terms),
+            tuple(None if each is None or each[start] == _UNKNOWN else int(each[start]) for each in log_terms),
             tuple(n in fillers for n in range(len(slices))),
             compared.difference(start, explained),
             tuple(number for row, (number, _) in enumerate(present) if suspects[row, start]),
         )
+
+
+def _log_terms(share: ReplicaShare, first: int, count: int, following: int | None) -> Array | None:
+    """The terms in a replica's log; unknown where entries are missing before its first one, or between two terms."""
+    terms = terms_of(share, first, count)
+    if terms is None:
+        return None
+    index = np.arange(first, first + count)
+    is_unknown = index < share.term_starts[0][0]
+    if following is not None:
+        next_term = terms_of(share, following, 1)
+        assert next_term is not None
+        is_unknown |= (index < following) & (terms != next_term[0])
+    return np.where(is_unknown, _UNKNOWN, terms)
 
 
 class _Compared(NamedTuple):

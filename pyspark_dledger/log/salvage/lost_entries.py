@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,9 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
+
+# A damaged checkpoint can promise any number of entries.
+_MAX_AT_END = 1_000_000
 
 
 class LostEntry(NamedTuple):
@@ -64,15 +67,21 @@ def lost_entries(gap: Gap, index_files: Sequence[DLedgerIndex], file_size: int) 
 
 def known_after(index: int, pos: int, term: int, last: int, files: DLedgerIndex, file_size: int) -> list[LostEntry]:
     """The entries after `index`, which ends at `pos`, up to `last`, that units show without a hole."""
+    count = min(last - index, _MAX_AT_END)
+    known = _known(Gap(pos, 2**62, index + 1, index + count, term, 2**62), [files]) if count > 0 else ()
+    return entries_after(index, pos, term, known, file_size)
+
+
+def entries_after(index: int, pos: int, term: int, known: Iterable[LostEntry], file_size: int) -> list[LostEntry]:
+    """The `known` entries, by index, that continue a log after the entry `index`, which ends at `pos`."""
     found: list[LostEntry] = []
-    gap = Gap(pos, 2**62, index + 1, last, term, 2**62)
-    for known in _known(gap, [files]) if gap.entries > 0 else ():
-        is_adjacent = known.pos == pos or known.pos == _file_end(pos, file_size)
-        is_inside = known.pos % file_size + known.size + MIN_BLANK_SIZE <= file_size
-        if known.index != index + 1 or not is_adjacent or not is_inside or known.term < term:
+    for each in known:
+        is_adjacent = each.pos == pos or each.pos == _file_end(pos, file_size)
+        is_inside = each.pos % file_size + each.size + MIN_BLANK_SIZE <= file_size
+        if each.index != index + 1 or not is_adjacent or not is_inside or each.term < term:
             break
-        found.append(known)
-        pos, index, term = known.pos + known.size, known.index, known.term
+        found.append(each)
+        pos, index, term = each.pos + each.size, each.index, each.term
     return found
 
 

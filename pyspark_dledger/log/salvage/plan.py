@@ -16,6 +16,7 @@ from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Evidence, Run, SegmentPart, compare_copies
 from pyspark_dledger.log.copies.segment_copy import SegmentCopy
+from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file, path_of
@@ -82,7 +83,7 @@ class SalvagePlan:
     @property
     def is_lossless(self) -> bool:
         """Whether it is sure that nothing is lost of what a source knows to be committed."""
-        is_any_lost = any(log.lost or log.undecided or log.lost_after is not None for log in self.logs)
+        is_any_lost = any(log.lost or log.undecided or log.is_longer for log in self.logs)
         return not (is_any_lost or self.unconfirmed or self.unreadable)
 
     @property
@@ -155,7 +156,8 @@ def plan_salvage(
             log_of = names.index(options.log_of) if options.log_of is not None else None
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
             confirmed = _confirmed(stores, contested, source)
-            logs.append(restore(evidence, size, witnesses, _decider(options.undecided, confirmed, take), log_of))
+            log = restore(evidence, size, witnesses, _decider(options.undecided, confirmed, take), log_of)
+            logs.append(log if source == DLEDGER else _with_lost_end(log, stores, log_of))
     if not logs:
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
     _check_taken(take, logs)
@@ -165,6 +167,13 @@ def plan_salvage(
     }
     notes = (*_notes(parts), *_unreadable_notes(unreadable))
     return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused, unreadable)
+
+
+def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView], log_of: int | None) -> RestoredLog:
+    """A restored CommitLog; others than the chosen one can have diverged."""
+    replicas = commit_log_replicas([stores[log_of]] if log_of is not None else stores)
+    until = max((each.proven_end for each in replicas if not each.is_old), default=-1)
+    return replace(log, lost_until=until) if until > log.end else log
 
 
 def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: str) -> dict[int, tuple[int, ...]]:

@@ -191,6 +191,8 @@ def headline(plan: SalvagePlan) -> str:
     if after:
         end = max(log.last_index for log in plan.logs)
         parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source")
+    ends = [(log.end, log.lost_until - 1) for log in plan.logs if log.lost_until is not None]
+    parts += [f"positions {start} to {end}: a source shows that messages were there" for start, end in ends]
     if undecided:
         becomes = "" if plan.refused else "; fillers take their place"
         places = _places((each.index, each.index, each.pos, each.pos + each.size - 1) for each in undecided.values())

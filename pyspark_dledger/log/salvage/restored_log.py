@@ -13,7 +13,14 @@ from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.runs import Evidence, Run
 from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.salvage.lost_entries import Gap, LostEntry, entries_before, known_after, lost_entries
+from pyspark_dledger.log.salvage.lost_entries import (
+    Gap,
+    LostEntry,
+    entries_after,
+    entries_before,
+    known_after,
+    lost_entries,
+)
 from pyspark_dledger.log.salvage.matching import LastEntry, Tail, common_end, last_entries, matching, tails
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
 from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, repaired
@@ -51,6 +58,7 @@ class RestoredLog:
     ``leader`` is the number of the source that has the last entry. ``lost`` are replaced by fillers, ``repairs`` get a
     new header. ``undecided`` are among the lost, unless the salvage is refused. ``tails`` are in sources, but not in
     this log. ``lost_after`` is the highest committed index after the end, None if everything committed is restored.
+    ``lost_until`` is the position up to which a source's queues or bytes show messages of a CommitLog after its end.
     """
 
     source: str
@@ -67,6 +75,12 @@ class RestoredLog:
     contradicting: tuple[Run, ...]
     messages: int
     lost_after: int | None = None
+    lost_until: int | None = None
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether it is known that the log was longer."""
+        return self.lost_after is not None or self.lost_until is not None
 
     @property
     def first_index(self) -> int:
@@ -141,7 +155,8 @@ def restore(
     base = min(each.base for each in evidence)
     builder = _Builder(source, base, file_size, witnesses, limits)
     lost = list(builder.lost_between(pieces, undecided))
-    lost += builder.lost_at_end(pieces, lost, limits[leader])
+    whole = {number for number in limits if number in lasts and lasts[number].index <= limits[number]}
+    lost += builder.lost_at_end(pieces, lost, limits[leader], whole, runs)
     end = max(pieces[-1].end, lost[-1].pos + lost[-1].size if lost else 0)
     unclear = {each.pos for each in undecided}
     left_out = (*tails(runs, limits, leader), *tails(stale, {}, -1))
@@ -281,22 +296,34 @@ class _Builder:
                 yield LostEntry(piece.start, piece.end - piece.start, piece.first_index, piece.term, True)
             before = piece
 
-    def lost_at_end(self, pieces: Sequence[Piece], lost: Sequence[LostEntry], last: int) -> list[LostEntry]:
-        """Committed entries after the last one of the log that index units still know."""
+    def lost_at_end(
+        self, pieces: Sequence[Piece], lost: Sequence[LostEntry], last: int, whole: set[int], runs: Sequence[Run]
+    ) -> list[LostEntry]:
+        """Entries after the last one of the log that index units or headers still know.
+
+        They are committed, or a source has them in its log; the log of the sources `whole` is this one to its end.
+        """
         if self._source != DLEDGER:
             return []
-        end, index, term = max(
-            [(pieces[-1].end, pieces[-1].last_index, pieces[-1].term)]
-            + [(each.pos + each.size, each.index, each.term) for each in lost[-1:]]
+        after = max(
+            [LostEntry(pieces[-1].end, 0, pieces[-1].last_index, pieces[-1].term, True)]
+            + [LostEntry(each.pos + each.size, 0, each.index, each.term, True) for each in lost[-1:]]
         )
-        committed = {
-            number: max(index, last) for number, index in self._witnesses.committed.items() if number in self._limits
-        }
+        until = {number: max(self._witnesses.committed.get(number, -1), last) for number in self._limits}
+        for number in whole:
+            until[number] = max(until[number], self._witnesses.ends[number].last_index)
         found = [
-            known_after(index, end, term, until, self._witnesses.index_files[number], self._file_size)
-            for number, until in committed.items()
+            known_after(after.index, after.pos, after.term, until[number], files, self._file_size)
+            for number in self._limits
+            for files in [self._witnesses.index_files[number]]
         ]
-        return max(found, key=len, default=[])
+        headers = [
+            LostEntry(run.start, run.end - run.start, run.first_index, run.term, True)
+            for run in runs
+            if run.is_suspect and run.first_index == run.last_index <= max(until.get(each, -1) for each in run.sources)
+        ]
+        known = max(found, key=len, default=[])
+        return known or entries_after(after.index, after.pos, after.term, headers, self._file_size)
 
     def _front(self, first: Piece) -> Iterator[LostEntry]:
         if first.start == self._base:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import DLEDGER, Filters
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM, SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
@@ -101,7 +101,8 @@ def end_range(log: StoreView, ranges: list[DamagedRange]) -> DamagedRange:
     """What follows the end of the log and its damaged `ranges`."""
     last = log.ends.get(DLEDGER)
     index = last[1].last_index if last is not None else None
-    source = log.segments[-1].source if log.segments else DLEDGER
+    without_files = DLEDGER if log.paths.node_dir is not None else COMMITLOG
+    source = log.segments[-1].source if log.segments else without_files
     text = f"the log ends at {log.max_offset}"
     start = max([log.max_offset, *(each.end for each in ranges[-1:])])
     return DamagedRange(start, INT64_MAX, source, text, Neighbour(index), Neighbour(), is_end=True)

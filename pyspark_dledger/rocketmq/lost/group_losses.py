@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
+from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, UNCLEAR, CopyStates
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.ranges import Ranges
@@ -92,6 +94,8 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
     known = [lost for lost in found.values() if lost.entries == 1]
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
     placed = (_counted(_placed(lost, replicas), replicas) for lost in [*known, *rest])
+    end = max((each.proven_end for each in commit_log_replicas(logs) if not each.is_old), default=INT64_MAX)
+    placed = (lost for lost in placed if not _is_after_end(lost, end))
     kept = [lost for lost in placed if _is_listed(lost) and not _is_uncommitted(lost, replicas)]
     if states is not None:
         kept += [_placed(lost, replicas) for lost in _with_other_headers(states, kept, logs)]
@@ -135,8 +139,14 @@ def _entry_of(lost: LostMessage) -> LostEntry | None:
     return LostEntry(lost.pos, lost.size, lost.index, lost.term, True)
 
 
+def _is_after_end(lost: LostMessage, end: int) -> bool:
+    """Whether a unit points after the proven end of all CommitLogs, so that it is damaged."""
+    return lost.source == COMMITLOG and lost.pos >= end and lost.entries == 1
+
+
 def _is_listed(lost: LostMessage) -> bool:
-    return bool(lost.lost_on or lost.unclear_on) and lost.entries != 0
+    is_blank = lost.entries is None and lost.size is not None and lost.size < MIN_MESSAGE_SIZE
+    return bool(lost.lost_on or lost.unclear_on) and lost.entries != 0 and not is_blank
 
 
 def _elsewhere(log: StoreView) -> Iterator[tuple[int, int]]:
@@ -208,7 +218,13 @@ def _placed(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
 
 
 def _is_uncommitted(lost: LostMessage, replicas: list[_Replica]) -> bool:
-    """Whether unknown bytes follow the log of another replica that has all committed entries, or the longest log."""
+    """Whether the group has another entry at its index.
+
+    Or unknown bytes follow the log of another replica that has all committed entries, or the longest log.
+    """
+    states = replicas[0].states
+    if states is not None and lost.source == DLEDGER and lost.index is not None and lost.is_for_good:
+        return states.is_replaced(lost.index)
     if lost.entries is not None:
         return False
     if lost.source == COMMITLOG:

@@ -99,11 +99,12 @@ class SalvageReport:
     """The result of a finished salvage.
 
     ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are
-    fillers, listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, None
-    without one. ``findings`` are those of `verify` on the result. Of ``decided`` entries only the request chose the
-    copy: they are listed in ``decided.jsonl``. ``unconfirmed`` entries are the last copy, which no checksum covers.
-    ``unreadable`` sources have checkpoints, queues or indexes that cannot be read. ``broker_conf`` are the settings
-    that a broker without DLedger needs for the result.
+    fillers, listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, and
+    ``lost_until`` the position up to which a CommitLog had messages; None without one. ``findings`` are those of
+    `verify` on the result. Of ``decided`` entries only the request chose the copy: they are listed in
+    ``decided.jsonl``. ``unconfirmed`` entries are the last copy, which no checksum covers. ``unreadable`` sources have
+    checkpoints, queues or indexes that cannot be read. ``broker_conf`` are the settings that a broker without DLedger
+    needs for the result.
     """
 
     target: str
@@ -124,6 +125,7 @@ class SalvageReport:
     decided: int = 0
     broker_conf: dict[str, str] = field(default_factory=dict)
     unconfirmed: int = 0
+    lost_until: int | None = None
     unreadable: tuple[str, ...] = ()
 
 
@@ -375,7 +377,7 @@ class _Job:
         findings: tuple[str, ...],
         began: float,
     ) -> SalvageReport:
-        ledger = plan.log(DLEDGER)
+        ledger, plain = plan.log(DLEDGER), plan.log(COMMITLOG)
         lost = [each for log in plan.logs for each in log.lost]
         return SalvageReport(
             target=str(self._target),
@@ -395,6 +397,7 @@ class _Job:
             lost_after=ledger.lost_after if ledger is not None else None,
             decided=len(plan.chosen),
             unconfirmed=sum(max(piece.last_index - piece.first_index, 0) + 1 for piece in plan.unconfirmed),
+            lost_until=plain.lost_until if plain is not None else None,
             unreadable=tuple(plan.unreadable),
         )
 

@@ -97,15 +97,17 @@ def _end_by_queues(one: CommitLogReplica) -> int:
 
 
 def _units_after(queue: Queue, end: int) -> Units:
-    """The units of a queue whose messages begin at `end` or after it."""
+    """The units of a queue whose messages begin at `end` or after it, without damaged ones that are not in order."""
     found: list[Units] = []
     for file in reversed(queue.files):
         units = [part[(part["size"] > 0) & (part["size"] < FILLER_SIZE)] for part in readable_units(file)]
         later = [part[part["commitLogOffset"] >= end] for part in units]
-        found += later
+        found = [*later, *found]
         if sum(map(len, later)) < sum(map(len, units)):
             break
-    return np.concatenate(found) if found else np.empty(0, UNIT_DTYPE)
+    after = np.concatenate(found) if found else np.empty(0, UNIT_DTYPE)
+    is_before_next = np.append(after["commitLogOffset"][:-1] < after["commitLogOffset"][1:], True)[: len(after)]
+    return after[is_before_next]
 
 
 def _end_by_bytes(one: CommitLogReplica, other: CommitLogReplica) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.epoch_file import epoch_at
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.log.copies.first_difference import first_difference
 from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_units
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
@@ -49,8 +50,8 @@ class PosRow:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no replica has the bytes intact."""
-        return self.verdict == DAMAGED and not self.terms
+        """Whether no replica has the bytes intact, and a message can have been there."""
+        return self.verdict == DAMAGED and not self.terms and self.bytes >= MIN_MESSAGE_SIZE
 
     @property
     def unclear(self) -> tuple[str, ...]:

@@ -1,0 +1,127 @@
+"""`diff`, `lost` and `salvage` say the same of a group: what is lost for good, and where nothing decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
+from pyspark_dledger.log.salvage.plan import SalvagePlan
+from pyspark_dledger.log.salvage.plan_rows import headline
+from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from tests.salvage.groups import Group, change, damage, differences, generated_plain_group, golden_group, lose
+from tests.salvage.run import group_of
+from tests.salvage.story import story_differences
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+QUEUE_OFFSET_AT, BODY_AT = ENTRY_HEADER_SIZE + 20, 88
+
+
+def flip(folder: Path, pos: int) -> None:
+    """Flip a bit of the byte at a position of the log."""
+    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
+    with file.open("r+b") as stream:
+        stream.seek(pos - int(file.name))
+        value = stream.read(1)[0]
+        stream.seek(pos - int(file.name))
+        stream.write(bytes([value ^ 1]))
+
+
+def plan_of(group: Group, **options: str) -> SalvagePlan:
+    return plan(SalvageRequest.of(group.members, **options))
+
+
+@pytest.mark.parametrize(
+    "seed", [3006, 3011, 3019, 3022, 5018, 5026, 5049, 5050, 6004, 6022, 6052, 6060, 7033, 7049, 8035, 8074]
+)
+def test_damaged_groups(tmp_path: Path, seed: int) -> None:
+    group = group_of(tmp_path, seed)
+    damage(group, seed, 4 + seed % 12, is_lossless=False)
+    assert list(story_differences(group.members)) == []
+
+
+def test_equal_copies_that_fail_their_checksum_are_undecided(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    extent = group.extents[60]
+    for member in group.members:
+        flip(next(member.glob("dledger-*/data")), extent.pos + ENTRY_HEADER_SIZE + BODY_AT)
+    assert list(story_differences(group.members)) == []
+    assert headline(plan_of(group)) == (
+        "lost for good: cannot tell for 1 entry, 60: nothing shows that a copy is right"
+    )
+    with pytest.raises(StoreError, match=r"index 60 at \d+: all fail the same checks alike: n0\+n1\+n2\. --undecided"):
+        salvage(SalvageRequest.of(group.members), tmp_path / "refused")
+    report = salvage(SalvageRequest.of(group.members, undecided="majority"), tmp_path / "result")
+    first = next(differences(group, tmp_path / "result"))
+    assert (report.lost, report.decided, first) == (0, 1, f"entry 60 at {extent.pos} differs")
+    assert salvage(SalvageRequest.of(group.members, undecided="filler"), tmp_path / "filled").lost == 1
+    assert plan(SalvageRequest.of(group.members[:1])).logs[0].lost[0].index == 60
+
+
+def test_equal_messages_that_fail_their_checksum_are_undecided_without_dledger(tmp_path: Path) -> None:
+    group = generated_plain_group(tmp_path, 2)
+    extent = group.extents[5]
+    for member in group.members:
+        flip(member / "commitlog", extent.pos + BODY_AT)
+    assert list(story_differences(group.members)) == []
+    (undecided,) = plan_of(group).logs[0].undecided
+    assert (undecided.pos, undecided.variants) == (extent.pos, ((0, 1, 2),))
+
+
+def test_a_last_message_that_its_queue_does_not_know_is_undecided(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    for member in (1, 2):
+        lose(group, member, [60])
+    assert plan_of(group).is_lossless
+    change(group.members[0], group.extents[60].pos + QUEUE_OFFSET_AT, bytes(7) + b"\x77")
+    assert list(story_differences(group.members)) == []
+    (undecided,) = plan_of(group).refused
+    assert (undecided.index, undecided.variants, undecided.why) == (60, ((0,),), "the last copy, no queue knows it")
+    (piece,) = (piece for _, piece in plan_of(group, undecided="majority").chosen)
+    assert (piece.first_index, piece.last_index, piece.donor, piece.why) == (60, 60, 0, "majority")
+    single = plan(SalvageRequest.of(group.members[:1]))
+    assert [each.index for each in single.refused] == [60]
+
+
+def test_the_last_copy_of_a_raw_entry_is_taken_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    for member in (1, 2):
+        lose(group, member, [5, 6])
+    assert list(story_differences(group.members)) == []
+    assert main(["salvage", *map(str, group.members), "--to", str(tmp_path / "result")]) == 1
+    expected = "lost for good: cannot tell for 2 entries, 5 to 6: no checksum covers the last copy, which is taken"
+    assert capsys.readouterr().out.splitlines()[0] == expected
+    assert list(differences(group, tmp_path / "result")) == []
+
+
+def test_what_cannot_be_read_is_named_in_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    file = min((group.members[1] / "consumequeue").glob("*/*/*"))
+    file.unlink()
+    file.mkdir()
+    assert main(["salvage", *map(str, group.members), "--plan"]) == 1
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "lost for good: cannot tell if a log was longer: files of n1 cannot be read"
+    name = file.relative_to(group.members[1])
+    assert f"note: n1: {name} cannot be read (not a file): what it knows does not count" in lines
+
+
+def test_a_damaged_term_in_an_index_unit_loses_no_entry(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    index = min((group.members[0] / "index").iterdir())
+    with index.open("r+b") as stream:
+        stream.seek(7 * INDEX_UNIT_SIZE + 24)
+        stream.write(b"\0\0\1\0")
+    assert plan(SalvageRequest.of(group.members[:1])).is_lossless
+    assert list(story_differences(group.members)) == []
+
+
+def test_a_damaged_checkpoint_promises_no_memory(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    (group.members[0] / "checkpoint").write_text(f"committedIndex={2**61}\nendIndex=899\n")
+    (log,) = plan_of(group).logs
+    assert (log.last_index, log.lost_after) == (899, 2**61)
