@@ -23,16 +23,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=200, help="groups that keep every entry; half as many lose some")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--java", action="store_true", help="let Java DLedger and brokers read each result")
     given = parser.parse_args()
     if given.seed is not None:
-        print(run((given.seed, not given.lossy, given.keep)) or "as expected")
+        print(run((given.seed, not given.lossy, given.keep, given.java)) or "as expected")
         return 0
-    cases = [(seed, True, None) for seed in range(given.first, given.first + given.count)]
-    cases += [(seed, False, None) for seed in range(given.first, given.first + given.count // 2)]
+    cases = [(seed, True, None, given.java) for seed in range(given.first, given.first + given.count)]
+    cases += [(seed, False, None, given.java) for seed in range(given.first, given.first + given.count // 2)]
     began = time.monotonic()
     failed = 0
     with multiprocessing.Pool(given.processes) as pool:
-        for (seed, is_lossless, _), problem in zip(cases, pool.imap(run, cases), strict=True):
+        for (seed, is_lossless, *_), problem in zip(cases, pool.imap(run, cases), strict=True):
             if problem:
                 failed += 1
                 print(f"seed {seed}, {'nothing' if is_lossless else 'something'} lost: {problem}", flush=True)
