@@ -36,7 +36,7 @@ def plan_of(group: Group, **options: str) -> SalvagePlan:
 
 
 @pytest.mark.parametrize(
-    "seed", [3006, 3011, 3019, 3022, 5018, 5026, 5049, 5050, 6004, 6022, 6052, 6060, 7033, 7049, 8035, 8074]
+    "seed", [3006, 3011, 3019, 3022, 5018, 5026, 5049, 6004, 6022, 6052, 6060, 7033, 7049, 8035, 8074]
 )
 def test_damaged_groups(tmp_path: Path, seed: int) -> None:
     group = group_of(tmp_path, seed)

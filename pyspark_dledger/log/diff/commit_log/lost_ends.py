@@ -17,6 +17,8 @@ from pyspark_dledger.log.store_view import StoreView
 
 # A damaged message keeps most of its bytes; other messages have few in common.
 _SIMILAR = 0.75
+_MAX_FILE = 2**30
+"""Bytes, by default of RocketMQ."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def _end_by_queues(one: CommitLogReplica) -> int:
     starts = units["commitLogOffset"].astype(np.int64)
     ends = np.maximum.accumulate(starts + units["size"].astype(np.int64))
     # A unit far from the others is damaged: no message is longer than a file.
-    far = np.flatnonzero(starts[1:] - ends[:-1] > 2 * max(segment.size for segment in one.segments))
+    far = np.flatnonzero(
+        starts[1:] - ends[:-1] > 2 * max((segment.size for segment in one.segments), default=_MAX_FILE)
+    )
     return int(ends[far[0]] if len(far) else ends[-1])
 
 
