@@ -6,7 +6,6 @@ A process of this module has one Java process for each version, which ends with 
 from __future__ import annotations
 
 import atexit
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -18,8 +17,8 @@ from pyspark_dledger.rocketmq.rebuild.builder import common_units_per_file, last
 from tests.interop.java_stores import StoreOpener
 from tests.interop.plain_stores import PlainStores
 from tests.interop.test_java_opens_stores import expected_answer, open_store
-from tests.salvage.groups import copy_sparse
 from tests.support.generate import rows_of
+from tests.support.sparse_copy import copy_tree
 
 VERSIONS = ("0.2.7", "0.3.1.2", "0.3.2")
 BROKERS = ("4.9.8", "5.3.3")
@@ -76,9 +75,7 @@ def _missing(dump: object, name: str) -> bool:
 
 def _copied(source: Path, target: Path) -> Path:
     """A copy that Java may change."""
-    place = target / source.name
-    shutil.copytree(source, place, copy_function=copy_sparse)
-    return place
+    return copy_tree(source, target / source.name)
 
 
 @cache
