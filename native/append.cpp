@@ -205,6 +205,7 @@ CheckedEntries check_entries(const ByteRange& data, EntryPosition expected, int6
     // Entries of one batch usually have similar sizes.
     if (checked.count == 0) checked.units.reserve(static_cast<size_t>((data.size / size + 1) * kIndexUnitSize));
     write_unit(expected, size, checked.units.extend(kIndexUnitSize));
+    if (entry.channel() == kChannelMembers && checked.members_at < 0) checked.members_at = offset;
     offset += size;
     expected.index++;
     expected.pos += size;

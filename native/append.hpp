@@ -55,6 +55,7 @@ void encode(const PackedBodies& bodies, const Fitting& fitting, EntryPosition po
 struct CheckedEntries {
   int64_t count, last_term;
   Buffer units;  // not a vector: fresh pages in every call would cost more than the check
+  int64_t members_at = -1;  // the offset of the first entry with the channel of members entries
 };
 
 // `expected` is that of the first entry; its term is the minimum. Throws std::invalid_argument.

@@ -348,7 +348,7 @@ py::tuple check_bytes(const py::object& data, const py::object& index, const py:
       released(held.range().size, [&] { return check_entries(held.range(), expected, highest); });
   const auto [units, to] = make_bytearray(static_cast<int64_t>(checked.units.size()));
   std::copy_n(checked.units.data(), checked.units.size(), to);
-  return py::make_tuple(checked.count, checked.last_term, units);
+  return py::make_tuple(checked.count, checked.last_term, units, checked.members_at);
 }
 
 std::optional<int64_t> find_torn_in(const py::object& data, const py::object& pos) {

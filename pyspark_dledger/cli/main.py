@@ -43,6 +43,7 @@ VERBS = {
     "get": "print one committed entry",
     "metadata": "print the leader and the state of each member",
     "transfer": "make a member the leader",
+    "member": "print the members of a group, or add, remove or replace one",
 }
 """Every verb and its line of help. Its module in `verbs/` has ``add_arguments`` and ``run``."""
 

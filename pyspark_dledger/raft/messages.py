@@ -14,7 +14,7 @@ from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 
 class RequestCode(IntEnum):
-    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58007 are our own."""
+    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58008 are our own."""
 
     METADATA = 50000
     APPEND = 50001
@@ -32,6 +32,7 @@ class RequestCode(IntEnum):
     CONFIG = 58005
     SUMMARY = 58006
     IDENTITY = 58007
+    MEMBERS = 58008
     USER_DEFINE_REQUEST = 59999
 
 
@@ -357,3 +358,36 @@ class IdentityResponse(Response):
     """The member's cluster id, "" if it has none."""
 
     cluster_id: str | None = ""
+
+
+LIST = "list"
+"""The action that only returns the leader's list."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MembersRequest(Request):
+    """Extension: requests the list of members, or a change of it. Binary only.
+
+    ``action`` is "" at any member, or at the leader list, add, remove, or replace ``member_id`` by ``new_id``.
+    ``address`` is the new one's.
+    """
+
+    action: str | None = ""
+    member_id: str | None = ""
+    new_id: str | None = ""
+    address: str | None = ""
+
+    @property
+    def is_change(self) -> bool:
+        return self.action not in (None, "", LIST)
+
+
+@dataclass(slots=True, kw_only=True)
+class MembersResponse(Response):
+    """``members``: JSON of the list, of a leader the latest, else the latest committed, and of the committed index.
+
+    ``reason`` says why a change was rejected.
+    """
+
+    members: str | None = ""
+    reason: str | None = None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pyspark_dledger.errors import OptionError
 
 _PORTS = range(1, 65536)
-_ID = re.compile(r"[A-Za-z0-9_.]{1,64}")
+PEER_ID = re.compile(r"[A-Za-z0-9_.]{1,64}")
 # What `localhost` stands for.
 _LOOPBACK = ("127.0.0.1", "::1")
 _EXAMPLE = "n0-127.0.0.1:20911;n1-127.0.0.1:20912"
@@ -44,7 +44,7 @@ def parse_peers(text: str) -> dict[str, Address]:
     peers: dict[str, Address] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
         peer_id, dash, address = part.partition("-")
-        if not dash or not _ID.fullmatch(peer_id):
+        if not dash or not PEER_ID.fullmatch(peer_id):
             raise OptionError(f"peers: expected ID-HOST:PORT such as {_EXAMPLE}, found {part!r}")
         if peer_id in peers:
             raise OptionError(f"peers: expected each id once, found {peer_id} twice in {text!r}")

@@ -14,6 +14,8 @@ from pyspark_dledger.store.store_metrics import StoreMetrics
 AppendHook = Callable[[bytearray, bytearray], None]
 # Called with entries read from disk: the offset of the first one that must not be served or pushed, or None.
 ReadCheck = Callable[[Buffer], int | None]
+# Called before a members entry is written, with its index, term and body.
+MembersHook = Callable[[int, int, bytes], None]
 # Called in any thread before entries below an index are deleted: the first index that must stay.
 ExpiryHook = Callable[[int], int]
 
@@ -83,6 +85,7 @@ class DLedgerStore(ABC):
     read_check: ReadCheck | None = None
     expiry_hook: ExpiryHook | None = None
     removals = 0
+    members_hook: MembersHook | None = None
     committed_index: int
     flushed_index: int
     end_pos: int

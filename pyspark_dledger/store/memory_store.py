@@ -13,6 +13,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, MAGIC_N
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange, EntryRun
 from pyspark_dledger.store.rules import (
     LogEnd,
+    announce_members,
     check_index,
     check_lengths,
     check_next_entries,
@@ -134,6 +135,7 @@ class MemoryStore(DLedgerStore):
             LogEnd(self._next_index, self.end_pos, self.ledger_end_term, not self._entries),
             self._file_size,
         )
+        announce_members(self.members_hook, view, checked)
         self._extend(
             [
                 _Stored(at, term, view[at - pos : at - pos + size])

@@ -35,6 +35,7 @@ from pyspark_dledger.store.log_files import LogFiles
 from pyspark_dledger.store.recovery.load_files import check_version
 from pyspark_dledger.store.rules import (
     LogEnd,
+    announce_members,
     check_index,
     check_lengths,
     check_next_entries,
@@ -283,6 +284,7 @@ class MmapFileStore(DLedgerStore):
         files = self._files
         end = LogEnd(self._next_index, self.end_pos, self._end_term, self._begin < 0)
         pos, checked = check_next_entries(self._engine, data, leader_term, end, files.data.file_size)
+        announce_members(self.members_hook, data, checked)
         try:
             if pos != self.end_pos:
                 files.data.write(self.end_pos, encode_blank(pos - self.end_pos))

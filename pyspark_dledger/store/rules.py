@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
 from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.control import MEMBERS, control_kind
 from pyspark_dledger.format.encode.encoded import Buffer, CheckedEntries
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.store.dledger_store import MembersHook
 
 _HEADER = record_struct(ENTRY_HEADER)
 
@@ -99,6 +101,18 @@ def check_next_entries(
         header = _HEADER.unpack_from(data, wrong)
         raise InconsistentError(f"expected a body with CRC {header[7]} in entry {header[2]}, found other bytes")
     return pos, checked
+
+
+def announce_members(hook: MembersHook | None, data: Buffer, checked: CheckedEntries) -> None:
+    """Call the hook for each members entry of a leader's entries."""
+    at = checked.members_at
+    if hook is None or at < 0:
+        return
+    while at < len(data):
+        header = _HEADER.unpack_from(data, at)
+        if control_kind(header) == MEMBERS:
+            hook(header[2], header[3], bytes(data[at + ENTRY_HEADER_SIZE : at + header[1]]))
+        at += header[1]
 
 
 def _check_position(pos: int, size: int, end: LogEnd, file_size: int) -> None:

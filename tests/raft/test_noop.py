@@ -79,7 +79,7 @@ def test_members_that_take_control_entries_are_remembered() -> None:
         core = OneCore(store)
         core.core.set_peer_binary("n1", True, True)
         core.core.set_peer_binary("n2", not is_java, not is_java)
-    assert OneCore(store).core._member.members.take_controls is False
+    assert OneCore(store).core.members.not_taking_controls == ["n2"]
     core = OneCore(store)
     core.core.set_peer_binary("n2", True, True)
     assert leading(OneCore(store)) == [NOOP]

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation import mutations
+from tests.simulation import membership_mutations, mutations
 from tests.simulation.disk import SimStore
 from tests.simulation.run import Outcome, run
 from tests.simulation.summary import missing_events
@@ -70,7 +70,9 @@ def test_a_seed_is_deterministic_across_processes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", mutations.MUTANTS, ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize(
+    "mutant", [*mutations.MUTANTS, *membership_mutations.MUTANTS], ids=lambda mutant: mutant.__name__
+)
 def test_a_broken_core_is_caught(mutant: type[mutations.Mutant]) -> None:
     found = (mutations.run_mutant(mutant, seed).violation or "" for seed in range(MUTANT_SEEDS))
     # A core that raises an exception is broken in another way than intended.

@@ -341,6 +341,8 @@ BINARY = st.one_of(
     ),
     build(m.IdentityRequest, cluster_id=TEXT),
     build(m.IdentityResponse, cluster_id=TEXT),
+    build(m.MembersRequest, action=TEXT, member_id=TEXT, new_id=TEXT, address=TEXT),
+    build(m.MembersResponse, members=TEXT, reason=TEXT),
     build(m.ReadRequest, first_index=INT64, max_bytes=st.integers(0, 2**32 - 1), wait_ms=st.integers(0, 2**32 - 1)),
     with_entries(m.ReadResponse, 4, begin_index=INT64, committed_index=INT64),
     build(m.TopicsRequest, names=st.lists(NAME, max_size=4).map(tuple), queue_nums=UINT32),

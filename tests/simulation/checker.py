@@ -6,8 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.control import NOOP, control_kind_at
+from pyspark_dledger.format.control import MEMBERS, NOOP, control_kind_at
 from pyspark_dledger.raft.core.member import MAX_TERM_RISE
+from pyspark_dledger.raft.core.member_list import MemberList, list_in
 from pyspark_dledger.raft.messages import AppendResponse, GetRequest, GetResponse, PutResponse, Role
 from pyspark_dledger.store.dledger_store import Entry
 from tests.simulation.ledger import FILLER, parse, positions
@@ -51,6 +52,9 @@ class Checker:
 
     def __init__(self) -> None:
         self.nodes: list[SimNode] = []
+        # The voters at the begin, and the lists of members that were appended, by index and term.
+        self.voters: Sequence[str] = ()
+        self.lists: dict[tuple[int, int], MemberList] = {}
         self.counts: Counter[str] = Counter()
         self.seen: dict[tuple[int, int], SeenEntry] = {}
         self.history: list[Committed] = []
@@ -87,6 +91,8 @@ class Checker:
                     f"log matching: before entry {index} of term {term} {store.node_id} has one of term {previous}, "
                     f"another node one of term {known.previous}"
                 )
+            if control_kind_at(data) == MEMBERS:
+                self.lists[index, term] = list_in(index, term, data[HEADER_SIZE:])
             index += 1
 
     def truncating(self, store: SimStore, index: int) -> None:
@@ -132,6 +138,31 @@ class Checker:
         if len(self.nodes) == 1:
             for index in range(after.ledger_end_index + 1, before.ledger_end_index + 1):
                 self.seen.pop((index, before.term_at(index)), None)
+
+    # The members
+
+    def members_of(self, store: SimStore) -> MemberList:
+        """The latest list of a log. Lists that expired there were committed."""
+        begin, end = store.ledger_begin_index, store.ledger_end_index
+        found = [
+            each
+            for (index, term), each in self.lists.items()
+            if begin >= 0
+            and index <= end
+            and (self._was_committed(index, term) if index < begin else store.term_at(index) == term)
+        ]
+        first = MemberList(-1, -1, dict.fromkeys(self.voters, ""))
+        return max(found, key=lambda each: each.index, default=first)
+
+    def _was_committed(self, index: int, term: int) -> bool:
+        return index < len(self.history) and self.history[index].term == term
+
+    def last_members(self) -> list[SimNode]:
+        """The nodes of the latest committed list."""
+        found = [each for (index, term), each in self.lists.items() if self._was_committed(index, term)]
+        latest = max(found, key=lambda each: each.index, default=None)
+        ids = self.voters if latest is None else latest.addresses
+        return [node for node in self.nodes if node.id in ids]
 
     # Called after every step of a node
 
@@ -207,12 +238,18 @@ class Checker:
                 raise Violation(f"an append that was rejected is committed as entry {len(self.history) - 1}")
             if control_kind_at(stored.data) == NOOP:
                 self.count("NOOPs committed")
+            elif control_kind_at(stored.data) == MEMBERS:
+                self._count_change(len(self.history) - 1)
             else:
                 self._check_message(len(self.history) - 1, stored.pos, stored.data[HEADER_SIZE:])
         self._check_quorum(node, committed, term)
         for other in self.nodes:
             if other.core is not None and other.core.role is Role.LEADER and other.core.term > term:
                 self._check_complete(other)
+
+    def _count_change(self, index: int) -> None:
+        found = self.lists[index, self.history[index].term]
+        self.count("learners added" if found.learners else "replacements begun" if found.leaving else "voters changed")
 
     def _check_message(self, index: int, pos: int, body: bytes) -> None:
         """A message is committed only once, with the next offset of its queue."""
@@ -237,16 +274,18 @@ class Checker:
 
         A restored member may have acknowledged it before; it elects no leader until it has the entry.
         """
+        voters = self.members_of(node.store).voters
+        nodes = [other for other in self.nodes if other.id in voters]
         holders = [
             other.id
-            for other in self.nodes
+            for other in nodes
             if not other.can_vote or self._has(other.store, index, other.store.durable_index)
         ]
-        if 2 * len(holders) <= len(self.nodes):
+        if 2 * len(holders) <= len(nodes):
             raise Violation(f"{node.id} commits {index}, which is durable only on {', '.join(holders) or 'no member'}")
         if self.history[index].term != term:
             self.count("commits of older terms, on all members")
-            if len(holders) < len(self.nodes):
+            if len(holders) < len(nodes):
                 raise Violation(
                     f"{node.id} commits {index} of term {self.history[index].term} in term {term}, "
                     f"which only {', '.join(holders)} have"
@@ -339,7 +378,7 @@ class Checker:
 
     def check_identical_logs(self) -> None:
         """All logs end with the last committed entry and have all committed entries."""
-        for node in self.nodes:
+        for node in self.last_members():
             end = node.store.ledger_end_index
             if end != len(self.history) - 1 or (end >= 0 and not self._has(node.store, end, end)):
                 raise Violation(f"{node.id} ends at {end} and the group has committed {len(self.history) - 1}")

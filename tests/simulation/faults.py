@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.raft.messages import MembersRequest
 from tests.simulation.clients import Client
 from tests.simulation.hostile import Hostile
 from tests.simulation.scenario import Network
@@ -52,6 +53,8 @@ class Faults:
             "strangers": Hostile(world).strangers,
             "forgers": Hostile(world).forgers,
             "wrong peers": self.give_wrong_peers,
+            "change members": self.change_members,
+            "cut off a change": self.cut_off_change,
         }
 
     def run(self, until: int) -> None:
@@ -120,7 +123,7 @@ class Faults:
 
     def give_wrong_peers(self) -> None:
         """Some nodes are restarted with too few members, which are a majority of their own."""
-        wrong = tuple(self.world.members)[:3]
+        wrong = self.world.initial[:3]
         for node in self.random.sample(self.world.nodes[:3], min(2, len(self.world.nodes))):
             if node.core is not None and len(self.world.nodes) > 3:
                 node.stop("wrong peers")
@@ -129,10 +132,10 @@ class Faults:
                 self.world.at(self.world.now + self.long(), self.correct_peers, node)
 
     def correct_peers(self, node: SimNode) -> None:
-        if node.peers != tuple(self.world.members):
+        if not node.is_spare and node.peers != self.world.initial:
             if node.core is not None:
                 node.stop("its peers are corrected")
-            node.peers, node.changes_members = tuple(self.world.members), True
+            node.peers, node.changes_members = self.world.initial, True
             node.restart()
             node.changes_members = False
 
@@ -201,8 +204,11 @@ class Faults:
         """A follower loses its disk when all others have all entries and their state, as docs/operations.md says."""
         world, leader = self.world, self.world.leader
         node = self.any_node()
-        others = [other for other in world.nodes if other is not node]
-        if leader in others and all(self._is_level(other) for other in others):
+        others = [other for other in world.checker.last_members() if other is not node]
+        # A disk that was replaced does not vote at first, so one of two voters could not lead again.
+        planned = world.checker.members_of((leader or node).store)
+        is_small = bool(world.scenario.spares) and len(planned.addresses.keys() - {node.id, planned.leaving}) < 2
+        if leader in others and not is_small and all(self._is_level(other) for other in others):
             world.checker.count("replaced disks")
             node.replace_disk()
             self.restart_later(node, self.short())
@@ -215,8 +221,8 @@ class Faults:
         All others run, tell their terms, and need nothing of other members. A majority has all of its entries.
         """
         world, node = self.world, self.any_node()
-        others = [other for other in world.nodes if other is not node]
-        majority = sum(other.can_vote for other in others) > len(world.nodes) // 2
+        others = [other for other in world.checker.last_members() if other is not node]
+        majority = sum(map(self._votes, others)) > (len(others) + 1) // 2
         saved = self.backups.get(node.id)
         if saved is None or self.random.random() < 0.4:
             if node.store.committed_index >= 0:
@@ -230,7 +236,10 @@ class Faults:
         """Whether a node has all committed entries, no others, and needs nothing of other members."""
         store, last = node.store, len(self.world.checker.history) - 1
         is_level = store.ledger_end_index == store.committed_index == store.durable_index == last
-        return is_level and node.core is not None and not node.needs_summary
+        return is_level and node.core is not None and self._votes(node) and not node.needs_summary
+
+    def _votes(self, node: SimNode) -> bool:
+        return node.can_vote and not (node.core is not None and node.core.members.is_joining)
 
     def expire(self, share: float | None = None) -> None:
         """Expire committed entries of some nodes, of each another part."""
@@ -245,6 +254,32 @@ class Faults:
                     self.world.trace(node.id, "now begins at %s", node.store.ledger_begin_index)
 
     # Group
+
+    def cut_off_change(self) -> None:
+        """Isolate the leader while it changes the members, and let the next one change them, too."""
+        world, leader = self.world, self.leader()
+        self.change_members()
+        world.at(world.now + self.random.randrange(1, 12 * world.scenario.tick), self.isolate, leader)
+        for _ in range(3):
+            world.at(world.now + self.long(), self.change_members)
+
+    def change_members(self) -> None:
+        """Ask the leader to add, remove or replace a member. Up to two voters are never removed."""
+        world, node, random = self.world, self.leader(), self.random
+        found = world.checker.members_of(node.store)
+        voters, learners = list(found.voters), list(found.learners)
+        spare = [each.id for each in world.nodes if each.id not in found.addresses]
+        new = random.choice(spare) if spare else "n0"
+        gone = random.choice(voters)
+        actions = ["add", "replace", "replace", *(["remove"] * 2 if len(voters) > 2 else [])]
+        request = MembersRequest(group="g", remote_id=node.id, action=random.choice(actions))
+        if learners and random.random() < 0.3:
+            request.action, gone = "remove", learners[0]
+        request.member_id = new if request.action == "add" else gone
+        request.new_id, request.address = new, world.addresses[new]
+        if node.core is not None:
+            world.trace("", "asks %s to %s %s with %s", node.id, request.action, request.member_id, new)
+            world.send_client_request(node, request, self.client.other_response)
 
     def transfer(self) -> None:
         node = self.leader()

@@ -245,3 +245,6 @@ class Ledger:
 
     def filler(self) -> Bodies:
         return pack([FILLER])
+
+    def control(self, content: bytes) -> Bodies:
+        return pack([b"\xb9" + content])

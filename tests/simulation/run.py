@@ -76,7 +76,10 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
         # With growing pauses: older entries have to be replicated first.
         world.run(pause)
         pause *= 2
-    while not all(_is_complete(world, node.store.ledger_end_index, node.store.committed_index) for node in world.nodes):
+    while not all(
+        _is_complete(world, node.store.ledger_end_index, node.store.committed_index)
+        for node in world.checker.last_members()
+    ):
         if world.now >= limit:
             ends = ", ".join(f"{n.id} {n.store.committed_index} of {n.store.ledger_end_index}" for n in world.nodes)
             raise Violation(
@@ -85,7 +88,7 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
         world.run(scenario.tick)
     world.checker.check_identical_logs()
     world.checker.check_terms(is_hostile=bool(set(scenario.faults) & set(HOSTILE)))
-    while any(_can_fetch_summary(world, node) for node in world.nodes):
+    while any(_can_fetch_summary(world, node) for node in world.checker.last_members()):
         if world.now >= limit:
             raise Violation(f"a member got no summary within {scenario.recovery_time} ms without faults")
         world.run(scenario.tick)

@@ -25,6 +25,8 @@ class Scenario:
 
     seed: int
     nodes: int = 3
+    # More nodes, which join only if they are added.
+    spares: int = 0
     is_sync: bool = False
     network: Network = field(default_factory=Network)
     # Options of CoreConfig.
@@ -79,6 +81,7 @@ FAULTS = (
 )
 HOSTILE = ("strangers", "forgers")
 WRONG = ("wrong peers",)
+CHANGES = ("change members", "change members", "cut off a change")
 
 
 def make(seed: int) -> Scenario:
@@ -93,20 +96,25 @@ def make(seed: int) -> Scenario:
         kinds += ["restore", "restore"]
     hostile = Random(seed ^ 0xBAD).choice(((), (), (), HOSTILE))
     wrong = WRONG * (Random(seed ^ 0xFEE5).random() < 0.2)
+    changing = Random(seed ^ 0xADD5)
+    spares = changing.randint(1, 2) if nodes > 1 and changing.random() < 0.25 else 0
+    if spares:
+        hostile, wrong = CHANGES, ()
     faulty_time = min(60_000, heart_beat * random.randint(25, 70))
     pairs = [(a, b) for b in range(nodes) for a in range(b)]
     java = random.choice((0.0, 0.0, 0.4, 1.0))
     return Scenario(
         seed=seed,
         nodes=nodes,
+        spares=spares,
         is_sync=random.random() < 0.5,
         network=_network(random, heart_beat),
         options=_options(random, nodes, heart_beat),
         data_file_size=random.choice((1 << 30, 1 << 30, 600, 4096)),
         tick=max(10, heart_beat // random.choice((6, 10, 16))),
-        rates=_rates(random, nodes),
-        fsync=tuple(random.choice((1, 2, 5, 20, heart_beat // 4)) for _ in range(nodes)),
-        java_pairs=frozenset(pair for pair in pairs if random.random() < java),
+        rates=_rates(random, nodes + spares),
+        fsync=tuple(random.choice((1, 2, 5, 20, heart_beat // 4)) for _ in range(nodes + spares)),
+        java_pairs=frozenset(pair for pair in pairs if random.random() < java and not spares),
         is_framed=random.random() < 0.1,
         is_coalescing=random.random() < 0.7,
         faulty_time=faulty_time,

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Load, Reply, RoleChanged, Send
+from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role
 from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
@@ -57,8 +57,10 @@ class SimNode:
         self.checkpoint_due = 0
         self.roles = Roles(world.members, self.id)
         # The members that an operator gave it, and whether they replace those of its store.
-        self.peers = tuple(world.members)
+        self.is_spare = number >= scenario.nodes
+        self.peers = (*world.initial, self.id) if self.is_spare else world.initial
         self.changes_members = False
+        self.joins = self.is_spare
         self._new_process()
 
     def _new_process(self) -> None:
@@ -108,7 +110,8 @@ class SimNode:
 
     @property
     def hello(self) -> MemberHello:
-        peers = format_peers({id_: self.world.members[id_] for id_ in self.peers})
+        is_static = self.core is None or not self.core.members.takes_strangers
+        peers = format_peers({id_: self.world.members[id_] for id_ in self.peers}) if is_static else ""
         return MemberHello(self.id, "", "g", peers, self.store.cluster_id)
 
     def restart(self) -> None:
@@ -137,6 +140,7 @@ class SimNode:
         old, scenario = self.store, self.world.scenario
         self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, self.world.checker)
         self.store.curr_term, self.store.vote_leader = old.curr_term, old.vote_leader
+        self.joins = self.joins or bool(scenario.spares)
 
     def restore(self, backup: SimStore, term: int) -> None:
         """Stop the node, and begin with a backup, as `dledger restore` writes it."""
@@ -203,6 +207,8 @@ class SimNode:
             elif isinstance(effect, RoleChanged):
                 self.reported_role = effect
                 self.world.trace(self.id, "is %s of term %s, leader %s", effect.role.name, *effect[1:])
+            elif isinstance(effect, MembersChanged):
+                self.world.trace(self.id, "has members %s", ", ".join(effect.addresses))
             else:
                 self.reported_committed = effect.index
         self.world.checker.check(self)
@@ -292,7 +298,8 @@ class World:
         self.latest: dict[tuple[int, int], int] = {}
         # Called for each request that arrives; False loses it (for tests).
         self.filter: Callable[[Call], bool] = lambda _: True
-        ids = tuple(f"n{number}" for number in range(scenario.nodes))
+        ids = tuple(f"n{number}" for number in range(scenario.nodes + scenario.spares))
+        self.initial = ids[: scenario.nodes]
         self.members = {id_: Address(f"10.0.0.{number}", 20911) for number, id_ in enumerate(ids)}
         self.addresses = {id_: str(address) for id_, address in self.members.items()}
         self.takes_strangers = getattr(core_class, "takes_strangers", False)
@@ -300,16 +307,19 @@ class World:
         self.base_config = CoreConfig(
             group="g",
             self_id="n0",
-            peers=ids,
+            peers=self.initial,
             is_sync=scenario.is_sync,
             **scenario.options,  # type: ignore[arg-type]
         )
-        self.nodes = [SimNode(self, number) for number in range(scenario.nodes)]
+        self.nodes = [SimNode(self, number) for number in range(scenario.nodes + scenario.spares)]
         self.by_id = {node.id: node for node in self.nodes}
         self.checker.nodes = self.nodes
+        self.checker.voters = self.initial
 
     def config(self, node: SimNode) -> CoreConfig:
-        return replace(self.base_config, self_id=node.id, peers=node.peers, changes_members=node.changes_members)
+        return replace(
+            self.base_config, self_id=node.id, peers=node.peers, changes_members=node.changes_members, joins=node.joins
+        )
 
     def is_java(self, a: SimNode, b: SimNode) -> bool:
         return (min(a.number, b.number), max(a.number, b.number)) in self.scenario.java_pairs
@@ -434,7 +444,11 @@ class World:
 
     def are_of_one_group(self, source: SimNode, target: SimNode) -> bool:
         """Whether two nodes accept each other's hello at the begin of a connection."""
-        if source.peers == target.peers or self.ignores_hellos or target.hello.mismatch(source.hello) is None:
+        if (
+            (not self.scenario.spares and source.peers == target.peers)
+            or self.ignores_hellos
+            or target.hello.mismatch(source.hello) is None
+        ):
             return True
         self.checker.count("messages between other peer lists refused")
         return False

@@ -95,6 +95,8 @@ SAMPLES: list[WireMessage] = [
     m.StatusResponse(**IDS, peers={"n0": "a:1"}, problem="expected room, found none \u2713"),
     m.IdentityRequest(**IDS, cluster_id="0f"),
     m.IdentityResponse(**IDS, cluster_id=None),
+    m.MembersRequest(**IDS, action="replace", member_id="n1", new_id="n3", address="db:1"),
+    m.MembersResponse(**IDS, members='{"index":-1}', reason=None),
     m.ReadRequest(**IDS),
     m.ReadResponse(**IDS, first_index=13, count=3, data=BATCH),
     m.AppendRequest(**IDS, bodies=Bodies(3, struct.pack(">3I", 1, 2, 0) + b"abc")),
@@ -114,7 +116,7 @@ SAMPLES: list[WireMessage] = [
 EXTENSIONS = (
     *(m.StatusRequest, m.StatusResponse, m.ReadRequest, m.ReadResponse, m.TopicsRequest, m.TopicsResponse),
     *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse, m.SummaryRequest, m.SummaryResponse),
-    *(m.IdentityRequest, m.IdentityResponse),
+    *(m.IdentityRequest, m.IdentityResponse, m.MembersRequest, m.MembersResponse),
 )
 """Messages that Java does not have."""
 

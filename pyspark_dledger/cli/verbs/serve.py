@@ -73,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accept-lost-state", action="store_true", help=text)
     text = "once: takes other members, with all stopped"
     add_flag(parser, "--change-members", "changeMembers", action="store_const", const="true", help=text)
+    text = "once, with an empty disk: joins a running group"
+    add_flag(parser, "--join", "join", action="store_const", const="true", help=text)
     # For members that `cluster` starts: they end with it.
     parser.add_argument("--until-input-ends", action="store_true", help=argparse.SUPPRESS)
     add_member(parser)

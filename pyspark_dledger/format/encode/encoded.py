@@ -38,8 +38,12 @@ class EncodedEntries(NamedTuple):
 
 
 class CheckedEntries(NamedTuple):
-    """Entries that can follow a log: their number, the term of the last, and the 32-byte index unit of each."""
+    """Entries that can follow a log: their number, the term of the last, and the 32-byte index unit of each.
+
+    ``members_at`` is the offset of the first entry with the channel of members entries, -1 without one.
+    """
 
     count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
     last_term: int
     units: bytearray
+    members_at: int = -1

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, decode_entry_header, record_struct, signed32
+from pyspark_dledger.format.control import MEMBERS
 from pyspark_dledger.format.encode.encoded import (
     LENGTH_SIZE,
     MAX_BLOCK_SIZE,
@@ -93,7 +94,7 @@ def check_entries(data: Buffer, index: int, pos: int, min_term: int, max_term: i
     view = _bytes_of(data, "entries")
     if not view:
         raise ValueError("expected at least one entry, found none")
-    units = bytearray()
+    units, members_at = bytearray(), -1
     for entry in _entries(view):
         header = entry.header
         _check_value(entry, "index", index, header.index)
@@ -102,7 +103,9 @@ def check_entries(data: Buffer, index: int, pos: int, min_term: int, max_term: i
             raise ValueError(f"entry {entry.number}: expected term from {term} to {max_term}, found {header.term}")
         units += _UNIT.pack(layout.MAGIC_NORMAL, pos, header.size, index, header.term)
         index, pos, term = index + 1, pos + header.size, header.term
-    return CheckedEntries(len(units) // layout.INDEX_UNIT_SIZE, term, units)
+        if header.channel == MEMBERS and members_at < 0:
+            members_at = entry.offset
+    return CheckedEntries(len(units) // layout.INDEX_UNIT_SIZE, term, units, members_at)
 
 
 def find_torn(data: Buffer, pos: int) -> int | None:

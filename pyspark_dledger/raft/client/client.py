@@ -32,6 +32,7 @@ from pyspark_dledger.raft.client.results import (
     Appended,
     BatchResult,
     CommittedRange,
+    GroupMembers,
     MemberStatus,
     Metadata,
     PutResult,
@@ -244,6 +245,26 @@ class Client:
         _check_number("max_bytes", max_bytes, 1, _MAX_NUMBER)
         _check_number("wait_ms", wait_ms, 0, _MAX_NUMBER)
         return self._wait(self._session.read(first_index, node_id, max_bytes, wait_ms))
+
+    def members(self) -> GroupMembers:
+        """The members, as the leader knows them."""
+        return self._wait(self._session.members())
+
+    def add_member(self, node_id: str, address: str) -> GroupMembers:
+        """Add a member that was started with ``join``. Returns at once: it votes when it has all entries.
+
+        As `remove_member` and `replace_member`, it needs a member's address or certificate, or the members' secret, and
+        raises GroupError while another change is under way, or if a member may be Java's. Repeating it is harmless.
+        """
+        return self._wait(self._session.members("add", node_id, node_id, address))
+
+    def remove_member(self, node_id: str) -> GroupMembers:
+        """Remove a member; it can be stopped when the list is final. Removing a learner gives up its change."""
+        return self._wait(self._session.members("remove", node_id))
+
+    def replace_member(self, node_id: str, new_id: str, address: str) -> GroupMembers:
+        """Add a member, then remove another one."""
+        return self._wait(self._session.members("replace", node_id, new_id, address))
 
     def transfer(self, node_id: str) -> None:
         """Make that member the leader, and wait until it is.

@@ -209,6 +209,24 @@ class MemberStatus(NamedTuple):
     serves_messages: bool = False
 
 
+class GroupMembers(NamedTuple):
+    """The members of a group, with their addresses by id, from entry ``index`` on (-1: those that it started with).
+
+    Learners become voters when they have all entries, then ``leaving`` is removed. ``is_committed``: of that entry.
+    """
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    voters: dict[str, str]
+    learners: dict[str, str]
+    leaving: str
+    is_committed: bool
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the latest change is complete."""
+        return self.is_committed and not self.learners and not self.leaving
+
+
 class CommittedRange(NamedTuple):
     """``count`` committed entries of one member, from ``first_index`` on; none after a timeout.
 

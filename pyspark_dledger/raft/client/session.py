@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -26,13 +27,16 @@ from pyspark_dledger.raft.client.outcomes import (
     serves_no_messages,
     unknown_transfer_error,
 )
-from pyspark_dledger.raft.client.results import CommittedRange, MemberStatus, Metadata, Topics
+from pyspark_dledger.raft.client.results import CommittedRange, GroupMembers, MemberStatus, Metadata, Topics
 from pyspark_dledger.raft.loops import backoff
 from pyspark_dledger.raft.messages import (
+    LIST,
     ConfigRequest,
     ConfigResponse,
     GetRequest,
     GetResponse,
+    MembersRequest,
+    MembersResponse,
     MetadataResponse,
     ReadRequest,
     ReadResponse,
@@ -177,6 +181,33 @@ class Session:
         if isinstance(response, kind) and response.code == ResponseCode.SUCCESS:
             return response
         raise rejected_error(self.group, f"a request {what}", "its leader", response)
+
+    async def members(
+        self, action: str = LIST, member_id: str = "", new_id: str = "", address: str = ""
+    ) -> GroupMembers:
+        """The leader's list of members, after a change if one is given. Raises GroupError if it was rejected."""
+        what = f"to {action} {member_id}" if action != LIST else "for the members"
+
+        async def send() -> tuple[MemberConnection, AnyResponse]:
+            connection = await self._members.leader()
+            request = MembersRequest(
+                group=self.group, remote_id=connection.member_id, action=action, member_id=member_id
+            )
+            request.new_id, request.address = new_id, address
+            if not connection.is_binary:
+                text = f"group {self.group}: {connection.member_id} is a Java member: its group has fixed members"
+                raise GroupError(text, ResponseCode.UNSUPPORTED)
+            return connection, await self._request(connection, request)
+
+        response = await self._retry(send, what)
+        if not isinstance(response, MembersResponse) or response.code != ResponseCode.SUCCESS:
+            if isinstance(response, MembersResponse) and response.reason:
+                text = f"group {self.group}: the leader rejected a request {what}: {response.reason}"
+                raise GroupError(text, int(response.code))
+            raise rejected_error(self.group, f"a request {what}", "its leader", response)
+        found = json.loads(response.members or "")
+        is_committed = found["index"] <= found["committed"]
+        return GroupMembers(found["index"], found["voters"], found["learners"], found["leaving"], is_committed)
 
     async def read(self, first_index: int, node_id: str | None, max_bytes: int, wait_ms: int) -> CommittedRange:
         """Committed entries of that member, by default of the first member of this package that responds."""

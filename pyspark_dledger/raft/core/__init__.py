@@ -2,6 +2,28 @@
 
 from pyspark_dledger.raft.core.core import Core
 from pyspark_dledger.raft.core.core_config import CoreConfig
-from pyspark_dledger.raft.core.effects import Committed, Effect, Load, PeerStatus, Reply, RoleChanged, Send, Status
+from pyspark_dledger.raft.core.effects import (
+    Committed,
+    Effect,
+    Load,
+    MembersChanged,
+    PeerStatus,
+    Reply,
+    RoleChanged,
+    Send,
+    Status,
+)
 
-__all__ = ["Committed", "Core", "CoreConfig", "Effect", "Load", "PeerStatus", "Reply", "RoleChanged", "Send", "Status"]
+__all__ = [
+    "Committed",
+    "Core",
+    "CoreConfig",
+    "Effect",
+    "Load",
+    "MembersChanged",
+    "PeerStatus",
+    "Reply",
+    "RoleChanged",
+    "Send",
+    "Status",
+]

@@ -55,6 +55,9 @@ class Application(Protocol):
         filler. It gets no queue offset, and `appended` is not called for it.
         """
 
+    def control(self, content: bytes) -> Bodies:
+        """One body that contains `content` unchanged, and is no message for applications, as in `filler`."""
+
     def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
         """The number of queues of each topic, and the store host of messages. New topics get `queue_nums` queues.
 

@@ -131,6 +131,9 @@ class ApplicationCaller:
     def filler(self) -> Bodies:
         return self._call(lambda application: application.filler())
 
+    def control(self, content: bytes) -> Bodies:
+        return self._call(lambda application: application.control(content))
+
     def handle_topics(self, request: TopicsRequest, token: object) -> None:
         if self._has_rejected(request, token, TopicsResponse()):
             return

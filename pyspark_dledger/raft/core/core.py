@@ -20,13 +20,15 @@ from pyspark_dledger.raft.core.follower import Follower
 from pyspark_dledger.raft.core.leader.appends import Appends
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
+from pyspark_dledger.raft.core.leader.membership_changes import MembershipChanges
 from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
 from pyspark_dledger.raft.core.leader.reads import Reads
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.leader.transfer import Transfer
+from pyspark_dledger.raft.core.list_copy import ListCopy
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.core.membership import join_members
+from pyspark_dledger.raft.core.membership import Membership
 from pyspark_dledger.raft.core.repairs import Repairs
 from pyspark_dledger.raft.core.summary_copy import SummaryCopy
 from pyspark_dledger.raft.messages import (
@@ -40,6 +42,8 @@ from pyspark_dledger.raft.messages import (
     HeartBeatResponse,
     IdentityRequest,
     IdentityResponse,
+    MembersRequest,
+    MembersResponse,
     MetadataRequest,
     MetadataResponse,
     PushRequest,
@@ -68,6 +72,7 @@ _RESPONSES: dict[type[Request], type[Response]] = {
     GetRequest: GetResponse,
     HeartBeatRequest: HeartBeatResponse,
     IdentityRequest: IdentityResponse,
+    MembersRequest: MembersResponse,
     MetadataRequest: MetadataResponse,
     PushRequest: PushResponse,
     PutRequest: PutResponse,
@@ -98,16 +103,16 @@ class Core:
         peer_addresses: Mapping[str, str] | None = None,
         application: Application | None = None,
     ) -> None:
-        members = join_members(config, store)
+        members = Membership(config, store, peer_addresses or {})
         self._member = member = Member(config, store, random, now, members)
         self._application = caller = ApplicationCaller(member, application)
-        self._addresses = dict(peer_addresses or {})
         self._summary_copy = SummaryCopy(member, caller)
         self._election = Election(member)
         self._heartbeats = Heartbeats(member)
         self._follower = Follower(member)
         self._appends = Appends(member, caller)
         peers = [PeerProgress(member, peer_id) for peer_id in member.others]
+        self._peers = peers
         self._commit_index = CommitIndex(member, self._appends, peers)
         self._replication = Replication(member, self._commit_index, peers)
         self._repairs = Repairs(member)
@@ -115,13 +120,19 @@ class Core:
         self._cluster_id = ClusterId(member)
         self._noop = Noop(member, caller)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
-        self.disk_waits = DiskWaits(member, self._election, self._transfer, self._cluster_id)
+        self._changes = MembershipChanges(
+            member, caller, self._commit_index, self._noop, self._replication, self._heartbeats
+        )
+        self._list_copy = ListCopy(member)
+        self.disk_waits = DiskWaits(member, self._election, self._transfer, self._cluster_id, self._changes)
+        member.members_listeners.append(self._members_changed)
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
             AppendRequest: self._append,
             ConfigRequest: caller.handle_config,
             GetRequest: self._reads.handle,
             HeartBeatRequest: self._election.handle_heartbeat,
             IdentityRequest: self._cluster_id.handle,
+            MembersRequest: self._changes.handle,
             MetadataRequest: self._metadata,
             PushRequest: self._follower.handle,
             PutRequest: self._append,
@@ -180,6 +191,8 @@ class Core:
         self._cluster_id.tick()
         self._appends.tick()
         self._noop.tick()
+        self._changes.tick()
+        self._list_copy.tick()
         self._application.tick()
         self._summary_copy.tick()
         self._repairs.tick()
@@ -300,18 +313,29 @@ class Core:
             lag=0 if member.is_leader else self._follower.lag,
         )
 
+    @property
+    def members(self) -> Membership:
+        return self._member.members
+
+    def _members_changed(self) -> None:
+        """Replicate to new members, and to removed ones no more."""
+        member, before = self._member, {progress.peer_id: progress for progress in self._peers}
+        self._peers[:] = [before.get(peer_id) or PeerProgress(member, peer_id) for peer_id in member.others]
+        if member.is_leader:
+            self._commit_index.advance()
+
     # Simple requests
 
     def _append(self, request: AppendRequest, token: object) -> bool:
         is_appended = self._appends.handle(request, token)
-        if is_appended and not self._member.others:
+        if is_appended and self._member.has_lone_vote:
             self._commit_index.advance()
         return is_appended
 
     def _metadata(self, request: MetadataRequest, token: object) -> None:
         member = self._member
         response = MetadataResponse(
-            group=member.group, leader_id=member.leader_id, term=member.term, peers=dict(self._addresses)
+            group=member.group, leader_id=member.leader_id, term=member.term, peers=member.members.known_addresses
         )
         member.reply(token, response)
 
@@ -326,7 +350,7 @@ class Core:
             end_index=status.end_index,
             end_term=status.end_term,
             committed_index=status.committed_index,
-            peers=dict(self._addresses),
+            peers=member.members.known_addresses,
             problem=status.problem,
             serves_messages=self._application.serves_messages,
         )

@@ -24,8 +24,8 @@ class CoreConfig:
     ``peers`` has the ids of all members, with this one. With ``is_sync`` an entry counts as stored by this member only
     when it is durable. ``max_push_bytes`` limits a push to a binary member, ``max_batch_push_size`` one to a Java
     member. A follower with an application copies its leader's metadata first after ``copy_config_first_ms``, then every
-    ``copy_config_every_ms``. ``changes_members``: the store may be of a group with other members. Raises OptionError
-    for invalid values.
+    ``copy_config_every_ms``. ``changes_members``: the store may be of a group with other members. ``joins``: this
+    member is none yet, ``peers`` has those of a running group. Raises OptionError for invalid values.
     """
 
     group: str
@@ -58,6 +58,7 @@ class CoreConfig:
     copy_config_first_ms: int = 3000
     copy_config_every_ms: int = 10_000
     changes_members: bool = False
+    joins: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.peers)) != len(self.peers) or self.self_id not in self.peers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pyspark_dledger.raft.core.cluster_id import ClusterId
 from pyspark_dledger.raft.core.election import Election
+from pyspark_dledger.raft.core.leader.membership_changes import MembershipChanges
 from pyspark_dledger.raft.core.leader.transfer import Transfer
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
@@ -16,6 +17,8 @@ from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
     IdentityRequest,
     IdentityResponse,
+    MembersRequest,
+    MembersResponse,
     PushRequest,
     PushType,
     ReadResponse,
@@ -27,19 +30,27 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
 )
 
-_REQUESTS = (IdentityRequest, SummaryRequest, TransferRequest, VoteRequest)
+_REQUESTS = (IdentityRequest, MembersRequest, SummaryRequest, TransferRequest, VoteRequest)
 # The first confirms a reset, ReadResponse has a copy for a repair.
-_RESPONSES = (GetResponse, IdentityResponse, ReadResponse, SummaryResponse)
+_RESPONSES = (GetResponse, IdentityResponse, MembersResponse, ReadResponse, SummaryResponse)
 
 
 class DiskWaits:
     """Judges inputs before they are handled."""
 
-    def __init__(self, member: Member, election: Election, transfer: Transfer, cluster_id: ClusterId) -> None:
+    def __init__(
+        self,
+        member: Member,
+        election: Election,
+        transfer: Transfer,
+        cluster_id: ClusterId,
+        changes: MembershipChanges,
+    ) -> None:
         self._member = member
         self._election = election
         self._transfer = transfer
         self._cluster_id = cluster_id
+        self._changes = changes
 
     def in_request(self, request: Request) -> bool:
         if isinstance(request, PushRequest):
@@ -61,4 +72,6 @@ class DiskWaits:
         return response is not None and (response.term > self._member.term or isinstance(response, _RESPONSES))
 
     def in_tick(self, now: int) -> bool:
-        return self._election.is_due(now) or self._transfer.is_taking_over or self._cluster_id.is_due(now)
+        if self._election.is_due(now) or self._transfer.is_taking_over or self._cluster_id.is_due(now):
+            return True
+        return self._changes.is_due(now)

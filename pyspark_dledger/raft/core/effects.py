@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,7 +46,13 @@ class RoleChanged(NamedTuple):
     leader_id: str | None
 
 
-Effect = Send | Load | Reply | Committed | RoleChanged
+class MembersChanged(NamedTuple):
+    """The group has these members, by id, with their addresses; requests to others are no longer sent."""
+
+    addresses: Mapping[str, str]
+
+
+Effect = Send | Load | Reply | Committed | RoleChanged | MembersChanged
 
 
 @dataclass(frozen=True)

@@ -61,16 +61,17 @@ class Election:
         self._must_raise_term = False
         # It may have led that term and lost entries that others have.
         self._may_have_led = bool(member.others) and member.vote == member.self_id
-        max_delay = member.config.min_vote_interval_ms if member.others else 0
+        max_delay = member.config.min_vote_interval_ms if member.voters else 0
         self._next_vote_at = member.now + self._random(max_delay)
         self._leaderless_since = member.now
         member.role_listeners.append(self._role_changed)
+        member.members_listeners.append(self._members_changed)
 
     # Time
 
     def tick(self) -> None:
         member = self._member
-        if not member.can_vote or self._reported_restored >= 0:
+        if member.is_behind_restore or self._reported_restored >= 0:
             self._report_restored()
         if member.role is Role.FOLLOWER:
             self._check_leader()
@@ -88,7 +89,7 @@ class Election:
     def _report_restored(self) -> None:
         """Report that this member cannot vote, until it can."""
         member = self._member
-        if member.can_vote:
+        if not member.is_behind_restore:
             member.resolve_problem(_RESTORED)
             self._reported_restored = -1
         elif self._reported_restored < 0 or member.now - self._reported_restored >= _REPORT_MS:
@@ -125,6 +126,11 @@ class Election:
         if member.role is not Role.CANDIDATE or member.vote != member.self_id:
             self._must_raise_term = self._may_have_led = False
 
+    def _members_changed(self) -> None:
+        """Votes of earlier members do not count."""
+        if self._round is not None:
+            self._round, self._next_vote_at = None, self._member.now + self._vote_delay()
+
     def _random(self, limit: int) -> int:
         return self._member.random.randrange(limit) if limit > 0 else 0
 
@@ -151,6 +157,9 @@ class Election:
     def _campaign(self) -> None:
         """Vote for itself and request votes. The term rises only if the last round showed that it must."""
         member, config = self._member, self._member.config
+        if member.members.current.term >= member.term:
+            # This term had a leader, whose majority need not overlap with one of the present members.
+            self._must_raise_term = True
         needs_vote = self._must_raise_term or member.vote is None
         if not member.can_campaign or self._waits_for_others() or (needs_vote and not self._vote_for_self()):
             self._next_vote_at = member.now + self._vote_delay()
@@ -159,7 +168,7 @@ class Election:
         deadline = member.now + _ROUND_MS + self._random(config.max_vote_interval_ms)
         self._round = votes = _VoteRound(member.term, deadline, responses=1, valid=1)
         votes.accepted = int(member.vote == member.self_id)
-        for peer in member.others:
+        for peer in sorted(member.voters):
             member.send(peer, self._request(peer), self._on_vote_response, votes)
         self._check(votes)
 
@@ -219,7 +228,7 @@ class Election:
         """End the round when missing responses cannot change the result."""
         member = self._member
         is_enough = votes.accepted + votes.not_ready >= member.quorum
-        if is_enough or votes.has_leader or votes.responses == len(member.peers):
+        if is_enough or votes.has_leader or votes.responses == len(member.voters) + 1:
             self._finish(votes)
         elif votes.valid >= member.quorum:
             # A member that is silent while a quorum responds most likely stays silent.
@@ -251,7 +260,8 @@ class Election:
 
     def handle_vote(self, request: VoteRequest, token: object) -> None:
         member = self._member
-        if request.leader_id not in member.peers:
+        is_stranger = request.leader_id not in member.peers and not member.members.takes_strangers
+        if not request.leader_id or is_stranger:
             self._respond_vote(request, token, VoteResult.REJECT_UNKNOWN_LEADER)
         elif request.leader_id == member.self_id or request.term > MAX_TERM:
             self._respond_vote(request, token, VoteResult.REJECT_UNEXPECTED_LEADER)

@@ -127,6 +127,7 @@ class Follower:
         else:
             self._check_unblocked()
             self._reply(durable_index, token, self._response(request, ResponseCode.SUCCESS))
+        self._member.members.refresh()
 
     def _report_blocked(self, text: str) -> None:
         """A push could not be accepted, and most likely later ones cannot either."""

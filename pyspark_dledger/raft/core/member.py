@@ -11,7 +11,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.disk_health import DiskHealth
-from pyspark_dledger.raft.core.effects import Committed, Effect, Load, Reply, RoleChanged, Send
+from pyspark_dledger.raft.core.effects import Committed, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.core.membership import Membership
 from pyspark_dledger.raft.messages import Request, Response, Role
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
@@ -59,9 +59,6 @@ class Member:
         self.now = now
         self.group = config.group
         self.self_id = config.self_id
-        self.others = config.others
-        self.peers = frozenset(config.peers)
-        self.quorum = config.quorum
         self.is_sync = config.is_sync
         self.role = Role.CANDIDATE
         self.is_leader = False
@@ -85,6 +82,7 @@ class Member:
         self._reported: dict[str, int] = {}
         self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
+        self.members_listeners: list[RoleListener] = []
         self.commit_listeners: list[CommitListener] = []
         # Takes damaged entries: what is wrong with them by index.
         self.on_damage: Callable[[Mapping[int, str]], None] = lambda _: None
@@ -96,6 +94,30 @@ class Member:
         self._sent: dict[int, tuple[OnResponse, Any, int]] = {}
         # The reads of other threads: what to call, its context, and the store's removals at the begin.
         self._loading: dict[int, tuple[OnLoaded, Any, int]] = {}
+        self._take_members()
+        members.on_change = self._members_changed
+
+    # Members
+
+    def _take_members(self) -> None:
+        found = self.members.current
+        self.others = self.members.others
+        self.peers = frozenset(found.addresses)
+        self.is_voter = self.self_id in found.voters
+        # The other members whose votes and copies count.
+        self.voters = frozenset(found.voters) - {self.self_id}
+        self.quorum = found.quorum
+
+    def _members_changed(self) -> None:
+        self._take_members()
+        self.effects.append(MembersChanged(self.members.current.addresses))
+        for listener in self.members_listeners:
+            listener()
+
+    @property
+    def has_lone_vote(self) -> bool:
+        """Whether this member is a majority."""
+        return self.is_voter and not self.voters
 
     # Problems
 
@@ -215,7 +237,7 @@ class Member:
 
     def leader_error(self, leader: str | None, term: int) -> ResponseCode | None:
         """Why a node cannot be the leader of that term; None if it can."""
-        if leader is None or leader not in self.peers:
+        if leader is None or (leader not in self.peers and not self.members.takes_strangers):
             return ResponseCode.UNKNOWN_MEMBER
         if leader == self.self_id or term > MAX_TERM:
             return ResponseCode.UNEXPECTED_MEMBER
@@ -256,13 +278,18 @@ class Member:
         return (store.ledger_end_term, end) if end >= 0 else self._end_before_reset
 
     @property
+    def is_behind_restore(self) -> bool:
+        """Whether a restored member lacks an entry of ``restored_term`` or a later one."""
+        return self.store.ledger_end_term < self.store.restored_term
+
+    @property
     def can_vote(self) -> bool:
         """Whether this member has every entry that it helped to commit; false for a while after a restore.
 
         A leader of ``restored_term`` or a later one was elected without this member's vote, so its log has all
-        committed entries. They precede its own entries, of which this member needs one.
+        committed entries. They precede its own entries, of which this member needs one. The same with a new disk.
         """
-        return self.store.ledger_end_term >= self.store.restored_term
+        return not self.is_behind_restore and not self.members.is_joining
 
     @property
     def can_campaign(self) -> bool:
@@ -273,10 +300,12 @@ class Member:
         if not self.can_vote:
             return False
         has_entries = self.store.ledger_end_index >= 0 or self._end_before_reset == (-1, -1)
-        return has_entries and not self.needs_summary()
+        knows_members = self.is_voter and self.members.is_complete
+        return has_entries and knows_members and not self.needs_summary()
 
     def truncate(self, index: int) -> None:
         """Remove this entry and all later ones. Raises StoreError if the disk fails."""
+        self.members.truncated()
         self.store.truncate(index)
         # After the truncation: if it failed, nothing was removed, and no flush would report the index again.
         self._persisted = min(self._persisted, index - 1)
@@ -285,6 +314,7 @@ class Member:
         """Remove all entries; the next one has this index and position. Raises StoreError if the disk fails."""
         if self.store.ledger_end_index >= 0:
             self._end_before_reset = self.store.ledger_end_term, self.store.ledger_end_index
+        self.members.resetting(index)
         self.store.reset(index, pos)
         self._persisted = -1
 
@@ -298,6 +328,9 @@ class Member:
         if after <= before:
             return False
         self.effects.append(Committed(after))
+        if self.members.is_joining and self.store.term_at(after) == self.term:
+            self.members.joined()
+            self.resolve_problem("joining")
         for listener in self.commit_listeners:
             listener(after)
         return True

@@ -1,60 +1,238 @@
-"""The members that a store's group has. They change only on request: other members would count other majorities."""
+"""The members of this member's group: those that it was started with, until an entry of the log changes them.
+
+A list takes effect when its entry is appended, and ends if that is truncated (Raft dissertation, chapter 4). Lists are
+saved before their entries, so the file has all lists of the log. A list of the file counts only if the log has its
+entry, or had it before it expired.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.errors import IndexRangeError, OptionError, StoreError
+from pyspark_dledger.format.control import MEMBERS
 from pyspark_dledger.raft.core.core_config import CoreConfig
+from pyspark_dledger.raft.core.member_list import MARK, MemberList, list_in, list_of
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
-_CONTROLS = "controls"
+_SCAN_BYTES = 4 << 20
 
 
 class Membership:
-    """Which other members take control entries, as they said at their last connection. It is saved."""
+    """The list that counts, and which other members take control entries. Changes are saved.
 
-    def __init__(self, config: CoreConfig, store: DLedgerStore) -> None:
+    ``is_joining``: this member has an empty disk, and may have acknowledged entries with another one. It neither votes
+    nor leads until it has all entries that were committed then. ``unknown_before``: lists of entries before that index
+    may be missing, because the log was reset there; -1 if none are. Raises OptionError if the store has another list
+    and none of the log, and StoreError.
+    """
+
+    def __init__(self, config: CoreConfig, store: DLedgerStore, addresses: Mapping[str, str]) -> None:
         self._store = store
-        self._others = config.others
-        self._controls = set(_read(store.member_state)) & set(config.others)
+        self._self_id = config.self_id
+        saved = _parsed(store.member_state)
+        self._controls = {each for each in saved.get("controls", ()) if isinstance(each, str)}
+        self.is_joining = bool(saved.get("joining")) or (config.joins and not store.member_ids)
+        self.unknown_before = int(saved.get("unknownBefore", -1))
+        self._lists = sorted(map(list_of, saved.get("lists", ())))
+        # A later committed list of another member.
+        self._heard: MemberList | None = None
+        self._is_dirty = False
+        self.on_change: Callable[[], None] = lambda: None
+        self._given = {peer_id: addresses.get(peer_id, "") for peer_id in sorted(config.peers)}
+        if self.is_joining and len(self._given) == 1:
+            raise OptionError(f"peers: expected members of the group that {self._self_id} joins, found none")
+        self._first = self._started_with()
+        if config.changes_members:
+            self._lists.clear()
+            self.is_joining, self.unknown_before = False, -1
+        elif "lists" not in saved and store.ledger_end_index >= 0:
+            self._lists = _lists_of_log(store)
+        self._lists = self._valid()
+        self.current = self._latest()
+        self._check(config)
+        self._save()
+        store.members_hook = self.appending
+
+    def _started_with(self) -> MemberList:
+        voters = dict(self._given)
+        learners = {self._self_id: voters.pop(self._self_id)} if self.is_joining else {}
+        return MemberList(-1, -1, voters, learners)
+
+    def _check(self, config: CoreConfig) -> None:
+        members = tuple(sorted(config.peers))
+        found = tuple(_parsed(self._store.member_state).get("first", self._store.member_ids))
+        if self.current.index >= 0 or found in ((), members) or config.changes_members:
+            return
+        raise OptionError(
+            f"peers: expected the members {', '.join(found)} of this store's group, found "
+            f"{', '.join(members)}: use the group's peers, or stop all members and start each with changeMembers once"
+        )
+
+    # State
+
+    @property
+    def is_by_log(self) -> bool:
+        """Whether an entry of the log made the list."""
+        return self.current.index >= 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no list of an earlier entry can be missing."""
+        return self.unknown_before < 0
+
+    @property
+    def takes_strangers(self) -> bool:
+        """Whether members that are not in the list may be in a later one, which this member does not know yet."""
+        return self.is_by_log or self.is_joining or not self.is_complete
+
+    @property
+    def is_committed(self) -> bool:
+        return self.current.index <= self._store.committed_index
+
+    @property
+    def committed(self) -> MemberList:
+        """The latest committed list."""
+        index = self._store.committed_index
+        return next((each for each in reversed(self._lists) if each.index <= index), self._first)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """All members except this one."""
+        return tuple(member_id for member_id in self.current.addresses if member_id != self._self_id)
+
+    @property
+    def not_taking_controls(self) -> list[str]:
+        """The other voters that never said that they take control entries: Java's, or unknown ones."""
+        voters = self.current.voters
+        return [each for each in voters if each != self._self_id and each not in self._controls]
+
+    def takes_controls(self, member_id: str) -> bool:
+        return member_id in self._controls
+
+    @property
+    def known_addresses(self) -> dict[str, str]:
+        """The members whose address is known."""
+        return {member_id: address for member_id, address in self.current.addresses.items() if address}
+
+    # Changes
 
     def connected(self, peer_id: str, takes_controls: bool) -> None:
         """A peer said hello. Raises StoreError."""
-        if takes_controls == (peer_id in self._controls):
-            return
-        found = {*self._controls, peer_id} if takes_controls else self._controls - {peer_id}
-        state = json.dumps({_CONTROLS: sorted(found)})
+        if takes_controls != (peer_id in self._controls):
+            self._controls = {*self._controls, peer_id} if takes_controls else self._controls - {peer_id}
+            self._save()
+
+    def appending(self, index: int, term: int, body: bytes) -> None:
+        """Save a list before its entry is written. It counts from the next `refresh` on."""
         try:
-            self._store.save_member_ids(self._store.member_ids, state)
-        finally:
-            self._controls = found
+            found = list_in(index, term, body)
+        except ValueError as error:
+            raise StoreError(str(error)) from None
+        self._is_dirty = True
+        self._lists = [*(each for each in self._lists if each.index < index), found]
+        self._save()
 
-    @property
-    def take_controls(self) -> bool:
-        """Whether all members take control entries: Java's do not."""
-        return self._controls.issuperset(self._others)
+    def joined(self) -> None:
+        """An entry of the present leader's term is committed here, so all that were committed before are here."""
+        self.is_joining = False
+        self._first = self._started_with()
+        self._save()
+        self._take_over()
+
+    def truncated(self) -> None:
+        """Entries were removed, or may have been."""
+        self._is_dirty = True
+
+    def resetting(self, index: int) -> None:
+        """The log will begin with that index. Lists of entries between its end and that one may be missing."""
+        if index > 0:
+            self.unknown_before = max(self.unknown_before, index)
+            self._save()
+        self._is_dirty = True
+
+    def refresh(self) -> None:
+        """Take over the lists whose entries the log has. Call it after the log has changed."""
+        if not self._is_dirty:
+            return
+        self._is_dirty = False
+        lists = self._valid()
+        if lists != self._lists:
+            self._lists = lists
+            self._save()
+        self._take_over()
+
+    def heard(self, found: MemberList, committed: int) -> None:
+        """Another member's latest committed list; it knows all lists up to its committed index."""
+        if self.unknown_before >= 0 and committed >= self.unknown_before - 1:
+            if 0 <= found.index < self.unknown_before:
+                self._lists = [found, *(each for each in self._lists if each.index >= self.unknown_before)]
+            self.unknown_before = -1
+            self._save()
+        if found.index > self.current.index:
+            self._heard = found
+        self._take_over()
+
+    def _take_over(self) -> None:
+        before, self.current = self.current, self._latest()
+        if self.current != before:
+            self._save()
+            self.on_change()
+
+    def _latest(self) -> MemberList:
+        known = [self._first, *self._lists, *([self._heard] if self._heard is not None else [])]
+        return max(known, key=lambda each: each.index)
+
+    def _valid(self) -> list[MemberList]:
+        """The lists whose entries the log has, and the latest one whose entry has expired."""
+        store, begin, end = self._store, self._store.ledger_begin_index, self._store.ledger_end_index
+        # After a reset the log is empty for a moment.
+        first = begin if begin >= 0 else self.unknown_before
+        expired = [each for each in self._lists if each.index < first]
+        return expired[-1:] + [
+            each for each in self._lists if 0 <= begin <= each.index <= end and store.term_at(each.index) == each.term
+        ]
+
+    def _save(self) -> None:
+        state: dict[str, Any] = {"controls": sorted(self._controls), "first": sorted(self._first.addresses)}
+        state["lists"] = [each.values() for each in self._lists]
+        if self.unknown_before >= 0:
+            state["unknownBefore"] = self.unknown_before
+        if self.is_joining:
+            state["joining"] = True
+        ids, text = tuple(sorted(self.current.addresses)), json.dumps(state, separators=(",", ":"))
+        if (ids, text) != (self._store.member_ids, self._store.member_state):
+            self._store.save_member_ids(ids, text)
 
 
-def _read(state: str) -> list[str]:
+def _parsed(state: str) -> dict[str, Any]:
     if not state:
-        return []
+        return {}
     try:
-        found = json.loads(state)[_CONTROLS]
+        found = json.loads(state)
+        return {**found, "lists": [list_of(each).values() for each in found["lists"]]} if "lists" in found else found
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"members: expected the members that take control entries, found {error}") from None
-    return [each for each in found if isinstance(each, str)]
+        raise StoreError(f"members: expected the members of this store's group, found {error}") from None
 
 
-def join_members(config: CoreConfig, store: DLedgerStore) -> Membership:
-    """Save the members in a store without any. Raises OptionError if it has others, and StoreError."""
-    members = tuple(sorted(config.peers))
-    if store.member_ids != members:
-        if store.member_ids and not config.changes_members:
-            raise OptionError(
-                f"peers: expected the members {', '.join(store.member_ids)} of this store's group, found "
-                f"{', '.join(members)}: use the group's peers, or stop all members and start each with changeMembers "
-                "once"
-            )
-        store.save_member_ids(members)
-    return Membership(config, store)
+def _lists_of_log(store: DLedgerStore) -> list[MemberList]:
+    """The lists of a log whose file of members is missing: all entries are read once."""
+    lists: list[MemberList] = []
+    index = store.ledger_begin_index
+    while index <= store.ledger_end_index:
+        try:
+            found = store.read(index, _SCAN_BYTES)
+        except IndexRangeError:
+            break
+        except StoreError:
+            index += 1  # a damaged entry
+            continue
+        if MARK in bytes(found.data):
+            for each in range(index, found.last_index + 1):
+                entry = store.get(each)
+                if entry.channel == MEMBERS:
+                    lists.append(list_in(each, entry.term, entry.body))
+        index = found.last_index + 1
+    return lists

@@ -48,6 +48,10 @@ class Admission:
             return str(error)
         return self._own_hello().mismatch(hello) or self._refusal(self.shown, hello.id)
 
+    def forget(self) -> None:
+        """Other members: judge again."""
+        self._acts_as.clear()
+
     def member_refusal(self, member_id: str) -> str | None:
         """Why the connection may not act as that member; None if it may."""
         if member_id in self._acts_as:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from pyspark_dledger.raft.node.inbound import Inbound, Timeouts
 from pyspark_dledger.raft.node.memory_budget import MemoryBudget
@@ -13,6 +13,7 @@ from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.quotas import Quotas
 from pyspark_dledger.raft.node.refused import Refused
 from pyspark_dledger.raft.node.roles import Credentials, Roles
+from pyspark_dledger.raft.peers import Address
 
 # Seconds between two checks of all connections.
 _CHECK_SECONDS = 0.5
@@ -35,22 +36,33 @@ class Connections:
         self._timeouts = Timeouts(
             config.handshake_timeout_ms / 1000, config.idle_timeout_ms / 1000, config.transfer_timeout_ms / 1000
         )
-        members = config.members()
-        self._members = dict.fromkeys((key for key in members if key != config.self_id), 0)
-        self._roles = Roles(
-            *(members, config.self_id),
-            uses_secret=config.member_secret is not None,
-            uses_tls=config.tls is not None,
-            hosts_of=hosts_of,
-        )
+        self._hosts_of = hosts_of
         self.quotas = Quotas(config.max_requests_per_second, config.max_bytes_per_second)
-        self.refused = Refused()
         self._member_ids: dict[Inbound, str] = {}
         self._clients: dict[Inbound, None] = {}
+        self._members: dict[str, int] = {}
+        self.set_members(config.members())
+        self.refused = Refused()
         self._per_host: Counter[str | None] = Counter()
         # Clients without a request, of each host and of all, the one that was silent the longest last.
         self._idle: dict[str | None, list[tuple[float, Inbound]]] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    def set_members(self, members: Mapping[str, Address]) -> None:
+        """Requests of members are accepted from these only."""
+        config = self._config
+        others = [key for key in members if key != config.self_id]
+        self._members = {key: self._members.get(key, 0) for key in others}
+        self._roles = Roles(
+            *(members, config.self_id),
+            uses_secret=config.member_secret is not None,
+            uses_tls=config.tls is not None,
+            hosts_of=self._hosts_of,
+        )
+        for inbound in self.all():
+            inbound.admission.forget()
+            if self._member_ids.get(inbound, "") not in ("", *others):
+                inbound.abort()
 
     def all(self) -> list[Inbound]:
         return [*self._clients, *self._member_ids]
@@ -89,7 +101,8 @@ class Connections:
     def closed(self, inbound: Inbound) -> None:
         """The connection is lost."""
         if (member_id := self._member_ids.pop(inbound, None)) is not None:
-            self._members[member_id] -= 1
+            if member_id in self._members:
+                self._members[member_id] -= 1
         else:
             self._forget_client(inbound)
 
@@ -103,6 +116,10 @@ class Connections:
     def refusal(self, shown: Credentials, member_id: str) -> str | None:
         """Why a connection may not act as that member; None if it may."""
         return self._roles.refusal(member_id, shown)
+
+    def change_refusal(self, shown: Credentials) -> str | None:
+        """Why a connection may not change the members; None if it may."""
+        return self._roles.change_refusal(shown)
 
     def is_member_host(self, host: str | None) -> bool:
         """Whether a member has this network address."""

@@ -13,7 +13,7 @@ from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.control import NOOP
-from pyspark_dledger.raft.core import Committed, Core, Effect, Load, Reply, RoleChanged, Send
+from pyspark_dledger.raft.core import Committed, Core, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
 from pyspark_dledger.raft.node.callers import Caller, LocalCaller
@@ -53,6 +53,7 @@ class CoreDriver:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._links: Mapping[str, PeerLink] = {}
+        self._on_members: Callable[[Mapping[str, str]], None] = lambda _: None
         self._unflushed: set[Channel] = set()
         self._is_drain_due = False
         self._is_stopped = False
@@ -71,8 +72,9 @@ class CoreDriver:
     def is_stopped(self) -> bool:
         return self._is_stopped
 
-    def start(self, links: Mapping[str, PeerLink]) -> None:
-        self._links = links
+    def start(self, links: Mapping[str, PeerLink], on_members: Callable[[Mapping[str, str]], None]) -> None:
+        """``links`` may change in ``on_members``, which gets the addresses of new members."""
+        self._links, self._on_members = links, on_members
         self._tick()
 
     def stop(self) -> None:
@@ -165,7 +167,7 @@ class CoreDriver:
             self._run(lambda: self._core.tick(now), lambda: self._core.disk_waits.in_tick(now))
 
     def _check(self, now: int) -> None:
-        for link in self._links.values():
+        for link in list(self._links.values()):
             link.expire(now)
         if failure := self._store_failure():
             self._fail(StoreError(f"the store has failed: {failure}"))
@@ -245,7 +247,12 @@ class CoreDriver:
         now = self._now()
         for effect in effects:
             if isinstance(effect, Send):
-                self._links[effect.peer_id].send(effect.token, effect.request, now)
+                link = self._links.get(effect.peer_id)
+                if link is not None:
+                    link.send(effect.token, effect.request, now)
+                else:
+                    # It was removed in the meantime.
+                    self._loop.call_soon(self.handle_response, effect.token, None)
             elif isinstance(effect, Load):
                 self.threads.read(effect.first_index, effect.max_bytes, partial(self._loaded, effect))
             elif isinstance(effect, Reply):
@@ -256,6 +263,9 @@ class CoreDriver:
                 self._reads.committed(effect.index)
             elif isinstance(effect, RoleChanged):
                 self._role_changed(effect)
+            elif isinstance(effect, MembersChanged):
+                record(logging.INFO, "members", members=",".join(sorted(effect.addresses)))
+                self._on_members(effect.addresses)
 
     def _loaded(self, effect: Load, result: EntryRange | Exception) -> None:
         self._run(lambda: self._core.loaded(effect, result, self._now()))

@@ -18,6 +18,8 @@ from pyspark_dledger.raft.messages import (
     AppendResponse,
     ConfigRequest,
     GetRequest,
+    MembersRequest,
+    MembersResponse,
     PushRequest,
     PutRequest,
     PutResponse,
@@ -98,6 +100,9 @@ class Registry(Protocol):
 
     def refusal(self, shown: Credentials, member_id: str) -> str | None:
         """Why a connection may not act as that member; None if it may."""
+
+    def change_refusal(self, shown: Credentials) -> str | None:
+        """Why a connection may not change the members; None if it may."""
 
     def closed(self, inbound: Inbound) -> None:
         """The connection is lost."""
@@ -291,8 +296,7 @@ class Inbound(Channel):
         if isinstance(request, Refusal):
             self._refuse(received, request)
             return
-        member_id = acting_member(request)
-        if member_id is not None and (reason := self.admission.member_refusal(member_id)) is not None:
+        if (reason := self._stranger_reason(request)) is not None:
             self._refuse_stranger(received, request, reason)
             return
         if isinstance(request, AppendRequest) and self._follows_rejection(received, request):
@@ -329,11 +333,21 @@ class Inbound(Channel):
 
     # Secrets and roles
 
+    def _stranger_reason(self, request: Request) -> str | None:
+        """Why this connection may not send a request that only members may send."""
+        if isinstance(request, MembersRequest) and request.is_change:
+            return self._registry.change_refusal(self.admission.shown)
+        member_id = acting_member(request)
+        return None if member_id is None else self.admission.member_refusal(member_id)
+
     def _refuse_stranger(self, received: ReceivedRequest, request: Request, reason: str) -> None:
         name = type(request).__name__
         self._registry.refused.member_requests[name] += 1
         self._log(logging.WARNING, "request refused", address=self.address, request=name, reason=reason)
-        self._send(received, stranger_response(request))
+        response = stranger_response(request)
+        if isinstance(response, MembersResponse):
+            response.reason = reason
+        self._send(received, response)
 
     def _is_admitted(self, received: ReceivedRequest) -> bool:
         """Whether the first request admits the connection; otherwise it is closed."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from pyspark_dledger.raft.node.listener import Listener, listen, listening_socke
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.node.roles import own_source
-from pyspark_dledger.raft.peers import Address
+from pyspark_dledger.raft.peers import Address, parse_address
 from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
@@ -63,6 +63,9 @@ class Node:
         self._core: Core | None = None
         self._driver: CoreDriver | None = None
         self._threads: DiskThreads | None = None
+        self._tls: TlsContext | None = None
+        # Connections to removed members that are being closed.
+        self._stopping: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Open the store, listen, and join the group.
@@ -102,14 +105,11 @@ class Node:
         self._reads = CommittedReads(store, self._threads, config.group, config.self_id)
         self._driver = driver = CoreDriver(self._core, self._reads, self._threads, lambda: store.failure, self._fail)
         await self._listen_at(self._listen, contexts[0])
-        for peer_id, address in self._members.items():
-            if peer_id != config.self_id:
-                self._links[peer_id] = self._new_link(peer_id, address, contexts[1])
-        driver.start(self._links)
+        self._tls = contexts[1]
+        driver.start(self._links, self._take_members)
         store.start_scrubbing(driver.damaged_in_thread)
         self._connections.start()
-        for link in self._links.values():
-            link.start()
+        self._take_members(self._core.members.known_addresses)
         record(logging.INFO, "started", group=config.group, id=config.self_id, listen=self.address, **self.status())
         if config.tls is None and not self.address.is_loopback:
             risk = "reaches it can write" if config.secret is None else "reads the network can read the secret"
@@ -286,6 +286,21 @@ class Node:
             own_host=own_source(self._members[config.self_id]),
         )
 
+    def _take_members(self, addresses: Mapping[str, str]) -> None:
+        """Connect to these members, and to no others."""
+        found = {peer_id: parse_address(text, f"member {peer_id}") for peer_id, text in addresses.items()}
+        self._connections.set_members(found)
+        for peer_id, link in list(self._links.items()):
+            if peer_id not in found or found[peer_id] != link.address:
+                del self._links[peer_id]
+                stopping = asyncio.get_running_loop().create_task(link.stop())
+                self._stopping.add(stopping)
+                stopping.add_done_callback(self._stopping.discard)
+        for peer_id, address in found.items():
+            if peer_id != self.config.self_id and peer_id not in self._links:
+                self._links[peer_id] = self._new_link(peer_id, address, self._tls)
+                self._links[peer_id].start()
+
     def _hello(self) -> MemberHello:
         """What this member tells others at the begin of a connection."""
         config, store = self.config, self.store
@@ -294,7 +309,8 @@ class Node:
             id=config.self_id,
             version=__version__,
             group=config.group,
-            peers=config.compared_peers(),
+            # Lists of the log decide, and this member may have an old one.
+            peers="" if self.core.members.takes_strangers else config.compared_peers(),
             cluster=store.cluster_id,
             dataFileSize=data_size,
             indexFileSize=index_size,

@@ -54,6 +54,7 @@ class NodeConfig:
     )
     common_peers: str | None = option(None, TEXT, "compared instead of `peers`, if addresses differ")
     change_members: bool = option(False, BOOLEAN, "once: takes other members")
+    join: bool = option(False, BOOLEAN, "once, with an empty disk: joins a running group")
     listen: str | None = option(None, TEXT, "HOST or HOST:PORT; default: its address in `peers`, if loopback")
     metrics: str | None = option(None, TEXT, "HOST:PORT, or PORT of 127.0.0.1")
     tls: Tls | None = None
@@ -130,6 +131,7 @@ class NodeConfig:
                 peers=tuple(self.members()),
                 is_sync=self.flush_mode() == "sync" and self.store is not None,
                 changes_members=self.change_members,
+                joins=self.join,
                 **self.core_options,  # type: ignore[arg-type]  # checked by the class
             )
         except TypeError as error:

@@ -51,7 +51,7 @@ class PeerLink:
         own_host: str | None = None,
     ) -> None:
         self.peer_id = peer_id
-        self._address = address
+        self.address = address
         self._hello = hello
         self._tls = tls
         self._max_frame_bytes = max_frame_bytes
@@ -119,7 +119,7 @@ class PeerLink:
             except (OSError, asyncio.TimeoutError, _HelloError) as error:
                 reason = str(error) or type(error).__name__
                 if reason != reported:
-                    record(logging.WARNING, "peer unreachable", peer=self.peer_id, address=self._address, reason=reason)
+                    record(logging.WARNING, "peer unreachable", peer=self.peer_id, address=self.address, reason=reason)
                 reported = reason
                 self.mismatch = reason if isinstance(error, _HelloError) else None
             else:
@@ -134,7 +134,7 @@ class PeerLink:
         """Connect and send the hello. The event is set when the connection is lost."""
         loop = asyncio.get_running_loop()
         self._is_connecting = True
-        host, port = self._address
+        host, port = self.address
         found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _CONNECT_SECONDS)
         self.hosts = frozenset(host_of(each[4]) for each in found)
         connecting = loop.create_connection(
@@ -150,7 +150,7 @@ class PeerLink:
         await asyncio.wait_for(channel.say_hello(self._hello), _CONNECT_SECONDS)
         self._is_connecting = False
         is_binary = channel.wire.is_binary
-        record(logging.INFO, "peer connected", peer=self.peer_id, address=self._address, binary=is_binary)
+        record(logging.INFO, "peer connected", peer=self.peer_id, address=self.address, binary=is_binary)
         self._on_connected(self.peer_id, is_binary, channel.hello)
         now = int(loop.time() * 1000)
         while self._waiting:

@@ -77,7 +77,8 @@ class Roles:
         hosts_of: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
         self._others = {key: address for key, address in members.items() if key != self_id}
-        self._literal = {key: literal_hosts(address) for key, address in self._others.items()}
+        self._members = dict(members)
+        self._literal = {key: literal_hosts(address) for key, address in members.items()}
         self._uses_secret = uses_secret
         self._uses_tls = uses_tls
         self._hosts_of = hosts_of
@@ -85,6 +86,18 @@ class Roles:
     def is_member_host(self, host: str | None) -> bool:
         """Whether another member has this network address."""
         return any(self._has_host(member_id, host) for member_id in self._others)
+
+    def change_refusal(self, shown: Credentials) -> str | None:
+        """Why a connection may not change the members; None if it may, because it may act as one of them."""
+        if self._uses_secret:
+            return None if shown.has_secret else "expected the members' secret in the first request, found none"
+        if self._uses_tls:
+            reasons = [self._certificate_refusal(member_id, shown.certificate or {}) for member_id in self._members]
+        else:
+            reasons = [None if self._has_host(member_id, shown.host) else "" for member_id in self._members]
+        if None in reasons:
+            return None
+        return f"expected a change of members from a member's address, or with its certificate, found {shown.host}"
 
     def refusal(self, member_id: str | None, shown: Credentials) -> str | None:
         """Why a connection may not act as that member; None if it may."""
@@ -109,12 +122,12 @@ class Roles:
         return host in known or (host == _LOOPBACK and any(map(is_loopback, known)))
 
     def _certificate_refusal(self, member_id: str, certificate: Mapping[str, Any]) -> str | None:
-        host = usual_host(self._others[member_id].host)
+        host = usual_host(self._members[member_id].host)
         subject = [pair for part in certificate.get("subject", ()) for pair in part]
         names = [text for key, text in subject if key == "commonName"]
         alternatives = [text for _, text in certificate.get("subjectAltName", ())]
-        wanted = {member_id.lower(), host, *literal_hosts(self._others[member_id])}
-        if (domain := host.partition(".")[2]) and not literal_hosts(self._others[member_id]):
+        wanted = {member_id.lower(), host, *literal_hosts(self._members[member_id])}
+        if (domain := host.partition(".")[2]) and not literal_hosts(self._members[member_id]):
             # As where this member checks the other's certificate as a server.
             wanted.add(f"*.{domain}")
         if ("organizationalUnitName", MEMBER_UNIT) in subject or member_id in names:

@@ -66,7 +66,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 """Every setting of a node by its name, in the order of the documentation."""
 
-_ONCE = ("truncateAt", "changeMembers")
+_ONCE = ("truncateAt", "changeMembers", "join")
 _REQUIRED = ("group", "selfId", "peers")
 _TLS = ("tls_cert", "tls_key", "tls_ca")
 # Similarity from which an unknown name is taken for a misspelt setting.

@@ -544,12 +544,19 @@ _CODECS: dict[type[WireMessage], tuple[Callable[[Any], Any], Callable[[Values, m
     m.SummaryResponse: (_summary_response, _from_summary_response),
     m.IdentityRequest: (_nothing, _no_values),
     m.IdentityResponse: (_nothing, _no_values),
+    m.MembersRequest: (_nothing, _no_values),
+    m.MembersResponse: (_nothing, _no_values),
 }
 _ATTRIBUTES = {
     "transferId": "transfer_id",
     "transfereeId": "transferee_id",
     "reason": "reason",
     "clusterId": "cluster_id",
+    "action": "action",
+    "memberId": "member_id",
+    "newId": "new_id",
+    "address": "address",
+    "members": "members",
 }
 
 

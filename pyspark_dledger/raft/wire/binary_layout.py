@@ -140,6 +140,8 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     ),
     (RequestCode.IDENTITY, False): (),
     (RequestCode.IDENTITY, True): (),
+    (RequestCode.MEMBERS, False): (),
+    (RequestCode.MEMBERS, True): (),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
@@ -147,6 +149,8 @@ OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.PUT_MESSAGES, True): ("reason",),
     (RequestCode.IDENTITY, False): ("clusterId",),
     (RequestCode.IDENTITY, True): ("clusterId",),
+    (RequestCode.MEMBERS, False): ("action", "memberId", "newId", "address"),
+    (RequestCode.MEMBERS, True): ("members", "reason"),
 }
 """Texts after those of every message. A refusal has only `COMMON` and one text, its remark."""
 

@@ -20,6 +20,7 @@ REQUESTS: dict[int, type[m.Request]] = {
     RequestCode.CONFIG: m.ConfigRequest,
     RequestCode.SUMMARY: m.SummaryRequest,
     RequestCode.IDENTITY: m.IdentityRequest,
+    RequestCode.MEMBERS: m.MembersRequest,
 }
 RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.METADATA: m.MetadataResponse,
@@ -36,6 +37,7 @@ RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.CONFIG: m.ConfigResponse,
     RequestCode.SUMMARY: m.SummaryResponse,
     RequestCode.IDENTITY: m.IdentityResponse,
+    RequestCode.MEMBERS: m.MembersResponse,
 }
 REQUEST_CODES: dict[type[m.WireMessage], int] = {
     kind: int(code) for kinds in (REQUESTS, RESPONSES) for code, kind in kinds.items()
@@ -45,7 +47,7 @@ BINARY_ONLY = frozenset(
         int,
         (
             *(RequestCode.STATUS, RequestCode.READ, RequestCode.TOPICS, RequestCode.PUT_MESSAGES),
-            *(RequestCode.CONFIG, RequestCode.SUMMARY, RequestCode.IDENTITY),
+            *(RequestCode.CONFIG, RequestCode.SUMMARY, RequestCode.IDENTITY, RequestCode.MEMBERS),
         ),
     )
 )

@@ -41,6 +41,7 @@ from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
 
 # RocketMQ's own topic for messages that nobody reads.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"
+_CONTROL_TOPIC = b"RMQ_SYS_DLEDGER_CONTROL"
 _STOP_SECONDS = 10.0
 _NOT_READY = Rejected(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")
 
@@ -296,11 +297,17 @@ class MessageService:
         return self._puts.appended(self._tables, admitted, appended)
 
     def filler(self) -> Bodies:
+        return self._rolled_back(_FILLER_TOPIC, b"")
+
+    def control(self, content: bytes) -> Bodies:
+        return self._rolled_back(_CONTROL_TOPIC, content)
+
+    def _rolled_back(self, topic: bytes, body: bytes) -> Bodies:
         """A rolled back message, which RocketMQ puts in no queue and no index."""
         now = now_ms()
         message = encode_message(
-            _FILLER_TOPIC,
-            b"",
+            topic,
+            body,
             0,
             sys_flag=TRANSACTION_FLAGS["rollback"],
             born_timestamp=now,

@@ -26,7 +26,7 @@ class CommitIndex:
             store = member.store
             end = store.ledger_end_index
             self._own_from = end if end >= 0 and store.ledger_end_term == member.term else end + 1
-            if not self._peers:
+            if member.has_lone_vote:
                 self.advance()
 
     @property
@@ -39,13 +39,19 @@ class CommitIndex:
         committed = store.committed_index
         return committed >= self._own_from or committed == store.ledger_end_index
 
+    def has_own(self, committed: int | None = None) -> bool:
+        """Whether an entry of this leader's own term is committed, or a peer with that committed index knows one."""
+        return self._own_from <= (self._member.store.committed_index if committed is None else committed)
+
     def advance(self) -> None:
         """Commit the entries of the own term that a quorum has, and all entries that every member has."""
         member = self._member
         if not member.is_leader:
             return
-        matches = [progress.match_index for progress in self._peers]
-        matches.append(member.durable_index)
+        voters = member.voters
+        matches = [progress.match_index for progress in self._peers if progress.peer_id in voters]
+        if member.is_voter:
+            matches.append(member.durable_index)
         matches.sort(reverse=True)
         committed = member.store.committed_index
         index = matches[member.quorum - 1]

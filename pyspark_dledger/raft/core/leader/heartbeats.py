@@ -44,16 +44,23 @@ class Heartbeats:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._peers = {peer: _PeerHeartbeat(peer) for peer in member.others}
+        self._peers: dict[str, _PeerHeartbeat] = {}
         self._round = 0
         self._next_at = 0
         self._confirmations: deque[_PendingConfirmation] = deque()
         self._is_due = False
+        self._members_changed()
         member.role_listeners.append(self._role_changed)
+        member.members_listeners.append(self._members_changed)
+
+    def _members_changed(self) -> None:
+        before, now = self._peers, self._member.now
+        self._peers = {peer: before.get(peer) or _PeerHeartbeat(peer, sent_at=now) for peer in self._member.others}
 
     def is_live(self, peer_id: str) -> bool:
         """Whether the peer responded to the last heartbeat with a known outcome."""
-        return self._peers[peer_id].is_live
+        peer = self._peers.get(peer_id)
+        return peer is not None and peer.is_live
 
     def _role_changed(self) -> None:
         member = self._member
@@ -130,15 +137,19 @@ class Heartbeats:
 
     def _quorum_value(self, name: str, own: int) -> int:
         """The highest value that a quorum has reached; this member has `own`."""
-        values = sorted((own, *(getattr(peer, name) for peer in self._peers.values())), reverse=True)
-        return int(values[self._member.quorum - 1])
+        member = self._member
+        values = [getattr(peer, name) for peer in self._peers.values() if peer.peer_id in member.voters]
+        if member.is_voter:
+            values.append(own)
+        values.sort(reverse=True)
+        return int(values[member.quorum - 1])
 
     # Reads
 
     def confirm_leadership(self, done: Callable[[bool], None]) -> None:
         """Call `done` with True when a quorum has accepted a later heartbeat, with False after a timeout."""
         member = self._member
-        if not self._peers:
+        if member.has_lone_vote:
             done(True)
             return
         deadline = member.now + member.config.max_wait_ack_time_ms

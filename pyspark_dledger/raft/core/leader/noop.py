@@ -27,9 +27,13 @@ class Noop:
         member, store = self._member, self._member.store
         if not member.is_leader or store.committed_index == store.ledger_end_index:
             return
+        if member.others and not member.members.not_taking_controls:
+            self.append()
+
+    def append(self) -> None:
+        """Append it, unless the log ends with an entry of this term."""
+        member, store = self._member, self._member.store
         if store.ledger_end_term == member.term or member.transferee is not None or member.now < self._retry_at:
-            return
-        if not member.others or not member.members.take_controls:
             return
         self._retry_at = member.now + _RETRY_MS
         bodies = self._application.filler() if self._application.serves_messages else _EMPTY

@@ -22,6 +22,7 @@ class PeerProgress:
     """
 
     __slots__ = (
+        "acked_commit_index",
         "commit_sent_at",
         "failures",
         "generation",
@@ -67,6 +68,8 @@ class PeerProgress:
         now = self.member.now
         self.match_index = -1
         self.sent_commit_index = -1
+        # The highest commit index that the peer has taken over, as far as its log goes.
+        self.acked_commit_index = -1
         self.commit_sent_at = self.last_sent_at = now
         self.failures = 0
         self.rejections = 0

@@ -32,6 +32,7 @@ class _SentPush(NamedTuple):
     last_index: int
     first_index: int
     size: int
+    commit_index: int
 
 
 class _SentCommit(NamedTuple):
@@ -40,6 +41,7 @@ class _SentCommit(NamedTuple):
     progress: PeerProgress
     generation: int
     match_index: int
+    commit_index: int
 
 
 class Replication:
@@ -54,6 +56,13 @@ class Replication:
 
     def match_index(self, peer_id: str) -> int:
         return next(progress.match_index for progress in self._peers if progress.peer_id == peer_id)
+
+    def committed_index(self, peer_id: str) -> int:
+        """Up to which entry a peer certainly knows that its entries are committed."""
+        for progress in self._peers:
+            if progress.peer_id == peer_id:
+                return min(progress.match_index, progress.acked_commit_index)
+        return -1
 
     def _role_changed(self) -> None:
         for progress in self._peers:
@@ -142,7 +151,8 @@ class Replication:
         request.is_batch = progress.uses_batches
         if not progress.in_flight:
             progress.responded_at = member.now
-        sent = _SentPush(progress, progress.generation, entries.last_index, entries.first_index, size)
+        last, first, commit = entries.last_index, entries.first_index, request.commit_index
+        sent = _SentPush(progress, progress.generation, last, first, size, commit)
         member.send(progress.peer_id, request, self._on_push_response, sent)
         progress.in_flight[entries.first_index] = size
         progress.in_flight_bytes += size
@@ -174,7 +184,7 @@ class Replication:
             return
         progress.is_waiting, progress.waiting_since, progress.commit_sent_at = True, member.now, member.now
         request = progress.request(PushType.COMMIT, None)
-        sent = _SentCommit(progress, progress.generation, progress.match_index)
+        sent = _SentCommit(progress, progress.generation, progress.match_index, request.commit_index)
         member.send(progress.peer_id, request, self._on_commit_response, sent)
 
     # Responses
@@ -194,6 +204,7 @@ class Replication:
         progress.in_flight_bytes -= sent.size
         progress.responded_at = self._member.now
         progress.failures = 0
+        progress.acked_commit_index = sent.commit_index
         if sent.last_index > progress.match_index:
             progress.match_index = sent.last_index
             if progress.rejections:
@@ -213,3 +224,5 @@ class Replication:
             or response.end_index < sent.match_index
         ):
             progress.fail()
+        else:
+            progress.acked_commit_index = sent.commit_index

@@ -79,7 +79,7 @@ class Transfer:
 
     def _error_code(self, request: TransferRequest) -> ResponseCode | None:
         member, transferee = self._member, request.transferee_id
-        if transferee is None or transferee not in member.peers:
+        if transferee is None or transferee not in (*member.voters, member.self_id):
             return ResponseCode.UNKNOWN_MEMBER
         if request.term != member.term:
             return ResponseCode.INCONSISTENT_TERM
@@ -144,7 +144,8 @@ class Transfer:
     def _nearest(self, peers: Collection[str]) -> str | None:
         """The live peer that lacks the fewest entries, if it may become leader."""
         # A peer whose log was not compared yet may lack more than its length tells, and could not win an election.
-        lags = [(self._lag(peer), peer) for peer in peers if self._heartbeats.is_live(peer) and self._is_compared(peer)]
+        found = [peer for peer in peers if peer in self._member.voters and self._heartbeats.is_live(peer)]
+        lags = [(self._lag(peer), peer) for peer in found if self._is_compared(peer)]
         lag, peer = min(lags, default=(0, None))
         return peer if lag < self._member.config.max_leadership_transfer_wait_index else None
 
@@ -179,7 +180,7 @@ class Transfer:
             return ResponseCode.INCONSISTENT_LEADER
         if request.term != member.term:
             return ResponseCode.INCONSISTENT_TERM
-        if member.needs_summary() or not member.can_vote:
+        if not member.can_campaign:
             return ResponseCode.FALL_BEHIND_TOO_MUCH
         if member.disk.problem(member.now):
             return ResponseCode.DISK_FULL

@@ -1,0 +1,248 @@
+"""A leader's changes of the members: one entry after the other, each of which adds or removes one voter.
+
+A change begins when the list before is committed, and an entry of the leader's own term (Raft dissertation, chapter 4).
+A new member is a learner first. The leader makes it a voter when it has caught up, and then removes the member that it
+replaces. Any leader continues a change. A leader that removed itself ends its leadership when that is committed.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.errors import DiskFullError, OptionError
+from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.raft.core.application_caller import ApplicationCaller
+from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
+from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
+from pyspark_dledger.raft.core.leader.noop import Noop
+from pyspark_dledger.raft.core.leader.replication import Replication
+from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
+from pyspark_dledger.raft.core.member_list import MemberList, check_new_member
+from pyspark_dledger.raft.messages import LIST, MembersRequest, MembersResponse, Role
+
+_STEP_MS = 100
+_REPORT_MS = 60_000
+# A learner that lacks at most so many entries becomes a voter.
+_MAX_LAG = 100
+_KIND = "membership"
+
+
+class _RefusedError(Exception):
+    """A change that is not made: the code, and why."""
+
+    def __init__(self, code: ResponseCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class MembershipChanges:
+    """Handles requests for changes, and continues a change until it is complete."""
+
+    def __init__(
+        self,
+        member: Member,
+        application: ApplicationCaller,
+        commit_index: CommitIndex,
+        noop: Noop,
+        replication: Replication,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self._member = member
+        self._application = application
+        self._commit_index = commit_index
+        self._noop = noop
+        self._replication = replication
+        self._heartbeats = heartbeats
+        self._next_at = 0
+
+    # Requests
+
+    def handle(self, request: MembersRequest, token: object) -> None:
+        member = self._member
+        response = MembersResponse(group=member.group, leader_id=member.leader_id, term=member.term)
+        try:
+            if request.action:
+                self._change(request)
+            elif not member.members.is_complete:
+                raise _RefusedError(ResponseCode.LEADER_NOT_READY, "this member does not know the members itself")
+        except _RefusedError as refused:
+            response.reason = str(refused)
+            member.reject(token, request, response, refused.code)
+            return
+        found = member.members.current if request.action or member.is_leader else member.members.committed
+        committed = member.store.committed_index
+        response.members = json.dumps({**found.values(), "committed": committed}, separators=(",", ":"))
+        member.reply(token, response)
+
+    def _change(self, request: MembersRequest) -> None:
+        if not self._member.is_leader:
+            raise _RefusedError(ResponseCode.NOT_LEADER, "another member leads")
+        changed = None if request.action == LIST else self._changed(request)
+        if changed is not None:
+            self._check_all_ours()
+            self._check_own_entry()
+            self._check_majority(changed)
+            self._append(changed)
+
+    def _changed(self, request: MembersRequest) -> MemberList | None:
+        """The next list; None if it is the present one. Raises _RefusedError."""
+        found, name = self._member.members.current, request.member_id or ""
+        if request.action == "add":
+            if found.addresses.get(name) == request.address:
+                return None
+            self._check_no_change()
+            return self._with_learner(found, name, request.address or "")
+        if request.action == "remove":
+            if name not in found.addresses or found.leaving == name:
+                return None
+            if name in found.learners:
+                # This gives up the change that added it.
+                self._check_committed()
+                return found._replace(learners={}, leaving="")
+            self._check_no_change()
+            return _without(found, name)
+        if request.action == "replace":
+            new = request.new_id or ""
+            if found.addresses.get(new) == request.address and name in ("", found.leaving):
+                return None
+            if name not in found.voters and found.addresses.get(new) == request.address:
+                return None
+            self._check_no_change()
+            if name not in found.voters:
+                raise _RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} is no member of {_names(found)}")
+            return self._with_learner(found, new, request.address or "")._replace(leaving=name)
+        raise _RefusedError(ResponseCode.UNSUPPORTED, f"{request.action!r} is no change of members")
+
+    def _with_learner(self, found: MemberList, name: str, address: str) -> MemberList:
+        if name in found.addresses:
+            where = found.addresses[name]
+            text = f"{name} is a member already, at {where}: use a new id, or remove it first"
+            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
+        if address in found.addresses.values():
+            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"another member has the address {address}")
+        try:
+            check_new_member(name, address)
+        except OptionError as error:
+            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, str(error)) from None
+        return found._replace(learners={name: address})
+
+    def _check_majority(self, changed: MemberList) -> None:
+        """Refuse a list that would be without a quorum at once."""
+        live = [each for each in changed.voters if self._is_live(each)]
+        if len(live) < changed.quorum and changed.voters != self._member.members.current.voters:
+            raise _RefusedError(
+                ResponseCode.UNEXPECTED_ARGUMENT,
+                f"only {', '.join(live) or 'none'} of the voters {', '.join(changed.voters)} would be up and level, no "
+                "majority: start the others, or replace the one that is down",
+            )
+
+    def _is_live(self, member_id: str) -> bool:
+        """Whether a member is up, and can vote: it knows a committed entry of this leader."""
+        if member_id == self._member.self_id:
+            return True
+        is_level = self._commit_index.has_own(self._replication.committed_index(member_id))
+        return is_level and self._heartbeats.is_live(member_id)
+
+    # Rules
+
+    def _check_all_ours(self) -> None:
+        if strangers := self._member.members.not_taking_controls:
+            raise _RefusedError(
+                ResponseCode.UNSUPPORTED,
+                f"{', '.join(strangers)} may be Java members, or of an older version: the members of their group "
+                "change only with --change-members",
+            )
+
+    def _check_committed(self) -> None:
+        if not self._member.members.is_committed:
+            raise _RefusedError(ResponseCode.LEADER_NOT_READY, "the change before is not committed yet")
+
+    def _check_no_change(self) -> None:
+        self._check_committed()
+        found = self._member.members.current
+        if not found.is_final:
+            what = f"{', '.join(found.learners) or 'a new member'} is joining"
+            if found.leaving:
+                what += f", then {found.leaving} leaves"
+            text = f"another change is under way ({what}): wait, or give it up with remove {', '.join(found.learners)}"
+            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
+
+    def _check_own_entry(self) -> None:
+        """A leader must have committed an entry of its own term, else lists of two terms could both be committed."""
+        if self._member.transferee is not None:
+            raise _RefusedError(ResponseCode.LEADER_TRANSFERRING, "leadership is being transferred")
+        if not self._has_own_entry():
+            raise _RefusedError(ResponseCode.LEADER_NOT_READY, "the leader has committed no entry of its term yet")
+
+    def _has_own_entry(self) -> bool:
+        if self._commit_index.has_own():
+            return True
+        self._noop.append()
+        return False
+
+    # Steps
+
+    def _append(self, changed: MemberList) -> None:
+        """Append the list. It counts at once."""
+        member, store = self._member, self._member.store
+        body = changed.body()
+        bodies = self._application.control(body) if self._application.serves_messages else Bodies.of([body])
+        try:
+            member.members.appending(store.ledger_end_index + 1, member.term, body)
+            store.append_as_leader(bodies, member.term, MEMBERS)
+        except (DiskFullError, *DISK_FAILURES) as error:
+            code = ResponseCode.DISK_FULL if isinstance(error, DiskFullError) else ResponseCode.DISK_ERROR
+            raise _RefusedError(code, f"the list of members cannot be saved: {error}") from None
+        finally:
+            member.members.refresh()
+        self._commit_index.advance()
+
+    def is_due(self, now: int) -> bool:
+        """Whether the next `tick` at that time can save a list."""
+        member = self._member
+        return member.is_leader and now >= self._next_at and not member.members.current.is_final
+
+    def tick(self) -> None:
+        member = self._member
+        if not member.is_leader or member.now < self._next_at:
+            return
+        self._next_at = member.now + _STEP_MS
+        found = member.members.current
+        if not member.members.is_committed or (found.is_final and member.is_voter):
+            return
+        if not member.is_voter:
+            member.become(Role.CANDIDATE, None)
+            return
+        if member.transferee is not None or member.members.not_taking_controls or not self._has_own_entry():
+            return
+        try:
+            changed = self._next_list(found)
+            if changed is not None:
+                self._check_majority(changed)
+                self._append(changed)
+                member.resolve_problem(_KIND)
+        except _RefusedError as refused:
+            member.report_problem(f"the change of members waits: {refused}", _KIND, _REPORT_MS)
+
+    def _next_list(self, found: MemberList) -> MemberList | None:
+        """The next step of a change; None while a learner has not caught up."""
+        for name, address in found.learners.items():
+            lag = self._member.store.ledger_end_index - self._replication.match_index(name)
+            changed = found._replace(voters={**found.voters, name: address}, learners={})
+            is_ready = lag <= _MAX_LAG and self._member.members.takes_controls(name)
+            return changed if is_ready and self._is_live(name) else None
+        return _without(found, found.leaving) if found.leaving in found.voters else found._replace(leaving="")
+
+
+def _without(found: MemberList, name: str) -> MemberList:
+    """The list without that voter. Raises _RefusedError if it is the last one."""
+    voters = {each: address for each, address in found.voters.items() if each != name}
+    if not voters:
+        raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"{name} is the last member")
+    return found._replace(voters=voters, leaving="")
+
+
+def _names(found: MemberList) -> str:
+    return ", ".join(found.addresses)

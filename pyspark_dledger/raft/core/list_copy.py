@@ -1,0 +1,61 @@
+"""Asks other members for the list of members: after a reset of the log, or while no leader is known.
+
+A log that was reset lacks the entries before its first one. A member that was down may know no member that leads by
+now.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.core.member import Member
+from pyspark_dledger.raft.core.member_list import list_of
+from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, Response, Role
+
+_ASK_EVERY_MS = 1000
+_JOINING = "joining"
+_REPORT_MS = 60_000
+
+
+class ListCopy:
+    """Asks the members of this package, one after the other."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._turn = 0
+        self._ask_at = member.now + _ASK_EVERY_MS
+        member.role_listeners.append(self._role_changed)
+
+    def _role_changed(self) -> None:
+        self._ask_at = max(self._ask_at, self._member.now + _ASK_EVERY_MS)
+
+    def tick(self) -> None:
+        member = self._member
+        if member.now < self._ask_at:
+            return
+        self._ask_at = member.now + _ASK_EVERY_MS
+        if member.members.is_joining:
+            member.report_problem(
+                "this member joins: it does not vote until an entry of the leader's term is committed: append one",
+                _JOINING,
+                _REPORT_MS,
+            )
+        if member.members.is_complete and member.role is not Role.CANDIDATE:
+            return
+        peers = [peer_id for peer_id in member.others if member.members.takes_controls(peer_id)]
+        if not peers:
+            return
+        peer_id = peers[self._turn % len(peers)]
+        self._turn += 1
+        request = MembersRequest(group=member.group, remote_id=peer_id, local_id=member.self_id)
+        member.send(peer_id, request, self._on_response, None)
+
+    def _on_response(self, _: object, response: Response | None) -> None:
+        if not isinstance(response, MembersResponse) or response.code != ResponseCode.SUCCESS:
+            return
+        try:
+            values = json.loads(response.members or "")
+            self._member.members.heard(list_of(values), int(values["committed"]))
+        except (KeyError, TypeError, ValueError) as error:
+            self._member.report_problem(f"a member sent a list of members that cannot be used: {error}")

@@ -1,0 +1,110 @@
+"""Members of a running group are added, removed and replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger as dledger
+import pyspark_dledger.raft.client as dl
+from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.errors import GroupError
+from pyspark_dledger.store.files.node_files import load_members, write_members
+from tests.support.groups import FASTER, HOST, Nodes, data_of, eventually, free_ports, nodes
+
+
+def start_new(group: Nodes, node_id: str) -> tuple[str, str]:
+    """Start a node that is no member yet. Returns its peers and address."""
+    (port,) = free_ports(1)
+    peers = f"{group.peers};{node_id}-{HOST}:{port}"
+    group.start(node_id, peers=peers, join=True)
+    return peers, f"{HOST}:{port}"
+
+
+def voters(client: dl.Client) -> list[str]:
+    eventually(lambda: client.members().is_final)
+    return sorted(client.members().voters)
+
+
+def test_a_dead_member_is_replaced(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, core_options=FASTER) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
+        bodies = [b"%d" % number for number in range(5)]
+        client.append_batch(bodies)
+        leader = group.leader()
+        gone, stays = (node_id for node_id in group.ids if node_id != leader)
+        eventually(lambda: all(group.status(each)["endIndex"] == 4 for each in group.ids))
+        group.stop(gone)
+        peers, address = start_new(group, "n3")
+        found = client.replace_member(gone, "n3", address)
+        assert (list(found.learners), found.leaving) == (["n3"], gone)
+        assert client.replace_member(gone, "n3", address).index >= found.index
+        expected = sorted([leader, stays, "n3"])
+        assert voters(client) == expected
+        # Members start with their old lists of peers; the log decides.
+        group.stop(stays)
+        group.start(stays)
+        group.stop("n3")
+        group.start("n3", peers=peers)
+        leader = group.leader()
+        client.append(b"after")
+        end = client.status(leader).end_index
+        eventually(lambda: {group.status(each)["committedIndex"] for each in expected} == {end})
+        assert load_members(tmp_path / f"dledger-{stays}") == tuple(expected)
+        rows = [entry for entry in client.read(0).entries() if not entry.channel]
+        assert [entry.body for entry in rows] == [*bodies, b"after"]
+    assert data_of(tmp_path, "n3") == data_of(tmp_path, stays)
+    batches = dledger.open_log(str(tmp_path / "dledger-n3")).scan(columns=["kind"])
+    kinds = [row["kind"] for batch in batches for row in batch.to_pylist()]
+    assert kinds.count("config") >= 3 and kinds.count("entry") == 6
+
+
+def test_a_group_of_one_grows_and_its_leader_leaves(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1, core_options=FASTER) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
+        client.append(b"one")
+        for node_id in ("n1", "n2"):
+            _, address = start_new(group, node_id)
+            client.add_member(node_id, address)
+            eventually(lambda: client.members().is_final)
+        assert voters(client) == ["n0", "n1", "n2"]
+        client.remove_member("n0")
+        eventually(lambda: {group.status(each)["leaderId"] for each in ("n1", "n2")} <= {"n1", "n2"})
+        assert voters(client) == ["n1", "n2"]
+        client.append(b"two")
+        assert group.status("n0")["role"] == "CANDIDATE"
+
+
+def test_changes_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2, core_options=FASTER) as group, dl.connect("g", group.peers, max_retries=2) as client:
+        client.append(b"x")
+        for change, code, text in (
+            (lambda: client.add_member("n1", f"{HOST}:1"), 411, "n1 is a member already"),
+            (lambda: client.add_member("n5", group.peers.split("-")[-1]), 411, "another member has the address"),
+            (lambda: client.add_member("n 5", f"{HOST}:1"), 411, "n 5"),
+            (lambda: client.replace_member("n7", "n5", f"{HOST}:1"), 401, "'n7' is no member of n0, n1"),
+        ):
+            with pytest.raises(GroupError, match=text) as caught:
+                change()
+            assert caught.value.code == code
+        # Another change is under way: its member never comes.
+        client.add_member("n5", f"{HOST}:{free_ports(1)[0]}")
+        with pytest.raises(GroupError, match=r"another change is under way .n5 is joining.*give it up with remove n5"):
+            client.add_member("n6", f"{HOST}:1")
+        client.remove_member("n5")
+        assert voters(client) == ["n0", "n1"]
+
+
+def test_a_group_with_a_member_that_may_be_java_keeps_its_members(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, core_options=FASTER) as group, dl.connect("g", group.peers, max_retries=2) as client:
+        client.append(b"x")
+        leader = group.leader()
+        group.stop()
+        others = [node_id for node_id in group.ids if node_id != leader]
+        for node_id in group.ids:
+            node_dir = tmp_path / f"dledger-{node_id}"
+            write_members(node_dir, load_members(node_dir))
+        group.start(leader, others[0])
+        client.append(b"y")
+        with pytest.raises(GroupError, match=f"{others[1]} may be Java members") as caught:
+            client.remove_member(others[1])
+        assert caught.value.code == ResponseCode.UNSUPPORTED

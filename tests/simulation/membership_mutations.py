@@ -1,0 +1,120 @@
+"""Cores that break one rule of membership changes, which the simulation must detect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.simulation.mutations import Mutant
+from tests.simulation.scenario import Scenario
+
+
+def with_changes(scenario: Scenario) -> Scenario:
+    """A scenario with many changes of members, between elections."""
+    faults = ("isolate leader", "split", "crash leader", *("change members",) * 4)
+    pause = max(150, scenario.faulty_time // 40)
+    return replace(scenario, nodes=3, spares=2, faults=faults, fault_pause=pause, java_pairs=frozenset())
+
+
+class ChangesTwiceAtOnce(Mutant):
+    """Begins a change before the list before is committed."""
+
+    def damage(self) -> None:
+        class Hasty(type(self._member.members)):  # type: ignore[misc]
+            is_committed = True
+
+        self._member.members.__class__ = Hasty
+
+    focus = staticmethod(with_changes)
+
+
+class ChangesWithoutAnOwnEntry(Mutant):
+    """Begins a change before an entry of the leader's own term is committed."""
+
+    def damage(self) -> None:
+        self._commit_index.has_own = lambda _=None: True  # type: ignore[method-assign]
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        changed = replace(with_changes(scenario), nodes=4, putters=0, is_appending=False)
+        return replace(changed, faults=("cut off a change", "heal", "change members"))
+
+
+class CountsLearners(Mutant):
+    """Counts the copies of learners for a commit."""
+
+    def damage(self) -> None:
+        member = self._member
+
+        def count_all() -> None:
+            member.voters = frozenset(member.others)
+
+        member.members_listeners.insert(0, count_all)
+        count_all()
+
+    focus = staticmethod(with_changes)
+
+
+class ChangesAtTheCommit(Mutant):
+    """A list takes effect when its entry is committed."""
+
+    def damage(self) -> None:
+        members = self._member.members
+        members._latest = lambda: members.committed  # type: ignore[method-assign]
+        self._member.commit_listeners.append(lambda _: members._take_over())
+
+    focus = staticmethod(with_changes)
+
+
+class KeepsTruncatedLists(Mutant):
+    """A list stays in effect when its entry is truncated."""
+
+    def damage(self) -> None:
+        members = self._member.members
+        members._valid = lambda: members._lists  # type: ignore[method-assign]
+
+    focus = staticmethod(with_changes)
+
+
+class CampaignsInATermThatHadALeader(Mutant):
+    """Campaigns in the term whose leader changed the members."""
+
+    def damage(self) -> None:
+        class Old(type(self._member.members)):  # type: ignore[misc]
+            current = property(
+                lambda members: members._current._replace(term=-1),
+                lambda members, found: setattr(members, "_current", found),
+            )
+
+        members = self._member.members
+        found = members.__dict__.pop("current")
+        members.__class__ = Old
+        members.current = found
+
+    focus = staticmethod(with_changes)
+
+
+class VotesWithAnEmptyDisk(Mutant):
+    """Votes before it has what it acknowledged with an earlier disk."""
+
+    def damage(self) -> None:
+        class Careless(type(self._member)):  # type: ignore[misc]
+            can_vote = property(lambda member: member.store.ledger_end_term >= member.store.restored_term)
+
+        self._member.__class__ = Careless
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        faults = ("replace disk", "replace disk", "crash leader", "isolate", "long outage", "change members")
+        changed = with_changes(scenario)
+        return replace(changed, faults=faults, is_sync=False, putters=max(1, scenario.putters))
+
+
+MUTANTS: tuple[type[Mutant], ...] = (
+    ChangesTwiceAtOnce,
+    ChangesWithoutAnOwnEntry,
+    CountsLearners,
+    ChangesAtTheCommit,
+    KeepsTruncatedLists,
+    CampaignsInATermThatHadALeader,
+    VotesWithAnEmptyDisk,
+)
