@@ -170,6 +170,9 @@ def run_course(course: Course, folder: Path, seed: int) -> None:
         writer = Writer(client)
         written = [each for _ in range(6) for each in writer.write(random_rows(choice, 150, topics))]
         client.append_batch(filler(folder / "nothing"))
+        # Two lists of members, as messages for nobody.
+        client.add_member("n9", "127.0.0.1:1")
+        client.remove_member("n9")
         rows = random_rows(choice, 20, topics)
         bodies = writer.encode(rows)
         last = writer.put(bodies, rows)
