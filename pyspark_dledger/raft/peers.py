@@ -63,7 +63,18 @@ def parse_address(text: str, what: str) -> Address:
         raise OptionError(f"{what}: expected an IPv6 address in brackets, such as [::1]:20911, found {text!r}")
     if not colon or not host or not port.isascii() or not port.isdecimal() or int(port[:6]) not in _PORTS:
         raise OptionError(f"{what}: expected HOST:PORT with a port from 1 to 65535, found {text!r}")
+    if not _is_host(host):
+        raise OptionError(f"{what}: expected a host name or address before the port, found {text!r}")
     return Address(host, int(port))
+
+
+def _is_host(text: str) -> bool:
+    """Whether a host can be looked up: without spaces and invisible characters, with labels of DNS."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return text.isprintable() and " " not in text
 
 
 def format_peers(peers: dict[str, Address]) -> str:

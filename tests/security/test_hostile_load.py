@@ -17,7 +17,7 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.messages import ConfigRequest, ReadRequest, Request, StatusRequest, TopicsRequest
-from tests.known_defects import DefectShown, should
+from tests.known_defects import should
 from tests.support.certificates import make_tls
 from tests.support.groups import HOST, Caller, Served, eventually, free_ports, nodes, peers_text
 from tests.support.message_nodes import message_nodes
@@ -251,7 +251,6 @@ def test_strangers_leave_open_files_for_the_store_of_a_sink(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="nothing limits how many topics and queues one client makes")
 def test_one_request_makes_no_billion_queues(tmp_path: Path) -> None:
     names = tuple(f"t{number}" for number in range(60_000))
     with message_nodes(tmp_path, 1) as group, closing(group.caller(group.ready_leader())) as caller:

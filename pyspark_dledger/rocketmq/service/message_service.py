@@ -67,8 +67,8 @@ class MessageSettings:
 
     producer_id_expiry_ms: int = PRODUCER_ID_EXPIRY_MS
     max_message_size: int = MAX_BODY_SIZE
-    max_topics: int | None = None
-    max_queues: int | None = None
+    max_topics: int | None = 100_000
+    max_queues: int | None = 1_000_000
     accept_lost_state: bool = False
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     engine: str = "auto"
