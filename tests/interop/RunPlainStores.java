@@ -5,6 +5,7 @@ import java.nio.file.Files;
 import java.nio.file.Paths;
 import java.util.ArrayList;
 import java.util.List;
+import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
@@ -15,11 +16,12 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  * Each line of standard input is a command with fields between tabs; the answer is a line with a JSON object:
  *
  * open ROLE NAME=VALUE...: starts a store with these settings of MessageStoreConfig and waits until it has dispatched
- * its log. Later commands refer to it. Returns minOffset and maxOffset. A master accepts messages; before 5.0 it also
+ * its log. Later commands refer to it. Returns minOffset and maxOffset. enableControllerMode=true is of BrokerConfig. A master accepts messages; before 5.0 it also
  * delivers delayed ones that are due.
  * dump FILE, queues, put COUNT TOPIC QUEUES: as in RunStore, but dump does not search for keys.
  * keys FILE: for each line TOPIC KEY of a file, the index's offsets, in order.
  * times FILE: for each line TOPIC QUEUE TIMESTAMP of a file, the queue offset found for it, in order.
+ * epoch NUMBER: in controller mode, the store is the master of an epoch from here on.
  * close: a clean shutdown of the store. A store that is not closed ends while the next ones are open.
  */
 public final class RunPlainStores {
@@ -59,11 +61,16 @@ public final class RunPlainStores {
         // Never delete files, at any hour and at any disk usage.
         config.setFileReservedTime(1_000_000);
         config.setCleanFileForciblyEnable(false);
+        BrokerConfig broker = new BrokerConfig();
         for (int i = 2; i < words.length; i++) {
             int equals = words[i].indexOf('=');
+            if (words[i].equals("enableControllerMode=true")) {
+                broker.setEnableControllerMode(true);
+                continue;
+            }
             RunStore.set(config, words[i].substring(0, equals), words[i].substring(equals + 1));
         }
-        DefaultMessageStore store = RunStore.create(config);
+        DefaultMessageStore store = RunStore.create(config, broker);
         if (!store.load()) {
             throw new IllegalStateException("the store does not load");
         }
@@ -101,6 +108,11 @@ public final class RunPlainStores {
             case "put":
                 store.recoverTopicQueueTable();
                 return RunStore.put(store, Integer.parseInt(words[1]), words[2], Integer.parseInt(words[3]));
+            case "epoch":
+                Object service = store.getHaService();
+                Object done = service.getClass().getMethod("changeToMaster", int.class)
+                    .invoke(service, Integer.parseInt(words[1]));
+                return "{\"changed\": " + done + "}";
             case "keys":
                 return keys(store, words[1]);
             case "times":

@@ -60,6 +60,10 @@ class PlainStores(JavaProcess):
         answer = self._ask(f"put\t{count}\t{topic}\t{queues}")
         assert answer["statuses"] == {"PUT_OK": count}, answer
 
+    def lead(self, epoch: int) -> None:
+        """In controller mode, the store becomes the master of an epoch."""
+        assert self._ask(f"epoch\t{epoch}") == {"changed": True}
+
     def close_store(self) -> None:
         """Closes the store with a clean shutdown."""
         assert self._ask("close") == {"closed": True}

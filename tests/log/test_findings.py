@@ -102,6 +102,23 @@ def keyed(root: Path) -> Store:
     return store
 
 
+def test_units_of_tags_are_no_finding(tmp_path: Path) -> None:
+    """RocketMQ writes them from 5.5.0 on; those of other tags are wrong."""
+    properties = [("UNIQ_KEY", "K"), ("TAGS", "paid")]
+    store = write_dledger(tmp_path, [mq_message("Orders", b"x", properties=properties)])
+    write_consume_queue(tmp_path, store.rows)
+    offset = store.rows[0]["commitLogOffset"]
+    for tags in ("paid", "other"):
+        hashes = np.array([key_files.key_hash("Orders", key) for key in ("K", f"T#{tags}")])
+        shutil.rmtree(tmp_path / "index", ignore_errors=True)
+        writer = IndexWriter(tmp_path, 16, 100, now=lambda: NOW)
+        writer.put(Keys(np.full(2, offset), np.full(2, NOW), hashes))
+        writer.flush()
+        writer.close()
+        found = [finding.code for finding in dl.open_log(tmp_path).findings() if finding.severity == ERROR]
+        assert found == ([] if tags == "paid" else ["keyIndexUnit"])
+
+
 def patch_keys(root: Path, offset: int, data: bytes) -> None:
     (file,) = (root / "index").iterdir()
     patch(file, offset, data)

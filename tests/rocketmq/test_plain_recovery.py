@@ -140,6 +140,50 @@ def test_a_confirmed_offset_inside_a_message_stops_the_broker(tmp_path: Path) ->
     assert f"after the confirmed offset {confirmed}" in found.reason
 
 
+def write_long_queue(root: Path, count: int = 25) -> Path:
+    """A store whose queue has a file of 10 units; returns the file of the last units."""
+    store = write(root, count)
+    folder = root / "consumequeue" / "Orders" / "0"
+    (file,) = folder.iterdir()
+    units = file.read_bytes()
+    file.unlink()
+    assert len(store.rows) == count
+    for start in range(0, 20 * count, 200):
+        (folder / f"{start:020d}").write_bytes(units[start : start + 200].ljust(200, b"\0"))
+    return folder / f"{20 * count // 200 * 200:020d}"
+
+
+@pytest.mark.parametrize(("version", "loads"), [("4.9.8", True), ("5.0.0", False), ("5.3.1", False), ("5.5.0", True)])
+def test_an_empty_last_file_of_a_queue_stops_some_versions(tmp_path: Path, version: str, loads: bool) -> None:
+    last = write_long_queue(tmp_path)
+    assert preview_plain(open_log(tmp_path), version).outcome == "loads"
+    last.write_bytes(bytes(200))
+    found = preview_plain(open_log(tmp_path), version)
+    assert (found.outcome == "loads") == loads
+    if not loads:
+        assert found.reason == "load() reads the last unit of consumequeue/Orders/0, whose last file has none left"
+
+
+@pytest.mark.parametrize(("version", "kept"), [("5.3.3", 25), ("5.4.0", 25)])
+def test_queues_that_end_before_the_log_are_not_truncated(tmp_path: Path, version: str, kept: int) -> None:
+    """In controller mode, messages that are not confirmed stay out of the queues: a wrong unit before them stays."""
+    last = write_long_queue(tmp_path)
+    rows = write(tmp_path / "more", 30).rows
+    for path in (tmp_path / "more" / "commitlog").iterdir():
+        shutil.copy(path, tmp_path / "commitlog" / path.name)
+    shutil.rmtree(tmp_path / "more")
+    checkpoint = StoreCheckpoint(1700000000000, 1700000000000, 1700000000000, 0, rows[25]["pos"])
+    (tmp_path / "checkpoint").write_bytes(checkpoint.pack().ljust(SIZE, b"\0"))
+    text = "1-0\n"
+    (tmp_path / "epochFileCheckpoint").write_text(f"1\n{zlib.crc32(text.encode()) & 0x7FFFFFFF}\n{text}")
+    with last.open("r+b") as file:
+        file.seek(2 * 20)
+        file.write((2**40).to_bytes(8, "big"))
+    (tmp_path / "abort").touch()
+    found = preview_plain(open_log(tmp_path), version)
+    assert found.consume_queue_max_offsets["Orders/0"] == kept
+
+
 def test_versions_with_the_same_result_are_one_family(tmp_path: Path) -> None:
     store = write(tmp_path)
     assert len(families(preview_plain(open_log(tmp_path), version) for version in LINES)) == 1

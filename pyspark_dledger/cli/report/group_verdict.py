@@ -10,7 +10,7 @@ from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN
 from pyspark_dledger.cli.stores import commit_log_text
 from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.lost_queues import queues_text
-from pyspark_dledger.cli.stores.verdict_text import is_restorable, lost_text, member_text, next_text
+from pyspark_dledger.cli.stores.verdict_text import SEE_RECOVERY, is_restorable, lost_text, member_text, next_text
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
@@ -91,7 +91,7 @@ def _plain_group(facts: Facts) -> Iterator[Verdict]:
         loses = member.start == "slave" and member.truncation is not None and member.truncation.lost_bytes
         text = f"{said}: {_reason(text)}"
         yield _may_start(number, member.node, WARN if loses and level == GOOD else level, text, store)
-    yield Verdict(NEUTRAL, "What to do?", commit_log_text.next_text(verdict), "replicas")
+    yield Verdict(NEUTRAL, "What to do?", _step(commit_log_text.next_text(verdict)), "replicas")
     yield _agreement(found)
 
 
@@ -119,7 +119,9 @@ def _members(facts: Facts, found: Comparison) -> Iterator[Verdict]:
 
 
 def _reason(text: str) -> str:
-    return text.removeprefix("must not start as it is: ").removeprefix("cannot tell if it may start: ")
+    """A sentence about a member without what the question says, and what the page shows itself."""
+    text = text.removeprefix("must not start as it is: ").removeprefix("cannot tell if it may start: ")
+    return text.replace(f"; {SEE_RECOVERY}", "")
 
 
 def _may_start(number: int, node: str, level: str, text: str, store: Facts) -> Verdict:
@@ -144,8 +146,12 @@ def _errors(store: Facts) -> str:
 
 
 def _next(found: Comparison) -> Iterator[Verdict]:
-    # A command begins with a small letter and ends without a period.
-    yield Verdict(NEUTRAL, "What to do?", next_text(found.verdict), "replicas")
+    yield Verdict(NEUTRAL, "What to do?", _step(next_text(found.verdict)), "replicas")
+
+
+def _step(text: str) -> str:
+    """A sentence that can be a command, which begins with a small letter and ends without a period."""
+    return text if text.startswith("dledger ") else f"{text[0].upper()}{text[1:]}"
 
 
 def _replicas(found: Comparison) -> Iterator[Verdict]:

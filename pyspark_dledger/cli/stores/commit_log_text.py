@@ -12,7 +12,13 @@ from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.lost_queues import lost_queues_of_positions, queues_text
-from pyspark_dledger.cli.stores.verdict_text import UNDECIDED, readable_text, unread_ends_text, unreadable_text
+from pyspark_dledger.cli.stores.verdict_text import (
+    SEE_RECOVERY,
+    UNDECIDED,
+    readable_text,
+    unread_ends_text,
+    unreadable_text,
+)
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log import Log
 
@@ -149,10 +155,7 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
     if member.damaged.entries:
         intact = f", intact on {' and '.join(member.donors)}" if member.donors else ""
         where = ranges_text(member.damaged)
-        yield (
-            f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}; dledger recovery says if a "
-            "restart truncates its log there"
-        )
+        yield f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}; {SEE_RECOVERY}"
     if member.short:
         yield f"a broker does not load {', '.join(map(cell, member.short))}: shorter than the other files"
     if member.lost_end is not None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
 
 _MAX_RANGES = 5
+SEE_RECOVERY = "dledger recovery says if a restart truncates its log there"
 UNDECIDED = "--undecided majority, which takes the bytes that most copies have, or with --undecided filler"
 
 
@@ -135,7 +136,7 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
         shown = ranges_text(member.silent)
         yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
     if member.damaged.entries > member.silent.entries:
-        yield "dledger recovery says if a restart truncates its log there"
+        yield SEE_RECOVERY
     if member.short:
         yield f"Java does not load {', '.join(member.short)}: shorter than the other files"
     if member.lost_end is not None:

@@ -25,7 +25,7 @@ from pyspark_dledger.format.message import Message, has_message_magic, parse_mes
 from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
-from pyspark_dledger.log.io.key_files import hashes_of_keys, key_units
+from pyspark_dledger.log.io.key_files import hash_of_tags, hashes_of_keys, key_units
 from pyspark_dledger.log.io.queue_files import Queue, last_units, queues
 from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 
@@ -112,11 +112,17 @@ class MessageUnits:
             topic != FILLER_TOPIC,
             all(MIN_TIMESTAMP <= time <= MAX_TIMESTAMP for time in times),
             self._queue_score(message, data, position),
-            hashes is not None and hashes == hashes_of_keys(topic, _properties(message, data)),
+            hashes is not None and _are_of(hashes, topic, _properties(message, data)),
         )
 
     def _queue_score(self, message: Message, data: bytes, position: int) -> int:
         return max((_score(by_name, message, data, position) for by_name in self._queues), default=0)
+
+
+def _are_of(hashes: set[int], topic: str, properties: dict[str, str]) -> bool:
+    """Whether the hashes of units are those of a message's keys, or those and the one of its tags."""
+    keys = hashes_of_keys(topic, properties)
+    return hashes in (keys, keys | hash_of_tags(topic, properties))
 
 
 def _is_more(one: CopyEvidence, other: CopyEvidence) -> bool:

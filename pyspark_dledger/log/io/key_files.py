@@ -26,6 +26,7 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_UNIT,
     INDEX_FILE_UNIT_SIZE,
     PROPERTY_KEYS,
+    PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
 )
 from pyspark_dledger.log.io.entry_reads import read_existing
@@ -143,6 +144,12 @@ def hashes_of_keys(topic: str, properties: Mapping[str, str]) -> set[int]:
     """The hashes that the units of a message have: those of its uniqKey and its keys."""
     keys = [properties.get(PROPERTY_UNIQ_KEY), *(properties.get(PROPERTY_KEYS) or "").split(" ")]
     return {key_hash(topic, key) for key in keys if key}
+
+
+def hash_of_tags(topic: str, properties: Mapping[str, str]) -> set[int]:
+    """The hash that RocketMQ writes for a message's tags from 5.5.0 on (``IndexService.buildKey``); empty without."""
+    tags = properties.get(PROPERTY_TAGS)
+    return {key_hash(topic, f"T#{tags}")} if tags else set()
 
 
 @dataclass(frozen=True)

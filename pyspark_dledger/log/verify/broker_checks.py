@@ -157,7 +157,8 @@ def _key_hashes(segments: list[Segment], offset: int) -> set[int] | None:
     message, data = found
     topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
     raw = data[message.properties_start : message.properties_start + message.properties_length]
-    return key_files.hashes_of_keys(topic, parse_properties(raw))
+    properties = parse_properties(raw)
+    return key_files.hashes_of_keys(topic, properties) | key_files.hash_of_tags(topic, properties)
 
 
 def _header_problem(header: IndexHeader) -> str | None:

@@ -200,18 +200,16 @@ class _Load:
         index_deleted = self._deleted_index_files()
         self.queues.recover()
         end = self._recover(files)
-        if self.confirmed is not None and self.release >= (5, 2):
-            kept = [file for file in files if file.base <= end]
-            problem = unconfirmed_problem(kept, self.confirmed, end, self.rules)
-            if problem is not None:
-                return replace(
-                    result,
-                    reason=problem,
-                    files_after=self._names(),
-                    files_deleted=self.deleted,
-                    index_files_deleted=index_deleted,
-                    notes=self.notes,
-                )
+        problem = self._load_problem(files, end)
+        if problem is not None:
+            return replace(
+                result,
+                reason=problem,
+                files_after=self._names(),
+                files_deleted=self.deleted,
+                index_files_deleted=index_deleted,
+                notes=self.notes,
+            )
         dispatch_from = self._dispatch_from(files, end)
         lost = self._lost(end)
         return replace(
@@ -291,6 +289,17 @@ class _Load:
 
     # recover
 
+    def _load_problem(self, files: list[JavaFile], end: int) -> str | None:
+        """Why load() fails after the recovery; None if it does not."""
+        problem = None
+        if self.confirmed is not None and self.release >= (5, 2):
+            kept = [file for file in files if file.base <= end]
+            problem = unconfirmed_problem(kept, self.confirmed, end, self.rules)
+        empty = self.queues.with_empty_last_file() if (5,) <= self.release < (5, 5) else None
+        if problem is None and empty is not None:
+            problem = f"load() reads the last unit of consumequeue/{empty}, whose last file has none left"
+        return problem
+
     def _recover(self, files: list[JavaFile]) -> int:
         """Scan the log, truncate files and queues; returns the log's end."""
         if not files:
@@ -304,7 +313,8 @@ class _Load:
             self.notes.append(f"files before {self.scan_from} are not checked")
         end, confirmable = self._scan(files[start:], highest)
         self._correct_confirmed(files[0].base, confirmable if self.is_abnormal else end)
-        if highest >= end or self.release >= (5, 4):
+        # From 5.4 on, what was dispatched counts too.
+        if (self.queues.max_physical if self.release >= (5, 4) else highest) >= end:
             self.cut_at = end if highest >= end else None
             self.queues.truncate(end)
         self.deleted += [file.name for file in files if file.base > end]

@@ -47,6 +47,15 @@ class RecoveredQueue:
         return (last + self._wrote.get(last, 0)) // CONSUME_QUEUE_UNIT_SIZE
 
     @property
+    def has_empty_last_file(self) -> bool:
+        """Whether nothing is left in the last file, which is not the first possible one.
+
+        From 5.0 to 5.4, ``ConsumeQueue.correctMinOffset`` reads the unit before its position 0.
+        """
+        last = max(self._wrote, default=0)
+        return last > 0 and not self._wrote[last]
+
+    @property
     def units(self) -> int:
         """The number of units, with fillers."""
         return sum(self._wrote.values()) // CONSUME_QUEUE_UNIT_SIZE
@@ -168,6 +177,11 @@ class RecoveredQueues:
     def max_physical(self) -> int:
         """The end in the log of the last message of any queue; -1 for none."""
         return max((queue.max_physical for queue in self.by_key.values()), default=-1)
+
+    def with_empty_last_file(self) -> str | None:
+        """The first ``topic/queueId`` whose last file is empty."""
+        found = (key for key, queue in sorted(self.by_key.items()) if queue.has_empty_last_file)
+        return next((f"{topic}/{queue_id}" for topic, queue_id in found), None)
 
     def recover(self) -> None:
         for queue in self.by_key.values():
