@@ -87,6 +87,21 @@ def test_a_second_backup_copies_only_what_is_new(tmp_path: Path) -> None:
     assert len(entries(restored(tmp_path / "b", tmp_path / "c"))) == 32
 
 
+@pytest.mark.parametrize("at", [100, 500])
+def test_a_file_that_has_rotted_in_the_backup_is_copied_again_before_it_grows(tmp_path: Path, at: int) -> None:
+    store = filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    last = max((tmp_path / "b" / "data").iterdir())
+    data = bytearray(last.read_bytes())
+    data[at % len(data)] ^= 1
+    last.write_bytes(data)
+    store = reopened(store)
+    grow(store, 1)
+    store.shutdown()
+    backup(tmp_path / "a", tmp_path / "b")
+    assert len(entries(restored(tmp_path / "b", tmp_path / "c"))) == 24
+
+
 def test_expired_files_leave_the_backup(tmp_path: Path) -> None:
     store = filled(tmp_path / "a")
     backup(tmp_path / "a", tmp_path / "b")

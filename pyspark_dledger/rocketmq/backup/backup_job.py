@@ -26,7 +26,7 @@ from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.log_copy import PROGRESS_FOLDER, ExpiredError, LogCopy, LogRange
-from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, Manifest, read_manifest, write_manifest
+from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, BackupFile, Manifest, read_manifest, write_manifest
 from pyspark_dledger.rocketmq.backup.member_files import MemberFiles, serves_messages
 from pyspark_dledger.rocketmq.export.target_folder import check_apart, locked_folder
 from pyspark_dledger.rocketmq.salvage.node_files import index_file_size
@@ -135,34 +135,16 @@ class _Backup:
         files.copy_queues(wanted.end)
         self._check_begin(wanted)
         lacks_state = self._lacks_state(files, wanted)
-        current, _ = read_current_term(self._node_dir)
-        voted = current.curr_term if current is not None and current.curr_term is not None else 0
-        notes = files.notes
         if last > wanted.last_index:
-            notes.append(
+            files.notes.append(
                 f"entries {wanted.last_index + 1} to {last} are left out: nothing here proves them committed. After a "
                 "kill, start the member first; in a group of one, use -o committedBound=end"
             )
         if lacks_state:
-            notes.append("the member lacks the state of expired messages, so a restored one fetches it from another")
-        manifest = Manifest(
-            id=uuid.uuid4().hex,
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            source=self._store.path,
-            node=self._node,
-            members=tuple(filter(None, _property(self._node_dir, "members").split(";"))),
-            cluster=_property(self._node_dir, "cluster"),
-            term=max(voted, wanted.last_term) + 1,
-            **vars(wanted),
-            data_file_size=store.ledger_segments[0].size,
-            index_file_size=index_file_size([store]),
-            log=tuple(log),
-            state=state,
-            files=files.finish(),
-            has_root=self._root is not None,
-            lacks_state=lacks_state,
-            notes=tuple(notes),
-        )
+            files.notes.append(
+                "the member lacks the state of expired messages, so a restored one fetches it from another"
+            )
+        manifest = self._manifest(wanted, log, state, files, lacks_state)
         write_manifest(self._target, manifest)
         self._delete_unused(manifest)
         return BackupReport(
@@ -177,6 +159,36 @@ class _Backup:
             seconds=round(time.monotonic() - self._began, 3),
             lacks_state=lacks_state,
             notes=manifest.notes,
+        )
+
+    def _manifest(
+        self, wanted: LogRange, log: list[BackupFile], state: str, files: MemberFiles, lacks_state: bool
+    ) -> Manifest:
+        """Raises StoreError for a log of files of different sizes, and for damaged files of the member."""
+        sizes = sorted({file.file_size for file in log})
+        if len(sizes) > 1:
+            raise StoreError(
+                f"{self._store.path}: expected data files of one size, found {sizes[0]} and {sizes[1]} bytes"
+            )
+        current, _ = read_current_term(self._node_dir)
+        voted = current.curr_term if current is not None and current.curr_term is not None else 0
+        return Manifest(
+            id=uuid.uuid4().hex,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            source=self._store.path,
+            node=self._node,
+            members=tuple(filter(None, _property(self._node_dir, "members").split(";"))),
+            cluster=_property(self._node_dir, "cluster"),
+            term=max(voted, wanted.last_term) + 1,
+            **vars(wanted),
+            data_file_size=sizes[0],
+            index_file_size=index_file_size([self._store]),
+            log=tuple(log),
+            state=state,
+            files=files.finish(),
+            has_root=self._root is not None,
+            lacks_state=lacks_state,
+            notes=tuple(files.notes),
         )
 
     def _new_state(self) -> str:

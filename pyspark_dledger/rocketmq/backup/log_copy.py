@@ -143,11 +143,18 @@ class LogCopy:
         is_same = header is not None and (header.index, header.term) == (known.next_index - 1, known.term)
         first = entry_at(segment, start)
         is_first = first is not None and first.index == self._next_index
+        return known if is_same and is_first and known.end <= stop and self._is_there(known.file) else None
+
+    def _is_there(self, file: BackupFile) -> bool:
+        """Whether the backup has a file, and its last block, which is added to, is intact."""
+        path = self._target / file.path
         try:
-            size = (self._target / known.file.path).stat().st_size
-        except OSError:
-            return None
-        return known if is_same and is_first and known.end <= stop and size >= known.file.size else None
+            with path.open("rb") as stream:
+                for _ in checked_blocks(stream, str(path), file, max(len(file.crc32) - 1, 0)):
+                    pass
+        except (OSError, StoreError):
+            return False
+        return True
 
     def _last_pos(self, segment: Segment, start: int, end: int) -> int:
         """The position of the last entry in ``[start, end)``."""
@@ -211,17 +218,20 @@ def _damaged(segment: Segment, pos: int, index: int, problem: str) -> StoreError
 
 
 class _FileCopy:
-    """A data file of the backup; `before` is what it has, which is not written again."""
+    """A data file of the backup; `before` is what it has, which is not written again.
+
+    Without it, the file gets its name at the end: until then an earlier backup has its own.
+    """
 
     def __init__(self, target: Path, segment: Segment, before: BackupFile | None) -> None:
         self._base = segment.base
         self._size = segment.size
         self._name = f"{DATA_FOLDER}/{segment.name}"
         self._path = target / self._name
-        self._before = before
+        self._written = self._path if before is not None else self._path.with_suffix(".tmp")
         self._kept = truncated(before, before.size) if before is not None else None
         self._crcs = BlockCrcs()
-        self._descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
+        self._descriptor = open_own(self._written, os.O_RDWR | os.O_CREAT)
         kept = before.size if before is not None else 0
         os.ftruncate(self._descriptor, kept)
         if self._kept is not None and before is not None:
@@ -240,10 +250,11 @@ class _FileCopy:
         os.fsync(self._descriptor)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         record = BackupFile(self._name, self._crcs.size, self._size, self._crcs.result())
-        with self._path.open("rb") as file:
+        with self._written.open("rb") as file:
             first = len(self._kept.crc32) if self._kept is not None else 0
-            for _ in checked_blocks(file, str(self._path), record, first):
+            for _ in checked_blocks(file, str(self._written), record, first):
                 pass
+        self._written.replace(self._path)
         sync_dir(self._path.parent)
         return record
 
