@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ import pyspark_dledger as dledger
 import pyspark_dledger.raft.client as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError
+from pyspark_dledger.raft.core.member_list import list_of
+from pyspark_dledger.raft.messages import MembersRequest, MembersResponse
 from pyspark_dledger.store.files.node_files import load_members, write_members
 from tests.support.groups import FASTER, HOST, Nodes, data_of, eventually, free_ports, nodes
+from tests.support.one_core import SIZE, OneCore, filled
 
 
 def start_new(group: Nodes, node_id: str) -> tuple[str, str]:
@@ -108,3 +112,41 @@ def test_a_group_with_a_member_that_may_be_java_keeps_its_members(tmp_path: Path
         with pytest.raises(GroupError, match=f"{others[1]} may be Java members") as caught:
             client.remove_member(others[1])
         assert caught.value.code == ResponseCode.UNSUPPORTED
+
+
+def test_members_given_by_force_are_appended_to_the_log(tmp_path: Path) -> None:
+    """After a change by the log, a group that lost its majority continues with the members that an operator gives."""
+    with nodes(tmp_path, 2, core_options=FASTER) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
+        client.append(b"one")
+        _, address = start_new(group, "n2")
+        client.add_member("n2", address)
+        assert voters(client) == ["n0", "n1", "n2"]
+        before = client.members().index
+        group.stop()
+        own = group.peers.split(";")[0]
+        group.start("n0", peers=own, change_members=True)
+        assert voters(client) == ["n0"]
+        eventually(lambda: client.members().index > before)
+        client.append(b"two")
+        group.stop("n0")
+        group.start("n0")
+        assert voters(client) == ["n0"]
+
+
+def test_a_reset_log_waits_for_lists_of_members_only_if_others_can_have_some() -> None:
+    core = OneCore(filled(1, 1, saved=3))
+    core.core._member.reset(9, 9 * SIZE)
+    assert core.core.members.is_complete
+    core.core.set_peer_binary("n1", True, True)
+    assert not core.core.members.is_complete
+    core.tick(1100)
+    asked = [send for send in core.sent if isinstance(send.request, MembersRequest)]
+    assert [send.peer_id for send in asked] == ["n1"]
+    listed = {"index": 5, "term": 2, "voters": {"n0": "a:1", "n1": "b:1"}, "learners": {}, "leaving": ""}
+    response = MembersResponse(members=json.dumps({**listed, "committed": 7}), term=3)
+    core.core.handle_response(asked[0].token, response, core.now)
+    assert not core.core.members.is_complete
+    core.core.members.heard(list_of(listed), 8)
+    assert core.core.members.is_complete
+    assert sorted(core.core.members.current.voters) == ["n0", "n1"]
+    assert OneCore(core.store).core.members.current.index == 5

@@ -125,7 +125,7 @@ class Checker:
 
     def saving_cluster_id(self, store: SimStore, cluster_id: str) -> None:
         self.count("cluster ids saved")
-        known = {node.store.cluster_id for node in self.nodes} - {""}
+        known = {node.store.cluster_id for node in self.last_members()} - {""}
         if known - {cluster_id}:
             raise Violation(f"{store.node_id} saves cluster id {cluster_id} after {', '.join(known)}")
 

@@ -268,7 +268,9 @@ class Faults:
         world, node, random = self.world, self.leader(), self.random
         found = world.checker.members_of(node.store)
         voters, learners = list(found.voters), list(found.learners)
-        spare = [each.id for each in world.nodes if each.id not in found.addresses]
+        # A leader that was removed before it passed its cluster id on returns only with an empty disk.
+        ids = ("", node.store.cluster_id)
+        spare = [each.id for each in world.nodes if each.id not in found.addresses and each.store.cluster_id in ids]
         new = random.choice(spare) if spare else "n0"
         gone = random.choice(voters)
         actions = ["add", "replace", "replace", *(["remove"] * 2 if len(voters) > 2 else [])]

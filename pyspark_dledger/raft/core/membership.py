@@ -36,6 +36,8 @@ class Membership:
         self._controls = {each for each in saved.get("controls", ()) if isinstance(each, str)}
         self.is_joining = bool(saved.get("joining")) or (config.joins and not store.member_ids)
         self.unknown_before = int(saved.get("unknownBefore", -1))
+        # Where the log began after its last reset.
+        self._reset_at = int(saved.get("resetAt", 0))
         self._lists = sorted(map(list_of, saved.get("lists", ())))
         # A later committed list of another member.
         self._heard: MemberList | None = None
@@ -45,7 +47,10 @@ class Membership:
         if self.is_joining and len(self._given) == 1:
             raise OptionError(f"peers: expected members of the group that {self._self_id} joins, found none")
         self._first = self._started_with()
+        # Whether the log has an old list, so that a leader has to append this member's.
+        self.is_forced = bool(saved.get("forced"))
         if config.changes_members:
+            self.is_forced = self.is_forced or bool(self._lists)
             self._lists.clear()
             self.is_joining, self.unknown_before = False, -1
         elif "lists" not in saved and store.ledger_end_index >= 0:
@@ -80,8 +85,8 @@ class Membership:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no list of an earlier entry can be missing."""
-        return self.unknown_before < 0
+        """Whether no list of an earlier entry can be missing: in a group with Java members only there are none."""
+        return self.unknown_before < 0 or self._controls.isdisjoint(self.others)
 
     @property
     def takes_strangers(self) -> bool:
@@ -148,9 +153,10 @@ class Membership:
 
     def resetting(self, index: int) -> None:
         """The log will begin with that index. Lists of entries between its end and that one may be missing."""
+        self._reset_at = index
         if index > 0:
             self.unknown_before = max(self.unknown_before, index)
-            self._save()
+        self._save()
         self._is_dirty = True
 
     def refresh(self) -> None:
@@ -178,6 +184,7 @@ class Membership:
     def _take_over(self) -> None:
         before, self.current = self.current, self._latest()
         if self.current != before:
+            self.is_forced = self.is_forced and not self.is_by_log
             self._save()
             self.on_change()
 
@@ -188,8 +195,7 @@ class Membership:
     def _valid(self) -> list[MemberList]:
         """The lists whose entries the log has, and the latest one whose entry has expired."""
         store, begin, end = self._store, self._store.ledger_begin_index, self._store.ledger_end_index
-        # After a reset the log is empty for a moment.
-        first = begin if begin >= 0 else self.unknown_before
+        first = begin if begin >= 0 else self._reset_at
         expired = [each for each in self._lists if each.index < first]
         return expired[-1:] + [
             each for each in self._lists if 0 <= begin <= each.index <= end and store.term_at(each.index) == each.term
@@ -200,8 +206,12 @@ class Membership:
         state["lists"] = [each.values() for each in self._lists]
         if self.unknown_before >= 0:
             state["unknownBefore"] = self.unknown_before
+        if self._reset_at:
+            state["resetAt"] = self._reset_at
         if self.is_joining:
             state["joining"] = True
+        if self.is_forced:
+            state["forced"] = True
         ids, text = tuple(sorted(self.current.addresses)), json.dumps(state, separators=(",", ":"))
         if (ids, text) != (self._store.member_ids, self._store.member_state):
             self._store.save_member_ids(ids, text)

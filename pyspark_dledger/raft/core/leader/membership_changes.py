@@ -26,6 +26,8 @@ _STEP_MS = 100
 _REPORT_MS = 60_000
 # A learner that lacks at most so many entries becomes a voter.
 _MAX_LAG = 100
+# A list has to fit a text of the binary dialect.
+_MAX_BYTES = 3000
 _KIND = "membership"
 
 
@@ -120,6 +122,8 @@ class MembershipChanges:
             where = found.addresses[name]
             text = f"{name} is a member already, at {where}: use a new id, or remove it first"
             raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
+        if len(found.body()) > _MAX_BYTES:
+            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"expected at most {_MAX_BYTES} bytes of members")
         if address in found.addresses.values():
             raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"another member has the address {address}")
         try:
@@ -202,7 +206,8 @@ class MembershipChanges:
     def is_due(self, now: int) -> bool:
         """Whether the next `tick` at that time can save a list."""
         member = self._member
-        return member.is_leader and now >= self._next_at and not member.members.current.is_final
+        is_done = member.members.current.is_final and not member.members.is_forced
+        return member.is_leader and now >= self._next_at and not is_done
 
     def tick(self) -> None:
         member = self._member
@@ -210,7 +215,8 @@ class MembershipChanges:
             return
         self._next_at = member.now + _STEP_MS
         found = member.members.current
-        if not member.members.is_committed or (found.is_final and member.is_voter):
+        is_done = found.is_final and member.is_voter and not member.members.is_forced
+        if is_done or not member.members.is_committed:
             return
         if not member.is_voter:
             member.become(Role.CANDIDATE, None)
@@ -218,7 +224,7 @@ class MembershipChanges:
         if member.transferee is not None or member.members.not_taking_controls or not self._has_own_entry():
             return
         try:
-            changed = self._next_list(found)
+            changed = found if found.is_final else self._next_list(found)
             if changed is not None:
                 self._check_majority(changed)
                 self._append(changed)
