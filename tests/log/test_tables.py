@@ -52,7 +52,7 @@ COLUMNS = {
     "audit": "code topic queueId queueOffset commitLogOffset expected found",
     "consumers": "consumerGroup topic queueId consumerOffset minOffset maxOffset lag lost",
     "lost": "source index term pos size topic queueId queueOffset tagsCode keyHashes firstStoreTimestamp "
-    "lastStoreTimestamp entries witnesses problem lostOn intactOn unclearOn",
+    "lastStoreTimestamp entries witnesses problem lostOn intactOn unclearOn restorableFrom",
     "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms damaged intact firstByte firstDifference",
 }
 SPARK_TYPES = {
@@ -64,7 +64,10 @@ SPARK_TYPES = {
     **dict.fromkeys(("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp"), "timestamp"),
     "abort": "boolean",
     "epochs": "map<bigint,bigint>",
-    **dict.fromkeys(("nodes", "damaged", "intact", "witnesses", "lostOn", "intactOn", "unclearOn"), "array<string>"),
+    **dict.fromkeys(
+        ("nodes", "damaged", "intact", "witnesses", "lostOn", "intactOn", "unclearOn", "restorableFrom"),
+        "array<string>",
+    ),
     "keyHashes": "array<int>",
     "terms": "map<string,bigint>",
     "firstDifference": "string",

@@ -16,9 +16,18 @@ from hypothesis import strategies as st
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
-from tests.support.generate import Payload, Store, mq_message, raw, write_commitlog, write_dledger
+from tests.support.generate import (
+    Payload,
+    Store,
+    mq_message,
+    raw,
+    write_commitlog,
+    write_consume_queue,
+    write_dledger,
+)
 from tests.support.golden import ALL, Golden
 from tests.support.long_runs import examples, some
 from tests.support.queues import FILLER, Unit, file_of, java_hash, units_of, write_units
@@ -450,3 +459,15 @@ def test_random_damage_of_units_is_found(
         for row in rows_of(root, maxPartitionBytes=size, committedBound="end")
     )
     assert found == judge(store.rows, kept)
+
+
+def test_messages_that_are_not_confirmed_need_no_unit(tmp_path: Path) -> None:
+    """In controller mode, brokers up to 5.3 dispatch only what is confirmed."""
+    store = write_commitlog(tmp_path, [mq_message("Orders", b"x", queue_offset=number) for number in range(9)])
+    write_consume_queue(tmp_path, store.rows[:5])
+    assert codes_of(tmp_path) == {"messageNotInQueue": 4}
+    (tmp_path / "epochFileCheckpoint").write_text("1\n0\n1-0\n")
+    for confirmed in (5, 7):
+        checkpoint = StoreCheckpoint(confirm_phy_offset=store.rows[confirmed]["pos"])
+        (tmp_path / "checkpoint").write_bytes(checkpoint.pack())
+        assert codes_of(tmp_path) == Counter({"messageNotInQueue": confirmed - 5} if confirmed > 5 else {})

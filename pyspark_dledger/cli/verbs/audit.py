@@ -64,10 +64,14 @@ def _notes(log: Log) -> Iterator[str]:
     from pyspark_dledger.cli.stores.queue_fillers import count_copies, count_fillers
     from pyspark_dledger.log.io.queue_files import FOLDER
     from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
+    from pyspark_dledger.rocketmq.tables.audit_table import confirmed_end
 
     if not (queue_root(log) / FOLDER).is_dir():
         yield f"there is no {FOLDER} folder: every message is missing from its queue"
         return
+    confirmed = confirmed_end(queue_root(log))
+    if confirmed < log.max_offset:
+        yield f"messages from {confirmed} on are not confirmed: they may be in no queue"
     kinds = [("unit is a filler", "units are fillers", count_fillers(log))]
     kinds.append(("unit is a copy of the next", "units are copies of the next", count_copies(log)))
     texts = [counted(count, one, many) for one, many, count in kinds if count]

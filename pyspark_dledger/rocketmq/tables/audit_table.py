@@ -28,8 +28,10 @@ from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.gaps import FileGap
+from pyspark_dledger.log.io.epochs import is_of_controller_mode
 from pyspark_dledger.log.io.files import OnUnreadable, raise_error
 from pyspark_dledger.log.io.queue_files import last_units
+from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -72,7 +74,8 @@ Row = dict[str, Any]
 class AuditPart:
     """The messages of `partition`, all those of ``[low, high)``, and the units that point there.
 
-    ``no_bound`` says why no entry is known to be committed; None if one is.
+    ``no_bound`` says why no entry is known to be committed; None if one is. Only messages before ``confirmed`` must be
+    in a queue.
     """
 
     path: str
@@ -83,6 +86,7 @@ class AuditPart:
     high: int
     log_end: int
     no_bound: str | None
+    confirmed: int
 
 
 class _Units(NamedTuple):
@@ -258,7 +262,7 @@ class QueueAudit:
     def _missing(self, messages: MessageArrays, in_queue: npt.NDArray[np.bool_]) -> Iterator[Row]:
         """The committed messages without a unit in their queue."""
         is_batch = (messages.sys_flag & layout.FLAG_INNER_BATCH) != 0
-        is_missing = messages.is_dispatched & ~in_queue & ~is_batch
+        is_missing = messages.is_dispatched & ~in_queue & ~is_batch & (messages.offset < self.part.confirmed)
         if self.part.no_bound is not None and (is_missing & ~messages.is_committed).any():
             raise StoreError(
                 f"{self.part.path}: expected a committed index, because only committed messages must be in a queue, "
@@ -338,10 +342,21 @@ def plan(log: StoreView, options: ReadOptions, on_unreadable: OnUnreadable = rai
     partitions = plan_read(log, message_arrays.COLUMNS, options, Filters(kind=("message",)))
     end = log.max_offset
     highest = max((unit.commit_log_offset for unit in last_units(root, on_unreadable)), default=0)
+    confirmed = confirmed_end(root, on_unreadable)
     return [
-        AuditPart(log.path, options, root, partition, low, high, end, reason)
+        AuditPart(log.path, options, root, partition, low, high, end, reason, confirmed)
         for partition, low, high in _windows(partitions, log.engine.NAME, end, highest)
     ]
+
+
+def confirmed_end(root: Path, on_unreadable: OnUnreadable = raise_error) -> int:
+    """From where on the log is not confirmed in controller mode; 2^63-1 in other modes, 0 if that is unknown."""
+    try:
+        confirmed = read_store_checkpoint(root).confirm_phy_offset if is_of_controller_mode(root) else 0
+    except UnreadableError as error:
+        on_unreadable(error)
+        return 0
+    return confirmed or INT64_MAX
 
 
 def _windows(
