@@ -25,6 +25,7 @@ class DiskThreads:
         self._readers = ThreadPoolExecutor(_READERS, "reads")
         self.is_busy = False
         self._busy_since = 0.0
+        self._is_stopped = False
         self._waiting: dict[Callable[[], None], None] = {}
 
     def change(self, work: Callable[[], object], done: Callable[[BaseException | None], None]) -> None:
@@ -47,6 +48,8 @@ class DiskThreads:
 
     def read(self, first: int, max_bytes: int, done: Callable[[EntryRange | Exception], None]) -> None:
         """Call `DLedgerStore.read` in a thread, and `done` in the event loop. Repeated if the log was truncated."""
+        if self._is_stopped:
+            return
         removals = self._store.removals
 
         def finished(future: asyncio.Future[EntryRange]) -> None:
@@ -75,6 +78,7 @@ class DiskThreads:
 
     async def stop(self) -> None:
         """Wait for all threads. What they have not begun is dropped."""
+        self._is_stopped = True
         self._waiting.clear()
         for pool in (self._changes, self._readers):
             await self._loop.run_in_executor(None, partial(pool.shutdown, cancel_futures=True))
