@@ -33,7 +33,7 @@ def fill(core: OneCore) -> None:
 class FullStore(MemoryStore):
     """A store whose disk is full."""
 
-    is_disk_full = True  # type: ignore[assignment]  # a property of the base
+    is_disk_full = True
 
 
 def transfers(core: OneCore) -> list[Send]:
