@@ -1,7 +1,8 @@
-"""Groups findings for people: consecutive ones are one line, and what follows from damage of the log is told there."""
+"""Groups findings for people: consecutive ones are one line, and those that follow from damage are listed there."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,7 @@ def _continues(last: Finding, finding: Finding) -> bool:
 
 def _without_effects(found: Sequence[Finding], causes: Sequence[Group], codes: Container[str]) -> list[Finding]:
     """The findings that do not follow from a cause; those of `codes` in its extent are added to it."""
+    extents = sorted(((group.extent, group) for group in causes), key=lambda item: item[0])
     kept: list[Finding] = []
     files: dict[tuple[str, str], Group | None] = {}
     for each in found:
@@ -137,7 +139,8 @@ def _without_effects(found: Sequence[Finding], causes: Sequence[Group], codes: C
         if each.code in codes:
             key = each.code, each.file
             if each.pos is not None:
-                cause = next((group for group in causes if group.extent[0] <= each.pos < group.extent[1]), None)
+                place = bisect_right(extents, each.pos, key=lambda item: item[0][0]) - 1
+                cause = extents[place][1] if place >= 0 and each.pos < extents[place][0][1] else None
                 files[key] = cause if files.get(key, cause) == cause else None
             elif each.offset is None:
                 cause = files.get(key)  # the number of those that are not listed

@@ -30,7 +30,7 @@ from pyspark_dledger.rocketmq.lost.damaged_ranges import (
     damaged_ranges,
     end_range,
 )
-from pyspark_dledger.rocketmq.lost.known_elsewhere import told_by_replicas
+from pyspark_dledger.rocketmq.lost.known_elsewhere import completed_by_replicas
 from pyspark_dledger.rocketmq.lost.known_units import INDEX_UNITS, entries_of_index
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messages
 from pyspark_dledger.rocketmq.lost.restorable import restorable_entries
@@ -99,8 +99,8 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
     kept = [lost for lost in placed if _is_listed(lost) and not _is_uncommitted(lost, replicas)]
     if states is not None:
         kept += [_placed(lost, replicas) for lost in _with_other_headers(states, kept, logs)]
-    told = told_by_replicas(kept, {replica.name: replica.log for replica in replicas})
-    messages = sorted(_with_restorable(list(told), replicas), key=lambda lost: (lost.pos, lost.size or 0))
+    completed = completed_by_replicas(kept, {replica.name: replica.log for replica in replicas})
+    messages = sorted(_with_restorable(list(completed), replicas), key=lambda lost: (lost.pos, lost.size or 0))
     if states is None:
         return GroupLosses(messages, Ranges(), Ranges())
     return GroupLosses(messages, states.unclear, states.unclear_positions)

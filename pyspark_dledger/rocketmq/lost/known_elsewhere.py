@@ -23,7 +23,7 @@ Row = dict[str, Any]
 _Range = tuple[int, int]
 
 
-def told_by_replicas(found: Iterable[LostMessage], logs: Mapping[str, StoreView]) -> list[LostMessage]:
+def completed_by_replicas(found: Iterable[LostMessage], logs: Mapping[str, StoreView]) -> list[LostMessage]:
     """The messages with what the first replica that has them intact says; lost bytes become its messages there.
 
     Raises StoreError.
@@ -34,13 +34,13 @@ def told_by_replicas(found: Iterable[LostMessage], logs: Mapping[str, StoreView]
         if lost.intact_on and (lost.topic is None or lost.size is None or lost.entries != 1):
             wanted[lost.intact_on[0]].append(lost)
     rows = {name: _rows(logs[name], those) for name, those in wanted.items()}
-    told: list[LostMessage] = []
+    completed: list[LostMessage] = []
     for lost in listed:
-        told += _told(lost, rows.get(lost.intact_on[0], {}) if lost.intact_on else {})
-    return told
+        completed += _completed(lost, rows.get(lost.intact_on[0], {}) if lost.intact_on else {})
+    return completed
 
 
-def _told(lost: LostMessage, rows: Mapping[tuple[str, int], Row]) -> Iterator[LostMessage]:
+def _completed(lost: LostMessage, rows: Mapping[tuple[str, int], Row]) -> Iterator[LostMessage]:
     if lost.entries == 1:
         key = ("index", lost.index) if lost.index is not None else ("pos", lost.pos)
         row = rows.get(key)  # none if it is known already
@@ -49,7 +49,8 @@ def _told(lost: LostMessage, rows: Mapping[tuple[str, int], Row]) -> Iterator[Lo
     here = [row for (kind, pos), row in rows.items() if kind == "pos" and lost.pos <= pos < lost.end]
     if not here or len(here) > _MAX_LISTED:
         yield lost
-    yield from (_with(replace(lost, entries=1, size=None), row) for row in here[:_MAX_LISTED])
+    else:
+        yield from (_with(replace(lost, entries=1, size=None), row) for row in here)
 
 
 def _with(lost: LostMessage, row: Row) -> LostMessage:
