@@ -9,6 +9,7 @@ import pytest
 
 import pyspark_dledger as dledger
 import pyspark_dledger.raft.client as dl
+from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError
 from pyspark_dledger.raft.core.member_list import list_of
@@ -150,3 +151,21 @@ def test_a_reset_log_waits_for_lists_of_members_only_if_others_can_have_some() -
     assert core.core.members.is_complete
     assert sorted(core.core.members.current.voters) == ["n0", "n1"]
     assert OneCore(core.store).core.members.current.index == 5
+
+
+def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with nodes(tmp_path, 2, core_options=FASTER) as group:
+        _, address = start_new(group, "n2")
+        flags = ["--group", "g", "--peers", group.peers, "--json"]
+        assert main(["member", "add", f"n2-{address}", *flags]) == 0
+        assert [row["voter"] for row in json.loads(capsys.readouterr().out)["members"]] == [True] * 3
+        assert main(["member", "remove", "n2", *flags]) == 0
+        assert main(["member", "list", *flags]) == 0
+        listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert listed[0] == listed[1]
+        assert [row["id"] for row in listed[1]["members"]] == ["n0", "n1"]
+        assert main(["member", "add", "n3-127.0.0.1:1", "--wait", "0", *flags]) == 1
+        assert "the change is not complete yet" in capsys.readouterr().err
+        assert main(["member", "replace", "n1", *flags]) == 2
+        assert "expected 2 members, found 1" in capsys.readouterr().err
+        assert main(["member", "remove", "n3", *flags]) == 0

@@ -180,3 +180,17 @@ def test_secrets_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "clients").unlink()
     with pytest.raises(OptionError, match=r"^secretFile: .* cannot be read: No such file"):
         node_config(settings)
+
+
+def test_members_change_only_by_members() -> None:
+    """By the secret, by a certificate of any member, or at the address of any member, this one included."""
+    roles = Roles(PEERS, "n0", uses_secret=True)
+    assert roles.change_refusal(Credentials("10.9.9.9", has_secret=True)) is None
+    assert roles.change_refusal(Credentials(PEERS["n1"].host)) is not None
+    roles = Roles(PEERS, "n0", uses_tls=True)
+    named = {"subject": ((("commonName", "n0"),),)}
+    assert roles.change_refusal(Credentials("10.9.9.9", named)) is None
+    assert roles.change_refusal(Credentials(PEERS["n1"].host, {"subject": ((("commonName", "client"),),)})) is not None
+    roles = Roles(PEERS, "n0")
+    assert all(roles.change_refusal(Credentials(PEERS[member_id].host)) is None for member_id in ("n0", "n1"))
+    assert roles.change_refusal(Credentials("10.9.9.9")) is not None

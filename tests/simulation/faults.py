@@ -222,7 +222,9 @@ class Faults:
         """
         world, node = self.world, self.any_node()
         others = [other for other in world.checker.last_members() if other is not node]
-        majority = sum(map(self._votes, others)) > (len(others) + 1) // 2
+        planned = world.checker.members_of(self.leader().store)
+        voters = planned.voters.keys() - {planned.leaving}
+        majority = sum(self._votes(other) for other in others if other.id in voters) > len(voters) // 2
         saved = self.backups.get(node.id)
         if saved is None or self.random.random() < 0.4:
             if node.store.committed_index >= 0:
