@@ -85,8 +85,8 @@ class Membership:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no list of an earlier entry can be missing: in a group with Java members only there are none."""
-        return self.unknown_before < 0 or self._controls.isdisjoint(self.others)
+        """Whether no later list than the present one can be missing. Java members have none."""
+        return self.current.index >= self.unknown_before or self._controls.isdisjoint(self.others)
 
     @property
     def takes_strangers(self) -> bool:
