@@ -1,4 +1,4 @@
-"""Known defects of nodes that serve messages: raw entries are messages with hostile offsets and topics."""
+"""Nodes that serve messages: raw entries are messages with hostile offsets and topics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_dledger.errors import GroupError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.raft.client import Client
-from tests.known_defects import DefectShown, should
+from tests.known_defects import should
 from tests.support.dispatching import units
 from tests.support.groups import eventually
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
@@ -44,11 +44,6 @@ def queued(root: Path, topic: str) -> set[int]:
     return {pos for pos, _, _ in units(root, topic)}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="a raw append sets the queue offset, and messages after it are acknowledged and in no queue",
-)
 def test_hostile_queue_offset_hides_no_later_message(group: MessageNodes, client: Client) -> None:
     first = list(client.put_messages(puts(rows(2, topic="Victim"), queues=1, job="first")))
     with suppress(GroupError):
@@ -63,11 +58,6 @@ def test_hostile_queue_offset_hides_no_later_message(group: MessageNodes, client
     )
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="a raw append sets the queue offset, and every skipped file of the queue is created and filled",
-)
 def test_hostile_queue_offsets_make_no_large_files(group: MessageNodes, client: Client) -> None:
     """Files of queues are small here, 20 kB. By default they have 6 MB."""
     sent = 0
@@ -82,9 +72,6 @@ def test_hostile_queue_offsets_make_no_large_files(group: MessageNodes, client: 
     should(size < 20 * sent, f"{sent} bytes were sent, and queue files take {size} bytes")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=DefectShown, reason="a leader does not check the topics of raw appends, which become folders"
-)
 def test_hostile_topics_make_no_folders(group: MessageNodes, client: Client) -> None:
     for topic in (b"\x1b[31mred", b"\n", b"A" * 255):
         with suppress(GroupError):
@@ -94,3 +81,18 @@ def test_hostile_topics_make_no_folders(group: MessageNodes, client: Client) -> 
     assert "Last" in names
     invalid = [name for name in names if not re.fullmatch("[%|a-zA-Z0-9_-]{1,127}", name)]
     should(not invalid, f"folders of topics that no broker takes: {invalid!r}")
+
+
+def test_raw_messages_must_not_skip_queue_offsets(group: MessageNodes, client: Client) -> None:
+    """They can continue a queue, also within one request and before they are dispatched."""
+    client.append_batch([encode_message(b"Orders", b"%d" % number, 0, queue_offset=number) for number in range(3)])
+    (put,) = client.put_messages(puts(rows(1, topic="Orders"), queues=1, job="after"))
+    assert put.queue_offset == 3
+    for offset in (5, 2**31, 2**62, -1):
+        with pytest.raises(GroupError, match="UNEXPECTED_ARGUMENT"):
+            client.append(encode_message(b"Orders", b"x", 0, queue_offset=offset))
+    with pytest.raises(GroupError, match="UNEXPECTED_ARGUMENT"):
+        client.append_batch([encode_message(b"New", b"x", 0, queue_offset=offset) for offset in (0, 2)])
+    client.append(encode_message(b"Orders", b"4", 0, queue_offset=4))
+    wait_for_dispatch(group, client)
+    assert len(queued(group.root("n0"), "Orders")) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET
 from pyspark_dledger.rocketmq.tables.registry import read_table
-from tests.known_defects import DefectShown, should
+from tests.known_defects import should
 from tests.security.small_store import write_store
+from tests.support.dispatching import units
 from tests.support.generate import mq_message, raw, write_dledger
 from tests.support.groups import Nodes
 from tests.support.message_nodes import MessageNodes, puts, rows
@@ -183,7 +186,6 @@ def test_hostile_headers_cost_recovery_little_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["rebuild", "export"])
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="every file that queue offsets skip is created and filled")
 def test_skipped_queue_offsets_need_little_disk(tmp_path: Path, verb: str) -> None:
     """A queue file has 6 MB. The offset of each message is in another file."""
     messages = [mq_message("Orders", b"x", queue_offset=600_000 * number) for number in range(1, 11)]
@@ -194,3 +196,36 @@ def test_skipped_queue_offsets_need_little_disk(tmp_path: Path, verb: str) -> No
         main(["export", str(root), str(out), "--to", "commitlog"])
     size = sum(path.stat().st_blocks * 512 for path in out.rglob("*") if path.is_file())
     should(size < 20_000_000, f"{len(messages)} messages make files of {size} bytes")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hostile_queue_offsets_hide_no_other_message(tmp_path: Path, seed: int) -> None:
+    """Messages of queues that lost some are all in their queues, hostile ones between them are not."""
+    draw = random.Random(seed)
+    payloads, wanted = [], []
+    end = draw.choice((0, 5_000_000))
+    for number in range(200):
+        if number and draw.random() < 0.2:
+            far = end + draw.choice((400_000, 2**31, MAX_QUEUE_OFFSET - end))
+            payloads.append(mq_message("Orders", b"evil", queue_offset=far))
+        else:
+            end += draw.choice((0, 0, 0, 7))
+            payloads.append(mq_message("Orders", b"%d" % number, queue_offset=end))
+            wanted.append(len(payloads) - 1)
+            end += 1
+    store = write_dledger(tmp_path / "store", payloads)
+    done = dl.rebuild(store.path, "consumequeue", out=tmp_path / "out")
+    assert (done.built.too_far, done.built.units) == (len(payloads) - len(wanted), len(wanted))
+    offsets = {row["commitLogOffset"] for row in store.rows}
+    found = {unit[0] for unit in units(tmp_path / "out", "Orders")} & offsets
+    assert found == {store.rows[number]["commitLogOffset"] for number in wanted}
+    assert "so far after the queue's last one" in " ".join(done.notes)
+
+
+def test_gaps_that_lost_messages_explain_are_filled(tmp_path: Path) -> None:
+    """However large they are: here a gap in the log is as large."""
+    first = write_dledger(tmp_path / "store", [mq_message("Orders", queue_offset=0)])
+    base = first.segments[-1].end + 2**26
+    write_dledger(tmp_path / "store", [mq_message("Orders", queue_offset=500_000)], base=base)
+    done = dl.rebuild(first.path, "consumequeue", out=tmp_path / "out")
+    assert (done.built.too_far, done.built.units, done.built.fillers) == (0, 2, 499_999)

@@ -35,6 +35,12 @@ class Application(Protocol):
         For each body, in the put's order: index, pos and queueOffset, each i64 big-endian.
         """
 
+    def check_entries(self, bodies: Bodies) -> object | Rejected:
+        """Check raw entries before they are appended. The result is passed to `entries_appended`."""
+
+    def entries_appended(self, checked: object) -> None:
+        """Raw entries that `check_entries` accepted were appended."""
+
     def role_changed(self, is_leader: bool, term: int) -> None:
         """The node began or stopped leading in that term. State of an earlier leadership is invalid.
 

@@ -128,6 +128,17 @@ class ApplicationCaller:
             raise ApplicationError(f"expected {count} positions of {POSITION_SIZE} bytes, found {len(positions)} bytes")
         return positions
 
+    def check_entries(self, bodies: Bodies) -> object | ResponseCode:
+        """Check raw entries. Returns a code if they are rejected, else what `entries_appended` gets."""
+        if self._application is None:
+            return None
+        checked = self._call(lambda application: application.check_entries(bodies))
+        return self._reported("raw append", checked) if isinstance(checked, Rejected) else checked
+
+    def entries_appended(self, checked: object) -> None:
+        if self._application is not None:
+            self._call(lambda application: application.entries_appended(checked))
+
     def filler(self) -> Bodies:
         return self._call(lambda application: application.filler())
 
@@ -172,11 +183,14 @@ class ApplicationCaller:
         self, request: Request, token: object, response: PutResponse | TopicsResponse, rejected: Rejected
     ) -> None:
         """Respond with the application's code and reason."""
+        response.reason = rejected.reason
+        self._member.reject(token, request, response, self._reported(type(request).__name__, rejected))
+
+    def _reported(self, what: str, rejected: Rejected) -> ResponseCode:
         code = _response_code(rejected.code)
         if code not in _NORMAL_CODES:
-            self._member.report(f"a {type(request).__name__} was rejected: {rejected.reason}", f"rejected {code.name}")
-        response.reason = rejected.reason
-        self._member.reject(token, request, response, code)
+            self._member.report(f"a {what} was rejected: {rejected.reason}", f"rejected {code.name}")
+        return code
 
 
 def _response_code(code: int) -> ResponseCode:

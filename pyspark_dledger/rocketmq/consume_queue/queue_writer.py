@@ -8,6 +8,10 @@ A queueOffset without a message gets RocketMQ's filler, a unit that points to po
 at position 0, it skips all units of the same pull that point into that file: consumers lose these messages. So the gap
 before a unit that points into a first file at 0 is filled with copies of that unit, and consumers get its message more
 than once. Source: RocketMQ 4.9.8 and 5.3.3 ``DefaultMessageStore.getMessage``, ``CommitLog.rollNextFile``.
+
+A gap is filled if lost messages explain it: the log has room for them since the last message of the queue, or the log
+is large enough (see `QueueWriter`). Else a client chose the queueOffset, and the message is in no queue. A queue may
+begin with any queueOffset, because earlier messages expire.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, segment_name
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE, segment_name
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
@@ -48,6 +52,8 @@ MAX_QUEUE_OFFSET = 2**62 // CONSUME_QUEUE_UNIT_SIZE
 # A topic is a folder's name; RocketMQ's own limit, in characters, is lower.
 _MAX_TOPIC_SIZE = 255
 _FILLERS_PER_WRITE = 64 * 1024
+# For gaps that the log has no room for, such as those of an export that closed the gaps of the log.
+_SPARE_FILLERS = 300_000
 # A pull that reads a unit begins at most so many units before it: 800 (maxFilterMessageSize), or as many as a consumer
 # asks for (pullBatchSize), at most 1,024.
 _MAX_PULL_UNITS = 1024
@@ -78,8 +84,8 @@ class DispatchProgress(NamedTuple):
 class QueueState:
     """How far a queue is written. ``end`` is the next queueOffset; -1 if the queue may begin with any.
 
-    ``last`` is the message of the last unit. ``before_hole`` is the one before the first unwritten unit, if it
-    `has_hole`.
+    ``last`` is the message of the last unit that was read, ``last_offset`` where the last message before ``end`` is in
+    the log, 0 if unknown. ``before_hole`` is the one before the first unwritten unit, if it `has_hole`.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -87,6 +93,7 @@ class QueueState:
         self.files = list(queue.files)
         self.end = -1
         self.last: DispatchedMessage | None = None
+        self.last_offset = 0
         self.has_hole = False
         self.before_hole: DispatchedMessage | None = None
 
@@ -105,6 +112,7 @@ class QueueState:
         falls = np.diff(tail["commitLogOffset"].astype(np.int64)) < 0
         is_hole[1:] |= is_message[1:] & is_message[:-1] & falls
         self.last = _last_message(tail)
+        self.last_offset = self.last.offset if self.last is not None else 0
         self.has_hole = bool(is_hole.any())
         if self.has_hole:
             self.before_hole = _last_message(tail[: int(np.argmax(is_hole))])
@@ -163,7 +171,11 @@ class QueueWriter:
     Files have as many units as most existing ones, else `units_per_file`. `files` does the writing; by default
     `SparseFiles`. `first_file_end` is that of the log. Raises StoreError if a file is longer than most others.
 
-    ``gap_copies`` counts, by queue, the units that are copies of the following unit.
+    Gaps that the log has no room for take fillers of 6 MB, and of as many bytes as the log has (`log_bytes` before the
+    first `put`).
+
+    ``gap_copies`` counts, by queue, the units that are copies of the following unit; ``too_far`` messages are in no
+    queue because of the gap before them.
     """
 
     def __init__(
@@ -172,6 +184,7 @@ class QueueWriter:
         units_per_file: int = UNITS_PER_FILE,
         files: SparseFiles | None = None,
         first_file_end: int = 0,
+        log_bytes: int = 0,
     ) -> None:
         self._root = root
         self._folder = root / FOLDER
@@ -183,6 +196,8 @@ class QueueWriter:
         self._files = files or SparseFiles(self.units_per_file * CONSUME_QUEUE_UNIT_SIZE)
         self.first_file_end = first_file_end
         self.gap_copies: Counter[QueueName] = Counter()
+        self.too_far = 0
+        self._spare = _SPARE_FILLERS + log_bytes // CONSUME_QUEUE_UNIT_SIZE
 
     @property
     def ends(self) -> dict[QueueName, int]:
@@ -219,7 +234,9 @@ class QueueWriter:
                 rank = units.lower_bound(position)
                 # Files may be missing before the first one: if nothing is kept, the queue may begin with any unit.
                 end = units.queue_offset(rank) if rank < units.count else units.end
-                state.end = min(state.end, end) if rank else -1
+                end = min(state.end, end) if rank else -1
+                if end != state.end:
+                    state.end, state.last_offset = end, 0
 
     def put(self, names: list[QueueName], queue: Longs, queue_offset: Longs, units: Units) -> dict[QueueName, int]:
         """Write units in the order of the log; ``queue`` indexes `names`. Returns the new end of each queue written.
@@ -237,12 +254,12 @@ class QueueWriter:
             which = order[start:stop]
             name = names[int(sorted_queue[start])]
             ends[name] = self._put(name, queue_offset[which], units[which])
+        self._spare += int(units["size"][has_message(units)].sum()) // CONSUME_QUEUE_UNIT_SIZE
         return ends
 
     def _put(self, name: QueueName, offsets: Longs, units: Units) -> int:
         state = self._states.setdefault(name, QueueState(Queue(*name, ())))
-        before = np.concatenate([[state.end - 1], offsets[:-1]])
-        is_new = offsets > np.maximum.accumulate(before)
+        is_new = self._new(state, offsets, units["commitLogOffset"])
         offsets, units = offsets[is_new], units[is_new]
         if not len(offsets):
             return max(state.end, 0)
@@ -251,7 +268,34 @@ class QueueWriter:
             self._fill_gap(name, state.end, first, part[:1])
             self._write(name, first, part)
             state.end = first + len(part)
+        state.last_offset = max(state.last_offset, int(units["commitLogOffset"].max()))
         return state.end
+
+    def _new(self, state: QueueState, offsets: Longs, positions: Longs) -> npt.NDArray[np.bool_]:
+        """Which messages of a queue get a unit."""
+        before = np.maximum.accumulate(np.concatenate([[state.end - 1], offsets[:-1]]))
+        is_new: npt.NDArray[np.bool_] = offsets > before
+        has_gap = is_new & (offsets > before + 1)
+        has_gap[0] &= state.end >= 0
+        if not has_gap.any():
+            return is_new
+        end, last = state.end, state.last_offset
+        for number, (offset, position) in enumerate(zip(offsets.tolist(), positions.tolist(), strict=True)):
+            is_new[number] = offset >= end and (end < 0 or self._may_fill(offset - end, position - last))
+            if is_new[number]:
+                end, last = offset + 1, max(last, position)
+            elif offset >= end and position > 0:  # no filler
+                self.too_far += 1
+        return is_new
+
+    def _may_fill(self, gap: int, log_bytes: int) -> bool:
+        """Whether to fill a gap of a queue after which the log has so many bytes."""
+        if gap * MIN_MESSAGE_SIZE <= log_bytes or not gap:
+            return True
+        if gap > self._spare:
+            return False
+        self._spare -= gap
+        return True
 
     def _fill_gap(self, name: QueueName, end: int, first: int, unit: Units) -> None:
         """Fill the gap from the end of a queue to its unit at `first`, in the files of both.

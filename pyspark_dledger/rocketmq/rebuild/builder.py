@@ -73,6 +73,7 @@ class BuildReport:
     - For messages that the log does not have, there are ``fillers``, and ``led_over`` copies of the next unit (see
       `queue_writer`).
     - ``repeated`` messages have a queueOffset that their queue had already passed; as in RocketMQ they are in no queue.
+    - ``too_far`` messages are in no queue either: see `queue_writer`.
     - ``batches`` are messages of batchconsumequeue, which are in none of these queues.
     - ``skipped`` rows are no messages, or no queue can have them; ``first_skipped`` describes the first one.
     - ``missing_bytes`` of the log are in missing files.
@@ -88,6 +89,7 @@ class BuildReport:
     fillers: int = 0
     led_over: int = 0
     repeated: int = 0
+    too_far: int = 0
     batches: int = 0
     skipped: int = 0
     first_skipped: str = ""
@@ -175,7 +177,7 @@ def _build(
         if QUEUES in folders:
             size, times = settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, QueueTimes(log, keep_from)
             files = BuiltFiles(target, size, times, ext_addresses(keep_from))
-            writer = QueueWriter(target, settings.units_per_file, files, first_file_end(log.segments))
+            writer = queue_writer(log, target, settings.units_per_file, files)
             sinks.append(QueueSink(writer, files, log, keep_from))
         if INDEX in folders:
             sinks.append(IndexSink(target, settings))
@@ -266,6 +268,11 @@ def notes_of_queues(built: BuildReport) -> Iterator[str]:
             f"{counted(built.repeated, 'message has', 'messages have')} a queueOffset that their queue "
             "had already passed: as with RocketMQ they are in no queue"
         )
+    if built.too_far:
+        yield (
+            f"{counted(built.too_far, 'message has', 'messages have')} a queueOffset so far after the queue's last one "
+            "that the log has no room for the messages between: they are in no queue"
+        )
 
 
 def advice_on_lost(built: BuildReport) -> Iterator[str]:
@@ -277,6 +284,12 @@ def advice_on_lost(built: BuildReport) -> Iterator[str]:
 def batch_topics_of(root: Path | None) -> frozenset[str]:
     """The topics with a batchconsumequeue."""
     return frozenset(queue.topic for queue in batch_queues(root)) if root is not None else frozenset()
+
+
+def queue_writer(log: StoreView, target: Path, units_per_file: int, files: UnitFiles) -> QueueWriter:
+    """A writer for all units of a log."""
+    size = sum(log.segment_end(segment) - segment.base for segment in log.segments)
+    return QueueWriter(target, units_per_file, files, first_file_end(log.segments), size)
 
 
 class QueueSink:
@@ -317,7 +330,8 @@ class QueueSink:
             ext_units=self._files.ext_units,
             fillers=self._files.fillers,
             led_over=led_over,
-            repeated=self._received + self._kept - units,
+            repeated=self._received + self._kept - units - self._writer.too_far,
+            too_far=self._writer.too_far,
             queue_files=self._files.count,
         )
 

@@ -15,9 +15,15 @@ from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Queue, Units, read_units
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.message_arrays import QueueName
-from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress, QueueSink, read_log
+from pyspark_dledger.rocketmq.rebuild.builder import (
+    BuildReport,
+    BuildSettings,
+    Progress,
+    QueueSink,
+    queue_writer,
+    read_log,
+)
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import ExistingQueues, UnitFiles, ext_addresses
 
 Flags = npt.NDArray[np.bool_]
@@ -61,7 +67,7 @@ def compare_queues(
 ) -> tuple[BuildReport, list[QueueDifference]]:
     """What a rebuild of the ConsumeQueues of a root would change, by queue. Raises StoreError."""
     files = _ComparedFiles(settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, root)
-    writer = QueueWriter(_NOWHERE, settings.units_per_file, files, first_file_end(log.segments))
+    writer = queue_writer(log, _NOWHERE, settings.units_per_file, files)
     built = read_log(log, settings, [QueueSink(writer, files, log, root)], root, progress=progress)
     return built, files.differences(writer.gap_copies)
 

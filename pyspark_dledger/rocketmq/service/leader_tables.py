@@ -15,6 +15,7 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, identity_arrays
 from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
@@ -207,7 +208,9 @@ def rebuild_leader_tables(
     tail = read_tail(engine, files(), pos, end, is_wanted)
     if tail is None:
         return None
-    queues.raise_to(tail.ends)
+    # Queue offsets may be wrong: a known queue gets at most as many messages as the tail has room for.
+    known, room = queues.ends(), (end - pos) // MIN_MESSAGE_SIZE
+    queues.raise_to({name: min(last, known.get(name, last) + room) for name, last in tail.ends.items()})
     return LeaderTables(queues, RecentIdentities(identities + tail.identities))
 
 

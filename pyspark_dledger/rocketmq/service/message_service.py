@@ -36,6 +36,7 @@ from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSet
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, rebuild_leader_tables
 from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_counts
+from pyspark_dledger.rocketmq.service.raw_entries import RawEntryCheck, messages_of
 from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
 from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
 
@@ -295,6 +296,26 @@ class MessageService:
         if appended is not None:
             self._ends.append((appended.last_index, store.end_pos))
         return self._puts.appended(self._tables, admitted, appended)
+
+    def check_entries(self, bodies: Bodies) -> object | Rejected:
+        messages = messages_of(self._engine, bodies)
+        if not messages:
+            return {}
+        self._running()
+        tables = self._leader_tables()
+        if tables is None:
+            return _NOT_READY
+        try:
+            return RawEntryCheck(tables, self._dispatched, self._puts.limits).ends(messages)
+        except ValueError as error:
+            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+
+    def entries_appended(self, checked: object) -> None:
+        assert isinstance(checked, dict)
+        if checked:
+            assert self._tables is not None
+            self._tables.queues.raise_to(checked)
+            self._tables.add_queues(checked)
 
     def filler(self) -> Bodies:
         return self._rolled_back(_FILLER_TOPIC, b"")

@@ -93,9 +93,13 @@ class Appends:
         return None
 
     def _append(self, request: AppendRequest, token: object) -> ResponseCode | None:
+        checked = self._application.check_entries(request.bodies)
+        if isinstance(checked, ResponseCode):
+            return checked
         appended = self._store(request.bodies)
         if not isinstance(appended, AppendedEntries):
             return appended
+        self._application.entries_appended(checked)
         response = AppendResponse(
             term=appended.term,
             index=appended.first_index,
