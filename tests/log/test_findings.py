@@ -685,7 +685,7 @@ def test_the_catalogue_is_well_formed() -> None:
 
 
 def test_the_fields_are_the_columns_of_the_table() -> None:
-    columns = ["severity", "code", "node", "file", "offset", "index", "expected", "found", "java_does"]
+    columns = ["severity", "code", "node", "file", "offset", "index", "pos", "size", "expected", "found", "java_does"]
     assert [field.name for field in fields(Finding)] == columns
 
 
