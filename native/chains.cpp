@@ -39,12 +39,9 @@ bool Chain::leads_to(const SegmentView& view, int64_t pos) const {
 bool Chain::is_stale_after(const SegmentView& view, const Chain& other) const {
   if (!view.is_dledger()) return false;
   const EntryHeader here{view.at(first)};
-  return EntryHeader{view.at(other.first)}.index() <= here.index() &&
-         here.term() < EntryHeader{view.at(other.last)}.term();
-}
-
-bool Chain::overlaps(const SegmentView& view, const Chain& other) const {
-  return view.is_dledger() && EntryHeader{view.at(first)}.index() <= EntryHeader{view.at(other.last)}.index();
+  // A lone term can be damaged.
+  const bool is_later = EntryHeader{view.at(other.first)}.index() <= here.index() || other.length > 1;
+  return is_later && here.term() < EntryHeader{view.at(other.last)}.term();
 }
 
 bool Chain::has_later_term(const SegmentView& view, const Chain& other) const {

@@ -23,8 +23,6 @@ struct Chain {
   bool leads_to(const SegmentView& view, int64_t pos) const;
   // Whether an earlier log left the chain after the end of `other`, whose last terms are later.
   bool is_stale_after(const SegmentView& view, const Chain& other) const;
-  // Whether the first index is one of `other`, or lower.
-  bool overlaps(const SegmentView& view, const Chain& other) const;
   bool has_later_term(const SegmentView& view, const Chain& other) const;
 };
 

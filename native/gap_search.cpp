@@ -283,9 +283,16 @@ bool GapSearch::is_better(const Candidate& one, const Candidate& best) const {
   // Without positions, a single entry at the end may have a wrong index.
   if (expected_.count == 0 && one.length == 1 && best.length > 1) return false;
   // A leader that was alone can have left later terms after the log's end.
-  const bool is_longer = best.length >= one.length || one.chain.overlaps(view_, best.chain);
-  if (one.reach < 2 && best.length >= kRecentEntries && is_longer && one.chain.has_later_term(view_, best.chain)) return false;
+  const bool is_likely = best.length >= kRecentEntries || (is_next(best.chain) && !is_next(one.chain));
+  if (one.reach < 2 && is_likely && one.chain.has_later_term(view_, best.chain)) return false;
   return std::pair(one.reach, one.length) > std::pair(best.reach, best.length);
+}
+
+// Whether only one entry is lost before the chain.
+bool GapSearch::is_next(const Chain& chain) const {
+  return std::any_of(expected_.positions, expected_.positions + expected_.count, [&](const LogPosition& position) {
+    return position.index == EntryHeader{view_.at(chain.first)}.index() - 2;
+  });
 }
 
 }  // namespace dledger

@@ -61,6 +61,7 @@ class GapSearch {
   Chain chain_of(Chains& chains, const Header& header, bool is_kept);
   void add(const Chain& chain, bool allowed);
   void find_ways();
+  bool is_next(const Chain& chain) const;
   bool is_better(const Candidate& one, const Candidate& best) const;
 
   const SegmentView& view_;

@@ -38,16 +38,13 @@ class Chain(NamedTuple):
         """Whether an earlier log left this chain after the end of ``other``, whose last terms are later."""
         if not self.first.header or not other.first.header or not other.last.header:
             return False
-        return other.first.header.index <= self.first.header.index and self.first.header.term < other.last.header.term
+        # A lone term can be damaged.
+        is_later = other.first.header.index <= self.first.header.index or other.length > 1
+        return is_later and self.first.header.term < other.last.header.term
 
     def has_later_term(self, other: Chain) -> bool:
         first, last = self.first.header, other.last.header
         return first is not None and last is not None and first.term > last.term
-
-    def overlaps(self, other: Chain) -> bool:
-        """Whether the first index is one of ``other``, or lower."""
-        first, last = self.first.header, other.last.header
-        return first is not None and last is not None and first.index <= last.index
 
     def leads_to(self, frame: Frame) -> bool:
         """Whether `frame` can be the next one of the log, directly after the chain or after damage at its end."""

@@ -302,10 +302,15 @@ class GapSearch:
         if not self._expected.positions and one.length == 1 < best.length:
             return False
         # A leader that was alone can have left later terms after the log's end.
-        is_longer = best.length >= one.length or one.chain.overlaps(best.chain)
-        if one.reach < 2 and best.length >= RECENT_FRAMES and is_longer and one.chain.has_later_term(best.chain):
+        is_likely = best.length >= RECENT_FRAMES or (self._is_next(best.chain) and not self._is_next(one.chain))
+        if one.reach < 2 and is_likely and one.chain.has_later_term(best.chain):
             return False
         return one.rank > best.rank
+
+    def _is_next(self, chain: Chain) -> bool:
+        """Whether only one entry is lost before the chain."""
+        header = chain.first.header
+        return header is not None and any(position.index + 2 == header.index for position in self._expected.positions)
 
 
 def _find_ways(candidates: list[Candidate]) -> None:

@@ -34,8 +34,7 @@ _MAX_STEPS = 8
 """Old bytes can contain entries that look like the log's next ones when those after them are left out."""
 _POS_AT = 24
 """The offset of an entry's position in its header."""
-_ZEROS = bytes(8)
-"""So many zeros in a header can be damage."""
+_SECTOR_SIZE = 512
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no hash
@@ -62,10 +61,12 @@ def log_end_of(segment: Segment, start: int, known: KnownEntries, found: Evidenc
 
     `start` is the position of an entry, or the segment's base.
     """
+    if segment.after is not None:
+        return found.log_end
     engine = engine_of("auto", segment)
     segment = replace(segment, copy=None, witness=_Given(known))
     log_end = found.log_end
-    for _ in range(_MAX_STEPS):
+    for step in range(_MAX_STEPS):
         if log_end is not None:
             segment = replace(segment, size=max(log_end, start) - segment.base)
         end = engine.log_end(segment, start, True)
@@ -73,7 +74,7 @@ def log_end_of(segment: Segment, start: int, known: KnownEntries, found: Evidenc
             return found.last_end
         if end.entries == 0 or not (end.last_term < state.term or (state.term < 0 and found.ends_in_gap)):
             break
-        earlier = _Tail(engine, segment, start, end.pos, found, state).log_end()
+        earlier = _Tail(engine, segment, start, end.pos, found, state).log_end(is_first=step == 0)
         if earlier is None:
             break
         log_end = earlier
@@ -88,6 +89,7 @@ class _Tail:
     ) -> None:
         self._engine = engine
         self._segment = segment
+        self._known = segment.known_entries()
         self._start = start
         self._found = found
         self._state = state
@@ -95,13 +97,19 @@ class _Tail:
         self._gaps = np.flatnonzero(self._entries.pos[1:] > self._entries.end[:-1])
         """The numbers of entries that damaged or old bytes follow."""
 
-    def log_end(self) -> int | None:
-        """Where the log ends before stale entries, or where these begin."""
-        if self._is_beyond_index():
-            return self._found.last_end
-        numbers = (self._fall(), self._rise(), self._checkpoint_gap())
-        begins = [int(self._entries.pos[number + 1]) for number in numbers if number is not None]
-        return next((pos for pos in begins if pos >= self._found.last_end), None)
+    def log_end(self, is_first: bool) -> int | None:
+        """Where the log ends before stale entries, or where these begin. Without `is_first`, some are left out."""
+        number = self._jump()
+        number = self._beyond_index() if number is None else number
+        if number is None and (is_first or self._entries.index[-1] > self._state.end_index):
+            numbers = (self._fall(), self._rise(is_first), self._checkpoint_gap())
+            number = next((one for one in numbers if one is not None and not self._is_known(one)), None)
+        return None if number is None else int(self._entries.pos[number + 1])
+
+    def _is_known(self, number: int) -> bool:
+        """Whether the index has the entry after this one, or the one directly before that."""
+        pos = self._entries.pos[number + 1]
+        return bool((self._known.pos == pos).any() or (self._known.end == pos).any())
 
     def _read(self, stop: int) -> _Entries:
         request = ScanRequest(self._segment, self._start, stop, ("index", "term", "pos", "size"))
@@ -116,12 +124,18 @@ class _Tail:
         first = before[0], found.term[0], self._start, self._start
         return _Entries(*(np.append(value, column) for value, column in zip(first, found, strict=True)))
 
-    def _is_beyond_index(self) -> bool:
-        """Whether the first entry after the last unit is of a later term, and nothing continues that unit's entry."""
+    def _beyond_index(self) -> int | None:
+        """The number of the last entry up to the last unit, if nothing continues that and a later term follows."""
         _, term, pos, end = self._entries
         after = int(np.searchsorted(pos, self._found.last_end))
         is_alone = self._found.ends_in_gap and 0 < after < len(pos) and end[after - 1] <= self._found.last_end
-        return is_alone and bool(term[after] > self._found.last_term)
+        return after - 1 if is_alone and term[after] > self._found.last_term else None
+
+    def _jump(self) -> int | None:
+        """The number of the entry before one of the next index and a later term, at a position where it cannot be."""
+        index, term, *_ = self._entries
+        is_next = (np.diff(index)[self._gaps] == 1) & (np.diff(term)[self._gaps] > 0)
+        return int(self._gaps[is_next][-1]) if is_next.any() else None
 
     def _fall(self) -> int | None:
         """The number of the entry before those of an earlier term."""
@@ -131,33 +145,40 @@ class _Tail:
         falls = falls[is_last | (term[falls] == self._state.term)]
         return int(falls[0]) if len(falls) else None
 
-    def _rise(self) -> int | None:
+    def _rise(self, is_first: bool) -> int | None:
         """The number of the entry before old bytes and entries of a later term."""
-        _, term, pos, end = self._entries
+        index, term, pos, end = self._entries
         rises = np.flatnonzero(np.diff(term) > 0)
         if not len(rises) or rises[-1] not in self._gaps:
             return None
-        number = int(rises[-1])
-        if self._has_old_bytes(int(end[number]), int(self._entries.index[number])):
+        number, begin = int(rises[-1]), int(pos[rises[-1] + 1])
+        is_first = is_first and not (self._known.pos > begin).any()
+        if self._has_old_bytes(int(end[number]), begin, int(index[number]), is_first):
             return number
         # Without the later term, a search can find more entries of the log.
-        limited = replace(self._segment, size=int(pos[number + 1]) - self._segment.base)
+        limited = replace(self._segment, size=begin - self._segment.base)
         last = self._engine.log_end(limited, self._start, True)
-        return number if last.entries > 0 and self._has_old_bytes(last.pos, last.last_index) else None
+        is_old = last.entries > 0 and self._has_old_bytes(last.pos, begin, last.last_index, is_first)
+        return number if is_old else None
 
-    def _has_old_bytes(self, end: int, index: int) -> bool:
-        """Whether the bytes after an entry are of one that was overwritten, and no damaged header."""
+    def _has_old_bytes(self, end: int, begin: int, index: int, is_first: bool) -> bool:
+        """Whether the bytes from the end of an entry to the begin of others are of an overwritten one.
+
+        The part of another header proves it. Without `is_first`, anything else does not.
+        """
         data = read_at(self._segment.path, end - self._segment.base, 2 * ENTRY_HEADER_SIZE)
-        if len(data) < 2 * ENTRY_HEADER_SIZE:
+        if end >= begin or len(data) < 2 * ENTRY_HEADER_SIZE:
             return False
         header = decode_entry_header(data)
         if header.pos == end:
-            return False
+            # Its entry is the last one.
+            is_next = header.index == index + 1 and header.size >= ENTRY_HEADER_SIZE
+            return is_next and self._has_old_bytes(end + header.size, begin, index + 1, is_first)
         if self._segment.check_pos and any(_has_pos(data, at, end) for at in range(_POS_AT + ENTRY_HEADER_SIZE)):
             return True
         is_size = header.size == header.body_size + ENTRY_HEADER_SIZE
         is_damaged = is_size or header.index == index + 1 or header.magic in ENTRY_MAGICS
-        return not is_damaged and _ZEROS not in data[:ENTRY_HEADER_SIZE]
+        return is_first and not is_damaged and not _has_lost_sector(data[:ENTRY_HEADER_SIZE], end - self._segment.base)
 
     def _checkpoint_gap(self) -> int | None:
         """The number of the entry before a gap in which the checkpoint's end is."""
@@ -167,6 +188,9 @@ class _Tail:
         lost = self._state.end_index - index[self._gaps]
         start, stop = end[self._gaps], pos[self._gaps + 1]
         fits = (lost >= 0) & (lost * ENTRY_HEADER_SIZE <= stop - start)
+        # Without entries in flight, the checkpoint lags less.
+        if self._state.committed_index < self._state.end_index:
+            fits &= index[self._gaps + 1] > self._state.end_index
         numbers = self._gaps[fits].tolist()
         return numbers[-1] if numbers and not self._is_continued(numbers[-1]) else None
 
@@ -182,6 +206,12 @@ class _Tail:
             return False
         is_lone = next_index == index + 2 and next_pos - end in (header.size, header.body_size + ENTRY_HEADER_SIZE)
         return is_lone or index >= self._state.end_index
+
+
+def _has_lost_sector(header: bytes, offset: int) -> bool:
+    """Whether the part of a header in one of its sectors is zeros, for a header at this offset of a file."""
+    in_first = _SECTOR_SIZE - offset % _SECTOR_SIZE
+    return not any(header[:in_first]) or (in_first < len(header) and not any(header[in_first:]))
 
 
 def _has_pos(data: bytes, at: int, begin: int) -> bool:

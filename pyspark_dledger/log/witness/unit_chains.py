@@ -43,7 +43,7 @@ def units_of_log(units: Units, headers: Headers, segment: Segment, before: Units
         # Without a header that confirms it, a term that the node never saw is a damaged one.
         possible = is_whole | (units.term <= state.term)
         units, is_whole = units.of(possible), is_whole[possible]
-    return _Chains(units, is_whole, segment, state).of_log(_term_before(before, units))
+    return _Chains(units, is_whole, segment, state, before).of_log(_term_before(before, units))
 
 
 def _corrected(units: Units, headers: Headers, frames: Bools, last_term: int) -> tuple[Units, Bools]:
@@ -104,13 +104,14 @@ class _Part(NamedTuple):
 
 
 class _Chains:
-    def __init__(self, units: Units, is_whole: Bools, segment: Segment, state: NodeState) -> None:
+    def __init__(self, units: Units, is_whole: Bools, segment: Segment, state: NodeState, before: Units) -> None:
         self._units = units
         self._is_whole = is_whole
         self._whole = np.flatnonzero(is_whole)
         self._segment = segment
         self._state = state
         self._end = units.pos + units.size
+        self._index_before = int(before.index[-1]) if len(before.index) else -1
         self._kept: list[_Part] = []
         self._waiting: list[_Part] = []
         """Lone units since the last kept chain."""
@@ -172,7 +173,7 @@ class _Chains:
         if term < min_term:
             return True
         index = int(units.index[part.start])
-        before = int(units.index[last.stop - 1]) if last is not None else -1
+        before = int(units.index[last.stop - 1]) if last is not None else self._index_before
         if index <= before + 1:
             return False
         # Units between the two are damaged, but the data can have their entries.
