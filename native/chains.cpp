@@ -125,9 +125,10 @@ bool Chains::is_cut(const Chain& chain) const {
 bool Chains::is_cut_by(const Chain& chain, int64_t pos) const {
   const bool is_at_end = pos == chain.end;
   const int64_t size = view_.entry_size(pos);
-  if (size == 0 && (is_at_end || end_of_damaged(view_, pos) == 0)) return false;
+  if (size == 0 && end_of_damaged(view_, pos) == 0) return false;
   if (!view_.is_dledger()) return !is_at_end;
   const EntryHeader header{view_.at(pos)}, last{view_.at(chain.last)};
+  if (size == 0 && is_at_end) return header.term() == last.term() && header.index() - 1 != last.index();
   // An earlier log left it, or it was moved.
   if (header.term() < last.term() || shift_of(view_, pos) != shift_of(view_, chain.last)) return false;
   // A leader that was alone left it: its entries were overwritten by those of an earlier term.

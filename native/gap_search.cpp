@@ -67,7 +67,8 @@ bool GapSearch::Way::is_confirmed_by(const SegmentView& view, const Chain& chain
   return is_alone && entries >= kEnoughEntries;
 }
 
-bool GapSearch::EarlierRun::allows(const SegmentView& view, int64_t pos, int64_t pos_end, bool allowed) {
+bool GapSearch::OtherRun::allows(const SegmentView& view, int64_t pos, int64_t size, int64_t pos_end) {
+  bool allowed = expected.allows(view, pos, size);
   if (!view.is_dledger() || (last >= 0 && pos < end)) return allowed;
   if (last >= 0 && pos == end && follows(view, last, pos)) {
     allowed = allowed && length < kRecentEntries;
@@ -76,7 +77,10 @@ bool GapSearch::EarlierRun::allows(const SegmentView& view, int64_t pos, int64_t
   }
   last = allowed ? -1 : pos;
   end = pos_end;
-  length++;
+  const int64_t index = EntryHeader{view.at(pos)}.index();
+  const bool is_too_high = !allowed && std::all_of(expected.positions, expected.positions + expected.count,
+                                                   [&](const LogPosition& one) { return index - 1 > one.index; });
+  length += is_too_high ? kRecentEntries : 1;
   return allowed;
 }
 
@@ -181,7 +185,7 @@ int64_t GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
   Chains chains(view_, expected_, following_);
   bool has_best = false;
   Way way;
-  EarlierRun run;
+  OtherRun run{expected_};
   size_t seen = 0;
   int64_t to = std::min(limit_, most_);
   for (int64_t from = start; from < to;) {
@@ -196,7 +200,7 @@ int64_t GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
     if (has_best && ++seen >= kMaxCandidates) break;
     if (end > most_ || !may_have_shift(pos, is_same_shift)) continue;
     if (pos < min_pos && view_.is_dledger()) continue;
-    const bool allowed = run.allows(view_, pos, end, expected_.allows(view_, pos, size));
+    const bool allowed = run.allows(view_, pos, size, end);
     if (!allowed && (size == 0 || way.first >= 0 || expected_.strict)) continue;
     const Chain chain = size > 0 ? chain_of(chains, header, has_best) : damaged_chain(pos, end);
     if (pos < min_pos) {

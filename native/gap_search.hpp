@@ -43,12 +43,14 @@ class GapSearch {
     bool is_confirmed_by(const SegmentView& view, const Chain& chain);
   };
 
-  // The latest consecutive entries of a search that cannot follow the gap: an earlier log left them.
-  struct EarlierRun {
+  // The latest consecutive entries of a search that cannot follow the gap, because another log has them. Eight of them
+  // prove it, or one whose index is too high for the room since the gap.
+  struct OtherRun {
+    const Expectation& expected;
     int64_t last = -1, end = 0, length = 0;
 
-    // Whether the entry at pos can follow the gap: it is `allowed`, and continues no long run.
-    bool allows(const SegmentView& view, int64_t pos, int64_t pos_end, bool allowed);
+    // Whether the entry at pos can follow the gap: it is expected, and continues no such run.
+    bool allows(const SegmentView& view, int64_t pos, int64_t size, int64_t pos_end);
   };
 
   void use_damaged_header(int64_t gap);

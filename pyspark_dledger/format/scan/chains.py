@@ -139,12 +139,12 @@ class Chains:
 
     def _is_cut_by(self, chain: Chain, found: Frame | DamagedFrame) -> bool:
         is_at_end, last = found.pos == chain.end, chain.last.header
-        if is_at_end and isinstance(found, DamagedFrame):
-            return False
         if last is None:
             return not is_at_end
         frame = found.frame if isinstance(found, DamagedFrame) else found
         assert frame and frame.header
+        if is_at_end and isinstance(found, DamagedFrame):
+            return frame.header.term == last.term and frame.header.index - 1 != last.index
         # An earlier log left it, or it was moved.
         if frame.header.term < last.term or frame.shift != chain.last.shift:
             return False

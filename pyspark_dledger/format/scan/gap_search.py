@@ -76,17 +76,21 @@ class Way:
         return self._is_alone and self._entries >= ENOUGH_ENTRIES
 
 
-class EarlierRun:
-    """The latest consecutive frames of a search that cannot follow the gap: an earlier log left them."""
+class OtherRun:
+    """The latest consecutive frames of a search that cannot follow the gap, because another log has them.
 
-    def __init__(self, frames: Frames) -> None:
+    Eight of them prove it, or one whose index is too high for the room since the gap.
+    """
+
+    def __init__(self, frames: Frames, expected: Expectation) -> None:
         self._frames = frames
+        self._expected = expected
         self._last: Frame | None = None
         self._length = 0
 
-    def allows(self, frame: Frame, allowed: bool) -> bool:
-        """Whether a frame can follow the gap: it is `allowed`, and continues no long run."""
-        last = self._last
+    def allows(self, frame: Frame) -> bool:
+        """Whether a frame can follow the gap: it is expected, and continues no such run."""
+        allowed, last = self._expected.allows(frame), self._last
         if not frame.header or (last and frame.pos < last.end):
             return allowed
         if last and frame.pos == last.end and self._frames.follows(last, frame):
@@ -94,7 +98,8 @@ class EarlierRun:
         else:
             self._length = 0
         self._last = None if allowed else frame
-        self._length += 1
+        is_too_high = not allowed and all(frame.header.index > one.index + 1 for one in self._expected.positions)
+        self._length += RECENT_FRAMES if is_too_high else 1
         return allowed
 
 
@@ -244,7 +249,7 @@ class GapSearch:
         frames, following, most = self._frames, self._following, self._most
         chains = Chains(frames, self._expected, following, self._walked)
         has_best, way, seen, window = False, None, 0, min(self._limit, most)
-        run = EarlierRun(frames)
+        run = OtherRun(frames, self._expected)
         found = frames.search_headers(start, window)
         while (one := next(found, None)) is not None:
             damaged = one if isinstance(one, DamagedFrame) else None
@@ -260,7 +265,7 @@ class GapSearch:
                 continue
             if frame.pos < min_pos and frame.header:
                 continue
-            allowed = run.allows(frame, self._expected.allows(frame))
+            allowed = run.allows(frame)
             if not allowed and (damaged or way or self._expected.strict):
                 continue
             chain = Chain(frame, frame, 1, damaged=True) if damaged else chains.at(frame, is_kept=has_best)
