@@ -289,6 +289,8 @@ bool GapSearch::is_better(const Candidate& one, const Candidate& best) const {
   // A leader that was alone can have left later terms after the log's end.
   const bool is_likely = best.length >= kRecentEntries || (is_next(best.chain) && !is_next(one.chain));
   if (one.reach < 2 && is_likely && one.chain.has_later_term(view_, best.chain)) return false;
+  // Entries in the last body can end where the log ends.
+  if (one.reach < 2 && one.length < best.length && best.length >= kRecentEntries) return false;
   return std::pair(one.reach, one.length) > std::pair(best.reach, best.length);
 }
 

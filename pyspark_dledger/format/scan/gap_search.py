@@ -310,6 +310,9 @@ class GapSearch:
         is_likely = best.length >= RECENT_FRAMES or (self._is_next(best.chain) and not self._is_next(one.chain))
         if one.reach < 2 and is_likely and one.chain.has_later_term(best.chain):
             return False
+        # Entries in the last body can end where the log ends.
+        if one.reach < 2 and one.length < best.length and best.length >= RECENT_FRAMES:
+            return False
         return one.rank > best.rank
 
     def _is_next(self, chain: Chain) -> bool:
