@@ -72,11 +72,11 @@ def log_end_of(segment: Segment, start: int, known: KnownEntries, found: Evidenc
         end = engine.log_end(segment, start, True)
         if end.entries > 0 and found.is_contradicted_by(end):
             return found.last_end
-        if end.entries == 0 or not (end.last_term < state.term or (state.term < 0 and found.ends_in_gap)):
-            break
-        earlier = _Tail(engine, segment, start, end.pos, found, state).log_end(is_first=step == 0)
+        earlier = None
+        if end.entries > 0 and (end.last_term < state.term or (state.term < 0 and found.ends_in_gap)):
+            earlier = _Tail(engine, segment, start, end.pos, found, state).log_end(is_first=step == 0)
         if earlier is None:
-            break
+            return log_end if log_end is None or end.entries == 0 else max(end.pos, found.last_end)
         log_end = earlier
     return log_end
 
@@ -101,7 +101,7 @@ class _Tail:
         """Where the log ends before stale entries, or where these begin. Without `is_first`, some are left out."""
         number = self._jump()
         number = self._beyond_index() if number is None else number
-        if number is None and (is_first or self._entries.index[-1] > self._state.end_index):
+        if number is None and (is_first or self._entries.index[-1] != self._state.end_index):
             numbers = (self._fall(), self._rise(is_first), self._checkpoint_gap())
             number = next((one for one in numbers if one is not None and not self._is_known(one)), None)
         return None if number is None else int(self._entries.pos[number + 1])
@@ -183,7 +183,7 @@ class _Tail:
     def _checkpoint_gap(self) -> int | None:
         """The number of the entry before a gap in which the checkpoint's end is."""
         index, _, pos, end = self._entries
-        if not 0 <= self._state.end_index < index[-1]:
+        if not 0 <= self._state.end_index < index[-1] or self._state.end_index < self._found.last_index:
             return None
         lost = self._state.end_index - index[self._gaps]
         start, stop = end[self._gaps], pos[self._gaps + 1]

@@ -84,7 +84,9 @@ def judge(rng: random.Random, original: Original, index_mode: str, thorough: boo
             disagreements = [f"{name} differs" for name, others in readings.items() if others != rows]
         lost, invented = sorted(intact - found), sorted(found - true)
         is_other_log = (
-            index_mode == "missing" and bool(lost or invented) and can_be_log(original, damage, rows_of(original))
+            index_mode in ("missing", "damaged")
+            and bool(lost or invented)
+            and can_be_log(original, damage, rows_of(original))
         )
         return Verdict(lost, invented, disagreements, is_other_log)
 

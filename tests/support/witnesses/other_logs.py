@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.codec import decode_index_unit
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from tests.support.witnesses.damages import Damage
 from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import Original
+
+TRUNCATED = ("rewritten", "older_terms")
+"""The classes of stores in which entries were truncated."""
 
 
 class Entries(NamedTuple):
@@ -21,24 +26,67 @@ class Entries(NamedTuple):
 def can_be_log(original: Original, damage: Damage, found: list[Written]) -> bool:
     """Whether a log with the entries ``found``, and with others in between, gives the same files after the damage.
 
-    Only for DLedger stores of which all index files are missing. The headers of the others must be in damaged bytes, or
-    be entries that were written. What is in their bodies can be anything. False if it is not certain.
+    Only for DLedger stores. The headers of the others must be in damaged bytes, or be entries that were written. What
+    is in their bodies can be anything. What follows the last one can be stale only in stores with truncated entries,
+    and of another term. Index units that are left must be of this log. False if it is not certain.
     """
     if not found or any(entry.index < 0 for entry in found) or len({file.parent for file in original.data_files}) > 1:
         return False
-    ranges = sorted(
-        (original.base_of(path) + offset, original.base_of(path) + offset + len(before))
-        for path, offset, before in damage.changed
-        if path in original.data_files
-    )
-    entries = Entries({entry.pos: entry for entry in original.entries}, _joined(ranges))
+    entries = Entries({entry.pos: entry for entry in original.entries}, _ranges(original, damage, original.data_files))
     first = original.entries[0]
     last = Written(first.pos, 0, first.index - 1, -1)
     for entry in found:
         if not _can_follow(entries, last, entry):
             return False
         last = entry
-    return _agrees_with_state(original, last)
+    return (
+        _can_be_stale(original, damage, last)
+        and _agrees_with_state(original, entries, last)
+        and _agrees_with_index(original, damage, found)
+    )
+
+
+def _ranges(original: Original, damage: Damage, files: list[Path]) -> list[tuple[int, int]]:
+    """The damaged bytes of files as positions, joined."""
+    return _joined(
+        sorted(
+            (original.base_of(path) + offset, original.base_of(path) + offset + len(before))
+            for path, offset, before in damage.changed
+            if path in files
+        )
+    )
+
+
+def _can_be_stale(original: Original, damage: Damage, last: Written) -> bool:
+    """Whether the intact entries after the last one that was found can have been truncated."""
+    intact = damage.intact(original)
+    rest = [entry for entry in original.entries if entry.pos >= last.pos + last.size and entry.pos in intact]
+    return not rest or (original.name in TRUNCATED and rest[0].term != last.term)
+
+
+def _agrees_with_index(original: Original, damage: Damage, found: list[Written]) -> bool:
+    """Whether the undamaged index units up to the last entry are of the entries that were found, or of lost ones."""
+    files = [path for path in original.index_files if path.exists()]
+    damaged = _ranges(original, damage, files)
+    by_index = {entry.index: entry for entry in found}
+    if len(by_index) < len(found):
+        return False
+    for path in files:
+        base, data = int(path.name), path.read_bytes()
+        for at in range(0, len(data), INDEX_UNIT_SIZE):
+            unit = decode_index_unit(data, at)
+            number = (base + at) // INDEX_UNIT_SIZE
+            is_damaged = any(low < base + at + INDEX_UNIT_SIZE and base + at < high for low, high in damaged)
+            if is_damaged or not any(data[at : at + INDEX_UNIT_SIZE]) or number > found[-1].index:
+                continue
+            one = by_index.get(number)
+            if one is not None and (one.pos, one.size, one.term) != (unit.pos, unit.size, unit.term):
+                return False
+            if one is None and any(
+                other.pos < unit.pos + unit.size and unit.pos < other.pos + other.size for other in found
+            ):
+                return False
+    return True
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -81,11 +129,15 @@ def _is_damaged(entries: Entries, pos: int, headers: int) -> bool:
     return any(begin <= pos and pos + headers * ENTRY_HEADER_SIZE <= end for begin, end in entries.damaged)
 
 
-def _agrees_with_state(original: Original, last: Written) -> bool:
-    """Whether checkpoint and currterm can be those of a log that ends with this entry, where they do not lag."""
+def _agrees_with_state(original: Original, entries: Entries, last: Written) -> bool:
+    """Whether checkpoint and currterm can be those of a log that ends with this entry, where they do not lag.
+
+    More entries can be lost after it.
+    """
     for node in original.path.glob("dledger-*"):
         checkpoint, current = read_checkpoint(node)[0], read_current_term(node)[0]
-        if checkpoint is not None and checkpoint.end_index != last.index:
+        lost = 0 if checkpoint is None else checkpoint.end_index - last.index
+        if lost < 0 or (lost > 0 and not _is_damaged(entries, last.pos + last.size, lost)):
             return False
         if current is not None and current.curr_term is not None and current.curr_term < last.term:
             return False
