@@ -132,7 +132,7 @@ bool Chains::is_cut_by(const Chain& chain, int64_t pos) const {
   // An earlier log left it, or it was moved.
   if (header.term() < last.term() || shift_of(view_, pos) != shift_of(view_, chain.last)) return false;
   // A leader that was alone left it: its entries were overwritten by those of an earlier term.
-  if (header.term() > last.term() && chain.length >= kRecentEntries) return false;
+  if (header.term() > last.term()) return false;
   if (!is_at_end) return true;
   // It does not follow: its index is damaged, unless that is the expected one, or another entry follows it.
   const int64_t next = pos + size;

@@ -149,7 +149,7 @@ class Chains:
         if frame.header.term < last.term or frame.shift != chain.last.shift:
             return False
         # A leader that was alone left it: its entries were overwritten by those of an earlier term.
-        if frame.header.term > last.term and chain.length >= RECENT_FRAMES:
+        if frame.header.term > last.term:
             return False
         if not is_at_end:
             return True

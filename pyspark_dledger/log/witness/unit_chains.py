@@ -140,6 +140,8 @@ class _Chains:
             if term[part.start] >= min_term and self._fits(last, part):
                 self._waiting.append(part)
             return True
+        if low == high and last is not None and self._is_passed(last, part):
+            return True
         # Its units before the first confirmed one can be damaged.
         confirmed = part if low == high else _Part(int(self._whole[low]), part.stop)
         can_be_stale = int(self._units.index[part.start]) > self._state.committed_index
@@ -154,6 +156,16 @@ class _Chains:
                 self._kept.append(chain)
                 return True
         return low == high or not can_be_stale
+
+    def _is_passed(self, last: _Part, part: _Part) -> bool:
+        """Whether the entries after the last kept chain continue it past the place where a chain begins."""
+        at, index, term = (int(column[last.stop - 1]) for column in (self._end, self._units.index, self._units.term))
+        begin = int(self._units.pos[part.start])
+        frames = zip(*frames_between(self._segment, at, begin), strict=True)
+        for pos, header in frames:
+            if pos == at and header["index"] == index + 1 and header["term"] >= term:
+                at, index, term = at + int(header["size"]), index + 1, int(header["term"])
+        return at > begin
 
     def _is_stale(self, last: _Part | None, part: _Part, confirmed: _Part, min_term: int) -> bool:
         """Whether a chain is of entries that were truncated: entries before it are of another term, and later."""
