@@ -264,6 +264,10 @@ def test_engines_and_splits_agree_on_stores_with_a_damaged_index(
         "older_terms/missing/30005",  # the bytes before stale entries of a later term are no damaged header
         "older_terms/missing/30067",  # stale entries of a later term are more than the log's last ones
         "older_terms/damaged/30099",  # a damaged header after the checkpoint's end
+        "bodies/missing/70345",  # entries in the last body end where the log ends
+        "older_terms/missing/70012",  # a later term has an index after the log's next entry
+        "older_terms/intact/90097",  # the last entries of a file are after the checkpoint's end, and their headers lost
+        "older_terms/damaged/100160",  # index units of truncated entries that the log's entries contradict
         "older_terms/damaged/30151",  # a stale entry begins where the header of the log's next entry would be
     ],
 )
