@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_dledger.format.spec import ScanRequest
+from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
@@ -200,6 +201,12 @@ def group_at(folder: Path, name: str, members: list[Path]) -> Group:
 
 def _view(path: Path) -> StoreView:
     return StoreView(str(path), ReadOptions())
+
+
+def known_committed(group: Group) -> int:
+    """The highest index that undamaged members know to be committed."""
+    bounds = (own_bound(_view(path)).index for path in group.original.parent.parent.glob("*/*"))
+    return max((index for index in bounds if index is not None), default=0)
 
 
 def _rows(path: Path) -> list[tuple[int, int, int]]:
