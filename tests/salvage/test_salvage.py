@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -20,7 +23,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
-from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage, segment_file
 from pyspark_dledger.rocketmq.salvage.known_messages import _time_text
 from tests.salvage.groups import (
     GOLDENS,
@@ -292,6 +295,55 @@ def test_an_interrupted_salvage_is_continued(tmp_path: Path) -> None:
     assert list(differences(group, tmp_path / "result")) == []
     with pytest.raises(StoreError, match="found a finished salvage"):
         salvage(request, tmp_path / "result")
+
+
+def test_a_killed_salvage_is_continued(tmp_path: Path) -> None:
+    """The process ends at a random moment, each time where something must have reached the disk."""
+    group = golden_group(tmp_path, "mq-53-three")
+    damage(group, 3, 10)
+    request = SalvageRequest.of(group.members, undecided="majority")
+    draw, killed = random.Random(7), 0
+    while killed < 4 and _end_at(draw.randrange(60), request, tmp_path / "result"):
+        killed += 1
+    assert killed > 1
+    if not (tmp_path / "result/_export.json").exists() or "running" in (tmp_path / "result/_export.json").read_text():
+        assert salvage(request, tmp_path / "result").findings == ()
+    assert findings(tmp_path / "result") == []
+    assert list(differences(group, tmp_path / "result")) == []
+    assert not list((tmp_path / "result/_export").glob("tmp*"))
+
+
+def _end_at(call: int, request: SalvageRequest, target: Path) -> bool:
+    """Salvage in another process, which ends without any cleaning at this call of fsync; false if it ended before."""
+    child = os.fork()
+    if not child:
+        calls = itertools.count()
+        os.fsync = lambda _: os._exit(9) if next(calls) == call else None
+        try:
+            salvage(request, target)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    wanted = segment_file.write_file
+
+    def write_file(part: Any, *others: Any) -> Any:
+        change(group.members[0], group.extents[7].pos + 60, b"other bytes")
+        return wanted(part, *others)
+
+    monkeypatch.setattr("pyspark_dledger.rocketmq.salvage.salvage_job.write_file", write_file)
+    with pytest.raises(StoreError, match="the file changed during the salvage: stop its broker, then salvage again"):
+        salvage(SalvageRequest.of(group.members), tmp_path / "result")
+
+
+def test_links_to_the_files_of_a_source_are_no_other_source(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    shutil.copytree(group.members[0], tmp_path / "links", copy_function=os.link)
+    with pytest.raises(OptionError, match="links: expected each source once, found this one twice"):
+        plan(SalvageRequest.of([group.members[0], tmp_path / "links"]))
 
 
 def test_another_group_is_refused(tmp_path: Path) -> None:

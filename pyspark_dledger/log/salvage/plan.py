@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -19,7 +20,7 @@ from pyspark_dledger.log.copies.segment_copy import SegmentCopy
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
-from pyspark_dledger.log.io.files import last_data, open_file, path_of
+from pyspark_dledger.log.io.files import is_remote_path, last_data, open_file, path_of
 from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.state_files import read_current_term
@@ -114,16 +115,26 @@ def check_sources(stores: Sequence[StoreView]) -> None:
     """Raises OptionError for a store that is given twice, StoreError for one that cannot be salvaged."""
     places: set[object] = set()
     for store in stores:
-        place = path_of(str(store.paths.node_dir or store.path)).resolve()
-        if place in places:
+        own = {path_of(str(store.paths.node_dir or store.path)).resolve(), *_first_file(store)}
+        if own & places:
             raise OptionError(f"{store.path}: expected each source once, found this one twice: remove one")
-        places.add(place)
+        places |= own
         if store.dialect == "0.4":
             raise StoreError(
                 f"{store.path}: found a store of DLedger 0.4.0 with snapshots, which cannot be salvaged: its replicas "
                 "have entries at different positions. dledger diff names the intact replicas: replace the others by "
                 "copies; dledger export saves the messages of each"
             )
+
+
+def _first_file(store: StoreView) -> Iterator[tuple[int, int]]:
+    """Device and number of the first local file of the log: another folder can have links to it."""
+    for segment in store.segments[:1]:
+        path = path_of(segment.path)
+        with suppress(OSError):
+            if not is_remote_path(path):
+                state = path.stat()
+                yield state.st_dev, state.st_ino
 
 
 def plan_salvage(

@@ -25,6 +25,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.files import is_remote_path, path_of
 from pyspark_dledger.log.io.salvage_fillers import LOST_FILE
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
 from pyspark_dledger.log.options import ReadOptions
@@ -187,14 +188,43 @@ class _Sources:
     def __init__(self, request: SalvageRequest) -> None:
         self.request = request
         self.stores = open_sources(request.sources, request.engine)
+        self._states = self._file_states()
+
+    @property
+    def stamp(self) -> str:
+        """What tells that no file of the logs changed: it depends on sizes and times."""
+        return hashlib.sha256(repr(sorted(self._states.items())).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def _file_states(self) -> dict[str, tuple[int, int] | None]:
+        """Size and time of each local file of the logs; None if there is none."""
+        paths = (
+            part.path for store in self.stores for part in store.segments if not is_remote_path(path_of(part.path))
+        )
+        return {path: _state_of(path) for path in paths}
+
+    def check_unchanged(self) -> None:
+        """Raises StoreError if a file of the logs changed since the sources were opened."""
+        changed = next((path for path, state in self._states.items() if _state_of(path) != state), None)
+        if changed is not None:
+            raise StoreError(f"{changed}: the file changed during the salvage: stop its broker, then salvage again")
 
     def plan(self, run: MapParts, progress: Progress | None) -> SalvagePlan:
         request = self.request
         options = SalvageOptions(request.undecided, request.log_of, request.take, request.engine)
-        return plan_salvage(self.stores, options, run, progress)
+        found = plan_salvage(self.stores, options, run, progress)
+        self.check_unchanged()
+        return found
 
     def node(self) -> str:
         return node_files.check_node_id(self.request.node or self.stores[0].paths.node)
+
+
+def _state_of(path: str) -> tuple[int, int] | None:
+    try:
+        state = path_of(path).stat()
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns
 
 
 class _Job:
@@ -216,7 +246,9 @@ class _Job:
             "state": RUNNING,
             **self._request,
             "parts": len(parts),
-            "plan": hashlib.sha256("\n".join(map(repr, parts)).encode("utf-8", "surrogatepass")).hexdigest(),
+            "plan": hashlib.sha256(
+                "\n".join([self._sources.stamp, *map(repr, parts)]).encode("utf-8", "surrogatepass")
+            ).hexdigest(),
         }
         if is_new:
             (self._target / STATE_FOLDER).mkdir()
@@ -229,6 +261,7 @@ class _Job:
             target_folder.write_manifest(self._target, manifest)
         shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
         reports, resumed = self._write_parts(parts)
+        self._sources.check_unchanged()
         notes = [*plan.notes, *self._finish(plan, reports)]
         findings = tuple(map(str, self._findings({parts[report.number].base for report in reports if report.problems})))
         report = self._report(plan, reports, resumed, notes, findings, began)
