@@ -384,7 +384,7 @@ class MembersRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class MembersResponse(Response):
-    """``members``: JSON of the list, of a leader the latest, else the latest committed, and of the committed index.
+    """``members``: JSON of the list, the latest committed one if there was no ``action``, and of the committed index.
 
     ``reason`` says why a change was rejected.
     """

@@ -12,7 +12,8 @@ import pyspark_dledger.raft.client as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError
-from pyspark_dledger.raft.core.member_list import list_of
+from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.raft.core.member_list import MemberList, list_of
 from pyspark_dledger.raft.messages import MembersRequest, MembersResponse
 from pyspark_dledger.store.files.node_files import load_members, write_members
 from tests.support.groups import FASTER, HOST, Nodes, data_of, eventually, free_ports, nodes
@@ -151,6 +152,22 @@ def test_a_reset_log_waits_for_lists_of_members_only_if_others_can_have_some() -
     assert core.core.members.is_complete
     assert sorted(core.core.members.current.voters) == ["n0", "n1"]
     assert OneCore(core.store).core.members.current.index == 5
+
+
+def test_other_members_hear_only_committed_lists() -> None:
+    core = OneCore(filled(1, saved=2, committed=0))
+    core.core.set_peer_binary("n1", True, True)
+    core.core.set_peer_binary("n2", True, True)
+    core.lead()
+    body = MemberList(1, 2, {"n0": "a:1", "n1": "b:1"}).body()
+    core.core.members.appending(1, 2, body)
+    core.store.append_as_leader([body], 2, MEMBERS)
+    core.core.members.refresh()
+    assert core.core.members.current.index == 1
+    for action, index in (("", -1), ("list", 1)):
+        response = core.request(MembersRequest(action=action))
+        assert isinstance(response, MembersResponse)
+        assert json.loads(response.members or "")["index"] == index
 
 
 def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

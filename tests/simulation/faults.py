@@ -275,7 +275,9 @@ class Faults:
         spare = [each.id for each in world.nodes if each.id not in found.addresses and each.store.cluster_id in ids]
         new = random.choice(spare) if spare else "n0"
         gone = random.choice(voters)
-        actions = ["add", "replace", "replace", *(["remove"] * 2 if len(voters) > 2 else [])]
+        # Nobody removes a member while another one is being repaired.
+        are_up = all(world.by_id[each].core is not None and self._votes(world.by_id[each]) for each in voters)
+        actions = ["add", "replace", "replace", *(["remove"] * 2 if len(voters) > 2 and are_up else [])]
         request = MembersRequest(group="g", remote_id=node.id, action=random.choice(actions))
         if learners and random.random() < 0.3:
             request.action, gone = "remove", learners[0]

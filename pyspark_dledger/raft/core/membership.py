@@ -34,7 +34,8 @@ class Membership:
         self._self_id = config.self_id
         saved = _parsed(store.member_state)
         self._controls = {each for each in saved.get("controls", ()) if isinstance(each, str)}
-        self.is_joining = bool(saved.get("joining")) or (config.joins and not store.member_ids)
+        is_new = config.joins and not store.member_ids
+        self.is_joining = not config.changes_members and (bool(saved.get("joining")) or is_new)
         self.unknown_before = int(saved.get("unknownBefore", -1))
         # Where the log began after its last reset.
         self._reset_at = int(saved.get("resetAt", 0))
@@ -52,7 +53,7 @@ class Membership:
         if config.changes_members:
             self.is_forced = self.is_forced or bool(self._lists)
             self._lists.clear()
-            self.is_joining, self.unknown_before = False, -1
+            self.unknown_before = -1
         elif "lists" not in saved and store.ledger_end_index >= 0:
             self._lists = _lists_of_log(store)
         self._lists = self._valid()
@@ -173,8 +174,9 @@ class Membership:
     def heard(self, found: MemberList, committed: int) -> None:
         """Another member's latest committed list; it knows all lists up to its committed index."""
         if self.unknown_before >= 0 and committed >= self.unknown_before - 1:
-            if 0 <= found.index < self.unknown_before:
-                self._lists = [found, *(each for each in self._lists if each.index >= self.unknown_before)]
+            # Earlier lists of this log may have been rolled back in the group.
+            earlier = [found] if 0 <= found.index < self.unknown_before else []
+            self._lists = [*earlier, *(each for each in self._lists if each.index >= self.unknown_before)]
             self.unknown_before = -1
             self._save()
         if found.index > self.current.index:

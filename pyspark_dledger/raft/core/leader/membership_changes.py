@@ -73,7 +73,8 @@ class MembershipChanges:
             response.reason = str(refused)
             member.reject(token, request, response, refused.code)
             return
-        found = member.members.current if request.action or member.is_leader else member.members.committed
+        # A list that is not committed may end, so others must not hear of it.
+        found = member.members.current if request.action else member.members.committed
         committed = member.store.committed_index
         response.members = json.dumps({**found.values(), "committed": committed}, separators=(",", ":"))
         member.reply(token, response)
