@@ -308,6 +308,8 @@ class MmapFileStore(DLedgerStore):
 
     def _undo_append(self, error: BaseException) -> None:
         self._files.undo_append(self._next_index, self.end_pos, error)
+        # If entries could not be removed, the outcome is unknown: neither a full disk nor a wrong body explains it.
+        self._files.check_failure()
         if isinstance(error, OSError):
             raise self._files.disk_error(error) from error
 

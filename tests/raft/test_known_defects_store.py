@@ -54,11 +54,6 @@ def test_flipped_header_bit_costs_no_acknowledged_entry(tmp_path: Path, at: int,
     should(not lost, f"the store starts without the acknowledged entries {lost}")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="an append that cannot be taken back from a full disk is refused as DISK_FULL, and is in the log",
-)
 def test_append_that_is_reported_as_not_done_is_not_in_the_log(tmp_path: Path) -> None:
     """Zeroing what was written fails as well, as on a file system that copies on write."""
     writes = count()
