@@ -218,7 +218,8 @@ class Faults:
     def restore(self) -> None:
         """Back up a node, or replace its disk by its last backup, as docs/operations.md says.
 
-        All others run, tell their terms, and need nothing of other members. A majority has all of its entries.
+        All others run and tell their terms. A majority has all of its entries. With messages, all others have the state
+        of expired ones: the restored member needs it if its backup ends before the leader's log begins.
         """
         world, node = self.world, self.any_node()
         others = [other for other in world.checker.last_members() if other is not node]
@@ -229,10 +230,13 @@ class Faults:
         if saved is None or self.random.random() < 0.4:
             if node.store.committed_index >= 0:
                 self.backups[node.id] = node.store.backup()
-        elif majority and all(other.core is not None and not other.needs_summary for other in others):
+        elif majority and all(map(self._is_level if world.scenario.putters else self._runs, others)):
             world.checker.count("restored backups")
             node.restore(saved, max(other.store.curr_term for other in others) + 1)
             self.restart_later(node, self.short())
+
+    def _runs(self, node: SimNode) -> bool:
+        return node.core is not None
 
     def _is_level(self, node: SimNode) -> bool:
         """Whether a node has all committed entries, no others, and needs nothing of other members."""
