@@ -26,6 +26,16 @@ class Repair(NamedTuple):
     sources: tuple[int, ...]
 
 
+def has_damaged_header(expected: LostEntry, index: int, term: int) -> bool:
+    """Whether a header at the place of the entry, with another index or term, is damaged and not of a diverged log.
+
+    A term has one leader, so it has one entry there. A diverged log has entries of lower terms.
+    """
+    if index == expected.index:
+        return term > expected.term
+    return term == expected.term
+
+
 def repaired(
     lost: Iterable[LostEntry], sources: Iterable[int], read: ReadSource
 ) -> tuple[list[LostEntry], list[Repair]]:

@@ -23,7 +23,7 @@ from pyspark_dledger.log.salvage.lost_entries import (
 )
 from pyspark_dledger.log.salvage.matching import LastEntry, Tail, common_end, last_entries, matching, tails
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
-from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, repaired
+from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, has_damaged_header, repaired
 from pyspark_dledger.log.salvage.stale_tails import OwnEnd, stale_runs
 
 _HEAD_BYTES = 88
@@ -159,6 +159,8 @@ def restore(
     lost += builder.lost_at_end(pieces, lost, limits[leader], whole, runs)
     end = max(pieces[-1].end, lost[-1].pos + lost[-1].size if lost else 0)
     unclear = {each.pos for each in undecided}
+    damaged = {(each.pos, each.size): each for each in lost if each.is_known}
+    runs, stale = ([run for run in each if not _has_damaged_header(run, damaged)] for each in (runs, stale))
     left_out = (*tails(runs, limits, leader), *tails(stale, {}, -1))
     read = _without_tails(witnesses.read, left_out)
     kept, repairs = repaired([each for each in lost if each.pos not in unclear], sorted(limits), read)
@@ -181,6 +183,12 @@ def restore(
     committed = max((index for number, index in witnesses.committed.items() if number in limits), default=-1)
     is_whole = source != DLEDGER or committed <= log.last_index
     return log if is_whole else replace(log, lost_after=committed)
+
+
+def _has_damaged_header(run: Run, damaged: dict[tuple[int, int], LostEntry]) -> bool:
+    """Whether the run is one entry, at the place of a lost one, whose header is damaged."""
+    expected = damaged.get((run.start, run.end - run.start))
+    return expected is not None and has_damaged_header(expected, run.first_index, run.term)
 
 
 def _without_tails(read: ReadSource, left_out: Sequence[Tail]) -> ReadSource:

@@ -19,7 +19,6 @@ from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
-from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
 from pyspark_dledger.log.verify.verify_store import plan_findings
@@ -31,7 +30,7 @@ from pyspark_dledger.rocketmq.lost.damaged_ranges import (
     end_range,
 )
 from pyspark_dledger.rocketmq.lost.known_elsewhere import completed_by_replicas
-from pyspark_dledger.rocketmq.lost.known_units import INDEX_UNITS, entries_of_index
+from pyspark_dledger.rocketmq.lost.known_units import entries_of_index
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messages
 from pyspark_dledger.rocketmq.lost.restorable import restorable_entries
 
@@ -122,21 +121,13 @@ def _with_other_headers(states: CopyStates, known: list[LostMessage], logs: list
 
 
 def _with_restorable(messages: list[LostMessage], replicas: list[_Replica]) -> Iterator[LostMessage]:
-    entries = {lost: entry for lost in messages if lost.is_for_good and (entry := _entry_of(lost)) is not None}
-    repairs = restorable_entries([replica.log for replica in replicas], entries.values())
-    sources = {each.index: tuple(replicas[number].name for number in each.sources) for each in repairs}
+    indexes = (lost.index for lost in messages if lost.is_for_good and lost.source == DLEDGER)
+    ranges = [(index, index) for index in indexes if index is not None]
+    repairs = {each.index: each for each in restorable_entries([replica.log for replica in replicas], ranges)}
     for lost in messages:
-        entry = entries.get(lost)
-        yield replace(lost, restorable_from=sources.get(entry.index, ())) if entry is not None else lost
-
-
-def _entry_of(lost: LostMessage) -> LostEntry | None:
-    """The entry as its index unit knows it; None without one."""
-    if lost.source != DLEDGER or INDEX_UNITS not in lost.witnesses:
-        return None
-    if lost.size is None or lost.index is None or lost.term is None:
-        return None
-    return LostEntry(lost.pos, lost.size, lost.index, lost.term, True)
+        repair = repairs.get(lost.index) if lost.index is not None and lost.is_for_good else None
+        names = tuple(replicas[number].name for number in repair.sources) if repair is not None else ()
+        yield replace(lost, restorable_from=names) if names else lost
 
 
 def _is_after_end(lost: LostMessage, end: int) -> bool:
