@@ -54,7 +54,7 @@ void encode(const PackedBodies& bodies, const Fitting& fitting, EntryPosition po
 
 struct CheckedEntries {
   int64_t count, last_term;
-  Buffer units;  // not a vector: fresh pages in every call would cost more than the check
+  Buffer units;             // not a vector: fresh pages in every call would cost more than the check
   int64_t members_at = -1;  // the offset of the first entry with the channel of members entries
 };
 

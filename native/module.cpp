@@ -192,8 +192,10 @@ py::bytearray gather(const std::string& path, const py::object& offsets, int64_t
     const int64_t readable = file.readable();
     for (int64_t i = 0; i < count; i++) {
       const bool is_inside = at[i] >= 0 && at[i] <= readable - size;
-      if (is_inside) std::memcpy(to + i * size, file.data() + at[i], static_cast<size_t>(size));
-      else std::memset(to + i * size, 0, static_cast<size_t>(size));
+      if (is_inside)
+        std::memcpy(to + i * size, file.data() + at[i], static_cast<size_t>(size));
+      else
+        std::memset(to + i * size, 0, static_cast<size_t>(size));
     }
   });
   return records;
