@@ -71,6 +71,12 @@ class Log(StoreView):
         return (batch for partition in partitions for batch in read_partition(partition))
 
 
+class ReadableLog(Log):
+    """The log of a store, and its replicas, without the files of the DLedger logs that cannot be read."""
+
+    leaves_out_unread = True
+
+
 def _field(option: str) -> str:
     return find_option(option).field
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pyspark_dledger.common.uris import is_remote
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import IndexUnit, decode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, PrecedingEntry, Segment
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, unnamed_segment
 from pyspark_dledger.log.io.files import map_reads, path_of
+from pyspark_dledger.log.io.readable_files import unreadable_segments
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.witness.store_witness import witness_of
@@ -22,20 +25,28 @@ _MAX_UNITS_TRIED = 1_000
 class StoreSegments:
     """The segments of a store, in order, and the folder listings they come from.
 
-    ``divided`` is where the first DLedger file begins, None without one.
+    ``divided`` is where the first DLedger file begins, None without one. ``unread`` are DLedger segments that cannot be
+    read and were left out.
     """
 
     segments: list[Segment]
     divided: int | None
     listings: tuple[Listing, Listing]
+    unread: tuple[tuple[Segment, UnreadableError], ...] = ()
 
 
 def list_store(
-    paths: StorePaths, check_pos: bool, engine: Engine, index: DLedgerIndex, before: StoreSegments | None
+    paths: StorePaths,
+    check_pos: bool,
+    engine: Engine,
+    index: DLedgerIndex,
+    before: StoreSegments | None,
+    leave_out_unread: bool = False,
 ) -> StoreSegments:
     """List the segments at `paths`, each with its witness; what `before` has and did not change is not read again.
 
-    `check_pos` says whether DLedger entries have their true position. Raises OSError, and StoreError for a file that
+    `check_pos` says whether DLedger entries have their true position, `leave_out_unread` to list those that cannot be
+    read in ``unread`` only. Raises OSError, and StoreError for a file that
     is no segment.
     """
     earlier = before.listings if before is not None else (None, None)
@@ -46,6 +57,9 @@ def list_store(
     witness = witness_of(paths)
     ledger, old = ([replace(segment, witness=witness) for segment in found.segments] for found in listings)
     divided = ledger[0].base if ledger else None
+    errors = unreadable_segments(ledger, paths.path) if leave_out_unread and not is_remote(paths.path) else {}
+    unread = tuple((segment, errors[segment.base]) for segment in ledger if segment.base in errors)
+    ledger = [segment for segment in ledger if segment.base not in errors]
     # The beginning of the last file can have been written since.
     seen = before.segments[:-1] if before is not None else []
     known = {replace(segment, before=None, after=None): segment for segment in seen}
@@ -69,7 +83,7 @@ def list_store(
             # From the first DLedger file on the log is DLedger's, even where commitlog/ has files.
             old = [replace(part, size=min(part.size, divided - part.base)) for part in old if part.base < divided]
         segments = old + ledger
-    return StoreSegments(segments, divided, listings)
+    return StoreSegments(segments, divided, listings, unread)
 
 
 def is_unwritten(segment: Segment) -> bool:

@@ -41,6 +41,9 @@ class StoreView:
     `path` after commas. Raises StoreError where it has no readable store.
     """
 
+    leaves_out_unread = False
+    """Whether files of the DLedger log that cannot be read are left out, instead of an error of what reads them."""
+
     restored_committed: int | None = None
     """The committed index of a log that is put together from replicas."""
 
@@ -56,10 +59,17 @@ class StoreView:
             index = self.paths.node_dir / "index" if self.paths.node_dir is not None else None
             self.index_files = DLedgerIndex(index, seen.index_files)
             check_pos = self.dialect != "0.4"
-            self._segments = list_store(self.paths, check_pos, self.engine, self.index_files, seen.segments)
+            self._segments = list_store(
+                self.paths, check_pos, self.engine, self.index_files, seen.segments, self.leaves_out_unread
+            )
         except OSError as error:
             raise StoreError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
         self.segments = self._segments.segments
+
+    @property
+    def unread_segments(self) -> tuple[tuple[Segment, UnreadableError], ...]:
+        """The files of the DLedger log that were left out."""
+        return self._segments.unread
 
     @property
     def sources(self) -> list[StoreView]:

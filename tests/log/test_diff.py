@@ -478,7 +478,7 @@ def test_a_comparison_needs_two_different_stores(write: Write) -> None:
 
 def test_every_verdict_is_documented() -> None:
     assert list(VERDICTS) == [
-        *("same", "behind", "expired", "filler", "damaged", "otherBytes", "diverged", "contradicts"),
+        *("same", "behind", "expired", "filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"),
         *("committed", "onMajority", "stale"),
     ]
 

@@ -238,6 +238,56 @@ def test_a_recovery_of_a_plain_store_says_that_it_cannot_tell(
         assert exit_code("recovery", root, "--json") == 1
 
 
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [("00000000000000000000", 0, 206), ("00000000000000131072", 207, 420), ("00000000000000524288", 548, 610)],
+)
+def test_diff_compares_what_it_can_read(
+    unpacked: Callable[[str], Path], engine: str, name: str, first: int, last: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unreadable file of a log is unknown: not equal, not lost, and its member must not start."""
+    roots = [unpacked("mq-53-three").parent / node for node in ("n0", "n1", "n2")]
+    verb = ["diff", *roots, "-o", f"engine={engine}"]
+    assert exit_code(*verb) == exit_code(*verb, "--json") == 0
+    file = roots[1] / "dledger-n1" / "data" / name
+    capsys.readouterr()
+    with forbidden(file):
+        assert exit_code(*verb) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert exit_code(*verb, "--json") == 1
+        printed = capsys.readouterr()
+    assert lines[0] == "lost for good: cannot tell if a log was longer: files of n1 cannot be read"
+    text = "n1 must not start as it is: cannot tell what it has in files that cannot be read: "
+    assert next(line for line in lines if line.startswith("n1 ")).startswith(f"{text}{file}: Permission denied")
+    assert any(line.startswith("next: make all files readable") for line in lines)
+    rows = [json.loads(line) for line in printed.out.splitlines()]
+    unread = [row for row in rows if row["verdict"] == "unreadable"]
+    assert (unread[0]["firstIndex"], unread[-1]["lastIndex"]) == (first, last)
+    assert all((row["nodes"], row["intact"], row["damaged"]) == (["n1"], ["n0", "n2"], []) for row in unread)
+    assert {row["verdict"] for row in rows} <= {"committed", "onMajority", "same", "unreadable"}
+    assert str(file) in printed.err
+
+
+def test_what_only_an_unreadable_file_can_have_is_not_lost(
+    unpacked: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other members have lost it, and no healthy one is named."""
+    roots = [unpacked("mq-53-three").parent / node for node in ("n0", "n1", "n2")]
+    name = "00000000000000131072"
+    for root in (roots[0], roots[2]):
+        with (root / f"dledger-{root.name}" / "data" / name).open("r+b") as file:
+            file.write(bytes(100 * 1024))
+    assert exit_code("diff", *roots) == 1
+    assert capsys.readouterr().out.startswith("lost for good: nothing\n")
+    with forbidden(roots[1] / "dledger-n1" / "data" / name):
+        assert exit_code("diff", *roots) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("lost for good: cannot tell for ")
+    assert all(" must not start as it is" in line for line in lines[1:4])
+    assert "intact on" not in "".join(lines[1:4])
+
+
 @pytest.mark.slow
 def test_a_report_is_written_and_names_what_cannot_be_read(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
     root = unpacked("mq-53-single")

@@ -62,8 +62,8 @@ def position_option(which: str, text: str) -> tuple[str, str]:
     return name, text
 
 
-def open_store(args: argparse.Namespace, use: str | None = None) -> Log:
-    """The store at the first path; further paths are its replicas.
+def open_store(args: argparse.Namespace, use: str | None = None, kind: type[Log] = Log) -> Log:
+    """The store at the first path, as a log of `kind`; further paths are its replicas.
 
     Raises OptionError for an option without an effect on `use`, by default the table that the options name.
     """
@@ -73,7 +73,7 @@ def open_store(args: argparse.Namespace, use: str | None = None) -> Log:
         set_option(options, "replicas", json.dumps(others), "further paths")
     parsed = parse_options(options)
     check_use(parsed, use or f"table {parsed.table}")
-    log = Log(first, parsed)
+    log = kind(first, parsed)
     if not parsed.heal:
         return log
     from pyspark_dledger.log.healed_log import HealedLog  # loads pyarrow

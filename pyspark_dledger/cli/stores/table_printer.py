@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Verdicts of the table diff that no healthy group shows.
-_DIFFERENCES = frozenset(("filler", "damaged", "otherBytes", "diverged", "contradicts"))
+_DIFFERENCES = frozenset(("filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"))
 
 
 def is_finding(table: str, row: Row) -> bool:

@@ -97,7 +97,7 @@ def unclear_text(ranges: Ranges) -> str:
     """That nothing tells whether these entries are lost."""
     return (
         f"cannot tell for {counted(ranges.entries, 'entry')}, {ranges_text(ranges)}: copies differ, only one is left, "
-        "or equal ones fail their checksum"
+        "equal ones fail their checksum, or a file cannot be read"
     )
 
 
@@ -137,6 +137,8 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
         yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
     if member.damaged.entries > member.silent.entries:
         yield SEE_RECOVERY
+    if member.unreadable:
+        yield f"cannot tell what it has in files that cannot be read: {', '.join(map(cell, member.unreadable))}"
     if member.short:
         yield f"Java does not load {', '.join(member.short)}: shorter than the other files"
     if member.lost_end is not None:
@@ -155,15 +157,15 @@ def next_text(found: GroupVerdict) -> str:
         for member in healthy
         if member.elect == "yes" and all(member.node in other.donors or not other.lacks_entries for other in damaged)
     ]
+    unread = [member.path for member in found.members if member.unreadable]
+    if unread:
+        return readable_text(unread)
     if unclear is not None:
         first = unclear.unclear.ranges[0][0]
         compare = f"--from {first} --to {first + 1} --columns index,body,properties"
         dumps = "; ".join(f"{_command('dump', [member.path])} {compare}" for member in found.members)
         salvage = _command("salvage", [member.path for member in found.members])
         return f"compare the copies: {dumps}; then {salvage} --to NEW {UNDECIDED}"
-    unread = [member.path for member in found.members if member.unreadable]
-    if unread:
-        return readable_text(unread)
     if not damaged:
         return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
     if complete:

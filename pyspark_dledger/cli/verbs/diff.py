@@ -45,7 +45,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
     args.path = _replicas(args.path)
     if args.md5:
         return _md5(args, out)
-    log = open_store(args, "table diff")
+    from pyspark_dledger.log.log import ReadableLog
+
+    log = open_store(args, "table diff", ReadableLog)
     if not log.replicas:
         raise OptionError(
             f"{log.path}: only one store to compare: give its replicas as further paths "
@@ -58,7 +60,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
         from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 
         stores = (log, *log.replicas)
-        unread = [f"{one.path}: {text}" for one in stores for text in unreadable_witnesses(one.paths)]
+        unread = [str(error) for one in stores for _, error in one.unread_segments]
+        unread += [f"{one.path}: {text}" for one in stores for text in unreadable_witnesses(one.paths)]
         is_short = any(map(short_files, stores))
         code = FINDINGS if [*cut_logs(log)] or unread or is_short or not all_may_start(log) else CLEAN
         for row in map(fields_row, replica_rows(log)):

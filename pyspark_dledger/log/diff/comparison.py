@@ -24,6 +24,7 @@ from pyspark_dledger.log.diff.diff_table import (
     row_of,
     stale_rows,
     unclear_on,
+    unread_on,
 )
 from pyspark_dledger.log.diff.elections import Candidate, candidates, missing_entries
 from pyspark_dledger.log.diff.index_ranges import IndexRange
@@ -173,10 +174,11 @@ class _Counts:
     def _count_range(self, found: IndexRange, row: DiffRow) -> None:
         first, last = found.first_index, found.last_index
         unclear = unclear_on(found, self.group)
+        unread = unread_on(found, self.group)
         fillers = [self.group.names[number] for number in fillers_on(found)]
         if is_lost(found, self.group):
             (self.filled if fillers else self.lost).add(first, last, max(found.sizes))
-        elif unclear:
+        elif unclear or (unread and not row.intact):
             self.unclear.add(first, last, max(found.sizes))
         for number, evidence in enumerate(self.evidence):
             version = found.same_as[number]

@@ -11,7 +11,16 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
 from pyspark_dledger.log.diff.commit_log.rows import pos_rows
-from pyspark_dledger.log.diff.diff_table import damaged_on, fillers_on, is_lost, plan_parts, read_ranges, unclear_on
+from pyspark_dledger.log.diff.diff_table import (
+    damaged_on,
+    fillers_on,
+    intact_on,
+    is_lost,
+    plan_parts,
+    read_ranges,
+    unclear_on,
+    unread_on,
+)
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 from pyspark_dledger.log.diff.replica_group import Replica, group_of
 from pyspark_dledger.log.store_view import StoreView
@@ -47,7 +56,8 @@ class CopyStates:
             group, self._replicas = group_of(store, store.options.group_size)
             parts = plan_parts(group, self._replicas, store.options)
             for found in (found for part in parts for found in read_ranges(part)):
-                unknown = frozenset(unclear_on(found, group))
+                unclear_copies, unread = unclear_on(found, group), unread_on(found, group)
+                unknown = frozenset((*unclear_copies, *unread))
                 damaged = frozenset((*damaged_on(found, group), *fillers_on(found))) - unknown
                 is_any_lost = is_lost(found, group)
                 self._ranges.append(
@@ -64,7 +74,7 @@ class CopyStates:
                 )
                 if is_any_lost:
                     lost.add(found.first_index, found.last_index)
-                elif unknown:
+                elif unclear_copies or (unread and not intact_on(found, group)):
                     unclear.add(found.first_index, found.last_index, max(found.sizes))
         self.unclear: Ranges = unclear.ranges_found()
         self.lost: Ranges = lost.ranges_found()

@@ -25,6 +25,7 @@ BEHIND = "behind"
 EXPIRED = "expired"
 FILLER = "filler"
 DAMAGED = "damaged"
+UNREADABLE = "unreadable"
 OTHER_BYTES = "otherBytes"
 DIVERGED = "diverged"
 CONTRADICTS = "contradicts"
@@ -37,15 +38,16 @@ VERDICTS = {
     BEHIND: "`nodes` end before these entries; the leader will send them",
     EXPIRED: "`nodes` begin after these entries: expired, or below a snapshot",
     FILLER: "`nodes` have fillers of a salvage; `intact` nodes have the entries",
-    DAMAGED: "damaged or missing on `nodes`; `intact` names nodes that have them",
-    OTHER_BYTES: "same index and term, other bytes, and no check tells which are damaged; `nodes` differ from most",
+    DAMAGED: "damaged or missing on `nodes`; `intact` nodes have them",
+    UNREADABLE: "in unreadable files of `nodes`",
+    OTHER_BYTES: "same index and term, other bytes; no check tells which are damaged; `nodes` differ from most",
     DIVERGED: "`nodes` differ from the replica with the highest last term, or lack its entries: two leaders wrote",
     CONTRADICTS: "like `diverged`, but two nodes have theirs committed: another group, or damage",
     COMMITTED: "proven committed, on `nodes`, maybe damaged there; `terms` at lastIndex",
     ON_MAJORITY: "on a majority, `nodes`, but not proven committed; `terms` at lastIndex",
-    STALE: "after the end of the node's log, left by a truncation; not part of it",
+    STALE: "after the end of the node's log, left by a truncation",
 }
-"""Every index is in one row of the first eight verdicts; rows of the last three are additional."""
+"""Every index is in one row of the first nine verdicts; rows of the last three are additional."""
 
 # A Spark task costs about 30 ms; a row stands for many entries.
 _PART_BYTES = 1024 * 1024 * 1024
@@ -164,7 +166,18 @@ def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:
 
 def damaged_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
     """The replicas whose log has the range, but neither intact nor as a filler."""
-    return [number for number in _lacking(found, group) if not found.is_filler[number]]
+    unread = unread_on(found, group)
+    return [number for number in _lacking(found, group) if not found.is_filler[number] and number not in unread]
+
+
+def unread_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
+    """The replicas that lack the range, and have files that cannot be read and can have it."""
+    return [
+        number
+        for number, member in enumerate(group.members)
+        if found.terms[number] is None and not found.is_filler[number]
+        if any(first <= found.last_index and found.first_index <= last for first, last in member.unread)
+    ]
 
 
 def _lacking(found: IndexRange, group: ReplicaGroup) -> list[int]:
@@ -206,7 +219,7 @@ def _wanted(found: IndexRange, group: ReplicaGroup) -> list[int]:
 
 def is_lost(found: IndexRange, group: ReplicaGroup) -> bool:
     """Whether no replica has the entries of the log that the foremost replica continues."""
-    if found.suspects:
+    if found.suspects or unread_on(found, group):
         return False
     numbers = [number for number, term in enumerate(found.log_terms) if term is not None]
     if not numbers:
@@ -226,6 +239,9 @@ def _verdict(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
     damaged = damaged_on(found, group)
     if damaged:
         return DAMAGED, damaged
+    unread = unread_on(found, group)
+    if unread:
+        return UNREADABLE, unread
     absent = [number for number in range(len(members)) if found.terms[number] is None]
     ended = [number for number in absent if found.first_index > members[number].end]
     diverged = [number for number in ended if holders and all(group.diverged(number, holder) for holder in holders)]

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pyspark_dledger.common.adjacent import merge_adjacent
-from pyspark_dledger.common.integers import INT64_MIN
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
@@ -31,7 +31,10 @@ _MAX_TRIED = 1_000
 
 @dataclass(frozen=True)
 class GroupMember:
-    """One replica; -1 for an index or term that does not exist. ``committed`` is the index that its own files prove."""
+    """One replica; -1 for an index or term that does not exist. ``committed`` is the index that its own files prove.
+
+    ``unread`` are indexes, inclusive, of files that cannot be read.
+    """
 
     node: str
     path: str
@@ -40,6 +43,7 @@ class GroupMember:
     end_term: int
     committed: int | None
     committed_from: str | None
+    unread: tuple[tuple[int, int], ...] = ()
 
     @property
     def known_committed(self) -> int:
@@ -147,7 +151,20 @@ class Replica:
 
     def member(self) -> GroupMember:
         bound = self.own_bound
-        return GroupMember(self.node, self.store.path, self.begin, self.end, self.end_term, bound.index, bound.source)
+        ends = self.begin, self.end, self.end_term
+        return GroupMember(self.node, self.store.path, *ends, bound.index, bound.source, self.unread)
+
+    @cached_property
+    def unread(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of indexes that files left out can have."""
+        found = []
+        for segment, _ in self.store.unread_segments:
+            before = next((each for each in reversed(self.store.ledger_segments) if each.base < segment.base), None)
+            end = self.store.engine.log_end(before, before.base, True) if before is not None else None
+            first = end.last_index + 1 if end is not None else 0
+            following = (header.index for pos, header in self.firsts if pos >= segment.end)
+            found.append((first, next(following, INT64_MAX + 1) - 1))
+        return tuple(found)
 
     def position(self, index: int) -> int:
         """The position of the first entry with at least `index`; the end of the log without one."""

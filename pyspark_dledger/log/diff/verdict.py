@@ -29,7 +29,7 @@ class MemberVerdict:
     ``unclear`` (no check tells if this copy is damaged) are its entries. ``fillers`` a salvage wrote; those in
     ``left_out`` another replica has. ``donors`` have every damaged and left out entry, or fillers of what nobody has
     (``is_filled``). ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it,
-    but not those ``ahead``. ``unreadable`` is what cannot be read of its checkpoint, queues and indexes. ``begin`` is
+    but not those ``ahead``. ``unreadable`` is what cannot be read of its log, checkpoint, queues, indexes. ``begin`` is
     its first index, ``short`` are its files with fewer bytes than others, which no version of Java loads.
     """
 
@@ -125,7 +125,8 @@ def judge(
     """The verdict. `lost` and `filled` entries are intact nowhere; for `unclear` ones no check tells."""
     last = max(member.end for member in group.members)
     promised, source = max((replica.store.checkpoint_committed_index, replica.node) for replica in replicas)
-    lost_end = (last + 1, promised) if promised > last else None
+    is_unread = any(replica.store.unread_segments for replica in replicas)
+    lost_end = (last + 1, promised) if promised > last and not is_unread else None
     by_node = {candidate.node: candidate for candidate in candidates}
     members = tuple(
         _member(group, replica, found, number, by_node.get(replica.node))
@@ -149,12 +150,14 @@ def _member(
 ) -> MemberVerdict:
     member = group.members[number]
     promised = replica.store.checkpoint_committed_index
-    lost_end = (member.end + 1, promised) if promised > member.end else None
+    unread = tuple(f"{error.path}: {error.reason}" for _, error in replica.store.unread_segments)
+    lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
     losses = candidate.losses if candidate is not None else ()
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
-    unreadable = unreadable_witnesses(replica.store.paths)
+    unreadable = (*unread, *unreadable_witnesses(replica.store.paths))
     short = short_files(replica.store)
-    start = NO if is_incomplete or lost_end or short else UNKNOWN if found.unclear.entries or unreadable else YES
+    is_unfit = is_incomplete or lost_end or short or unread
+    start = NO if is_unfit else UNKNOWN if found.unclear.entries or unreadable else YES
     return MemberVerdict(
         node=replica.node,
         path=replica.store.argument,
