@@ -288,6 +288,23 @@ def test_what_only_an_unreadable_file_can_have_is_not_lost(
     assert "intact on" not in "".join(lines[1:4])
 
 
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_diff_names_a_member_without_its_first_file(
+    unpacked: Callable[[str], Path], engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It looks like expiry. A copy is made of a member that has the file."""
+    roots = [unpacked("mq-53-three").parent / node for node in ("n0", "n1", "n2")]
+    (roots[0] / "dledger-n0" / "data" / f"{0:020}").unlink()
+    with (roots[2] / "dledger-n2" / "data" / "00000000000000131072").open("r+b") as file:
+        file.seek(200)
+        file.write(bytes(100))
+    assert exit_code("diff", *roots, "-o", f"engine={engine}") == 1
+    lines = capsys.readouterr().out.splitlines()
+    text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"
+    assert [line.split()[0] for line in lines if text in line] == ["n0"]
+    assert "replace n2 by a copy of n1" in next(line for line in lines if line.startswith("next: "))
+
+
 @pytest.mark.slow
 def test_a_report_is_written_and_names_what_cannot_be_read(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
     root = unpacked("mq-53-single")

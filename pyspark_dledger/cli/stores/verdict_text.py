@@ -30,7 +30,7 @@ def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Ite
     if queues and not is_restorable(found, headers):
         yield f"  {queues}"
     for member in found.members:
-        yield f"{shown_name(member)} {member_text(member)}"
+        yield f"{shown_name(member)} {member_text(member)}{first_files_text(member, found.members)}"
     yield f"next: {next_text(found)}"
 
 
@@ -122,6 +122,14 @@ def member_text(member: MemberVerdict) -> str:
         return f"may start only after another member leads: elected, {_losses_text(member.losses)}{fillers}"
     losses = _losses_text(member.losses) or "no replica would lose anything"
     return f"may start and be elected: {losses}{fillers}"
+
+
+def first_files_text(member: MemberVerdict, members: Sequence[MemberVerdict]) -> str:
+    """That a log can have lost its first files, if another one begins before; empty if none does."""
+    begins = [other.begin for other in members if 0 <= other.begin < member.begin]
+    if not begins:
+        return ""
+    return f"; its first files are missing or expired: cannot tell, entries from {min(begins)} on are on others"
 
 
 def _reasons(member: MemberVerdict) -> Iterator[str]:
