@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,68 @@ def test_a_flipped_bit_in_a_backup_is_named(tmp_path: Path, where: int) -> None:
     assert not (tmp_path / "c" / "dledger-n1").exists()
 
 
+def changed_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest, with the right CRC."""
+    manifest = folder / "backup.json"
+    value = json.loads(manifest.read_text())
+    change(value)
+    del value["crc32"]
+    value["crc32"] = crc32(json.dumps(value, sort_keys=True).encode())
+    manifest.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *(("id", wrong) for wrong in (5, "a\nb", None)),
+        *(("cluster", wrong) for wrong in ("x\ny=1", 7)),
+        *(("members", wrong) for wrong in (["n1", "n2\nx=1"], [1], 3)),
+        *((name, wrong) for name in ("begin", "term", "last_index") for wrong in ("x", 2**63, -2, 1e300, True)),
+        *((name, wrong) for name in ("data_file_size", "index_file_size") for wrong in (0, 33, 2**31, "9")),
+        *(("log", wrong) for wrong in (None, [[]], "x")),
+        ("state", "../state-1"),
+    ],
+)
+def test_a_manifest_with_impossible_values_is_refused(tmp_path: Path, name: str, wrong: object) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    changed_manifest(tmp_path / "b", lambda value: value.update({name: wrong}))
+    with pytest.raises(StoreError, match="expected the manifest of a backup"):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+
+
+@pytest.mark.parametrize("wrong", [2**63, 1e300, -1, "7", None])
+def test_a_file_of_an_impossible_size_is_refused(tmp_path: Path, wrong: object) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    changed_manifest(tmp_path / "b", lambda value: value["log"][0].update(file_size=wrong))
+    with pytest.raises(StoreError, match="expected the manifest of a backup"):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+
+
+@pytest.mark.parametrize("name", ["backup.json", "data/00000000000000000000"])
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_is_no_file_is_never_waited_for(tmp_path: Path, name: str, kind: str) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    file = tmp_path / "b" / name
+    file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    with pytest.raises(StoreError, match="not a file"):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+
+
+def test_a_huge_manifest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    with (tmp_path / "b" / "backup.json").open("wb") as file:
+        file.truncate(17 << 20)
+    with pytest.raises(StoreError, match="more than 16777216 bytes"):
+        restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
+
+
 def test_a_damaged_or_missing_file_of_a_backup_is_refused(tmp_path: Path) -> None:
     filled(tmp_path / "a")
     backup(tmp_path / "a", tmp_path / "b")
@@ -216,11 +279,8 @@ def test_a_damaged_or_missing_file_of_a_backup_is_refused(tmp_path: Path) -> Non
     with pytest.raises(StoreError, match="CRC-32"):
         restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
     for name, wrong in (("path", "../x"), ("crc32", []), ("size", -1), ("file_size", 7)):
-        value = json.loads(text)
-        value["log"][1][name] = wrong
-        del value["crc32"]
-        value["crc32"] = crc32(json.dumps(value, sort_keys=True).encode())
-        manifest.write_text(json.dumps(value))
+        manifest.write_text(text)
+        changed_manifest(tmp_path / "b", lambda value, change={name: wrong}: value["log"][1].update(change))  # type: ignore[misc]
         with pytest.raises(StoreError, match="expected the manifest of a backup"):
             restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
     manifest.write_text(text)

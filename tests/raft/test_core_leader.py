@@ -14,6 +14,7 @@ from pyspark_dledger.raft.messages import (
     GetRequest,
     PushResponse,
     PushType,
+    PutRequest,
     Role,
     StatusRequest,
     StatusResponse,
@@ -30,6 +31,16 @@ def test_a_malformed_block_of_bodies_is_rejected() -> None:
         request = AppendRequest(bodies=bodies)
         response = core.request(request)
         assert response is not None and response.code == ResponseCode.UNEXPECTED_ARGUMENT
+    assert core.store.ledger_end_index == -1
+
+
+@pytest.mark.parametrize("kind", [AppendRequest, PutRequest])
+def test_an_append_that_makes_too_many_bytes_is_rejected(kind: type[AppendRequest]) -> None:
+    """Empty bodies: each is 4 bytes on the wire, and 80 in the store."""
+    core = OneCore()
+    core.lead()
+    response = core.request(kind(bodies=Bodies(1_000_000, bytes(4_000_000))))
+    assert response is not None and response.code == ResponseCode.UNEXPECTED_ARGUMENT
     assert core.store.ledger_end_index == -1
 
 

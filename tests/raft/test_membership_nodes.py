@@ -186,3 +186,5 @@ def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytes
         assert main(["member", "replace", "n1", *flags]) == 2
         assert "expected 2 members, found 1" in capsys.readouterr().err
         assert main(["member", "remove", "n3", *flags]) == 0
+        assert main(["member", "remove", "n9", *flags]) == 2
+        assert "expected one of the members n0, n1, found n9" in capsys.readouterr().err

@@ -212,7 +212,7 @@ class _PeerChannel(Channel):
         response = received.response
         if isinstance(response, Refusal) or response.code != ResponseCode.SUCCESS:
             found = response.remark if isinstance(response, Refusal) else f"code {response.code}"
-            raise _HelloError(f"expected member {hello.remote_id} of group {hello.group}, found a node with {found}")
+            raise _HelloError(f"member {hello.remote_id} of group {hello.group} refuses this member: {found}")
         self._check_hello(received.member, hello.remote_id)
         self.is_ready = True
 

@@ -6,6 +6,7 @@ The last key, ``crc32``, is that of the JSON without it. A backup whose manifest
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -13,16 +14,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyspark_dledger.common.durable import sync_dir, write_durably
+from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.layout import is_segment_name
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, is_segment_name
+from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 
 FORMAT = 1
 BLOCK_BYTES = 4 << 20
 """A damaged backup is located to a block."""
 DATA_FOLDER = "data"
-_MAX_MANIFEST = 1 << 30
+# Enough for a log of 4 TiB; parsed, it takes some 25 times as much memory.
+_MAX_MANIFEST = 16 << 20
+_NUMBERS = ("term", "first_index", "last_index", "last_term", "begin", "end")
+_FILE_SIZES = ("data_file_size", "index_file_size")
+_NAMES = ("id", "node", "cluster", "state")
 _STATE = re.compile(r"state-\d{1,18}")
 
 
@@ -77,11 +84,14 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest, atomically and durably. Raises OSError."""
+    """Replace the manifest, atomically and durably. Raises OSError, and StoreError for a log above 4 TiB."""
     value = asdict(manifest)
     value["crc32"] = _crc_of(value)
+    data = f"{json.dumps(value, indent=1)}\n".encode()
+    if len(data) > _MAX_MANIFEST:
+        raise StoreError(f"{manifest.source}: expected a log of at most about 4 TiB, found {manifest.end} bytes")
     temporary = folder / f"{BACKUP_MANIFEST}.tmp"
-    write_durably(temporary, f"{json.dumps(value, indent=1)}\n".encode())
+    write_durably(temporary, data)
     temporary.replace(folder / BACKUP_MANIFEST)
     sync_dir(folder)
 
@@ -90,9 +100,11 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a finished backup, None without one. Raises StoreError for a damaged one."""
     file = folder / BACKUP_MANIFEST
     try:
-        if file.stat().st_size > _MAX_MANIFEST:
+        with os.fdopen(open_local(file), "rb") as opened:
+            data = opened.read(_MAX_MANIFEST + 1)
+        if len(data) > _MAX_MANIFEST:
             raise ValueError(f"more than {_MAX_MANIFEST} bytes")
-        value = json.loads(file.read_bytes())
+        value = json.loads(data)
         expected = value.pop("crc32")
         if expected != _crc_of(value):
             raise ValueError(f"CRC-32 {_crc_of(value):08x}, not {expected:08x}")
@@ -114,8 +126,16 @@ def _crc_of(value: dict[str, Any]) -> int:
 def _parsed(value: dict[str, Any]) -> Manifest:
     for name in ("log", "files"):
         value[name] = tuple(backup_file(each) for each in value[name])
-    for name in ("members", "notes"):
-        value[name] = tuple(value[name])
+    value["members"] = tuple(map(_name, value["members"]))
+    value["notes"] = tuple(map(str, value["notes"]))
+    for name in _NAMES:
+        _name(value[name])
+    for name in _NUMBERS:
+        _number(value[name], -1, INT64_MAX - 1)
+    for name in _FILE_SIZES:
+        _number(value[name], INDEX_UNIT_SIZE, INT32_MAX)
+    if value["index_file_size"] % INDEX_UNIT_SIZE:
+        raise ValueError(f"the size {value['index_file_size']} of an index file")
     if not _STATE.fullmatch(value["state"]):
         raise ValueError(f"the state {value['state']!r}")
     for file in value["log"]:
@@ -124,11 +144,25 @@ def _parsed(value: dict[str, Any]) -> Manifest:
     return Manifest(**value)
 
 
+def _number(value: object, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{value!r} where a number from {low} to {high} is expected")
+    return value
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise ValueError(f"{value!r} where a name is expected")
+    return value
+
+
 def backup_file(value: dict[str, Any]) -> BackupFile:
     """A file from its JSON. Raises ValueError for a path out of the backup or other CRCs, KeyError and TypeError."""
-    path, size, file_size, crcs = value["path"], value["size"], value["file_size"], tuple(value["crc32"])
-    if not 0 <= size <= file_size or len(crcs) != -(-size // BLOCK_BYTES):
-        raise ValueError(f"{size} of {file_size} bytes with {len(crcs)} CRCs")
+    path, file_size = value["path"], _number(value["file_size"], 0, INT32_MAX)
+    size = _number(value["size"], 0, file_size)
+    crcs = tuple(_number(each, 0, 2**32 - 1) for each in value["crc32"])
+    if len(crcs) != -(-size // BLOCK_BYTES):
+        raise ValueError(f"{size} bytes with {len(crcs)} CRCs")
     if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in path:
         raise ValueError(f"the path {path!r}")
     return BackupFile(path, size, file_size, crcs)

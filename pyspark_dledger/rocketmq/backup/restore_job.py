@@ -27,6 +27,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.format.state_files import RESTORED, CurrentTerm
+from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
@@ -222,7 +223,7 @@ class _Restore:
     def _opened(self, file: BackupFile) -> BinaryIO:
         path = self._source / file.path
         try:
-            return path.open("rb")
+            return open(open_local(path), "rb")  # the caller closes it
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({error.strerror}): the backup is incomplete") from None
 

@@ -10,6 +10,7 @@ from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
@@ -44,6 +45,9 @@ class _PendingAppend:
 
 
 _UNTIL = attrgetter("until")
+
+# Bytes that one request may make: small bodies take a multiple of their bytes.
+_MAX_APPEND_BYTES = 64 * 1024 * 1024
 
 
 class Appends:
@@ -90,7 +94,7 @@ class Appends:
             return ResponseCode.LEADER_PENDING_FULL
         if not request.bodies.count:
             return ResponseCode.REQUEST_WITH_EMPTY_BODYS
-        return None
+        return ResponseCode.UNEXPECTED_ARGUMENT if _size_of(request) > _MAX_APPEND_BYTES else None
 
     def _append(self, request: AppendRequest, token: object) -> ResponseCode | None:
         checked = self._application.check_entries(request.bodies)
@@ -107,8 +111,7 @@ class Appends:
             count=appended.last_index - appended.first_index + 1,
             runs=appended.runs,
         )
-        size = len(request.bodies.block)
-        self._wait(_PendingAppend(token, response, appended.last_index, size, self._member.now))
+        self._wait(_PendingAppend(token, response, appended.last_index, _size_of(request), self._member.now))
         return None
 
     def _store(self, bodies: Bodies) -> AppendedEntries | ResponseCode:
@@ -238,3 +241,10 @@ class Appends:
         self._waiting.clear()
         self._bytes = 0
         self._filled_at = self._member.now - self._fill_after_ms
+
+
+def _size_of(request: AppendRequest) -> int:
+    """The bytes of the entries and index units of a request, or more."""
+    message = MIN_MESSAGE_SIZE if isinstance(request, PutRequest) else 0
+    each = ENTRY_HEADER_SIZE + INDEX_UNIT_SIZE + message
+    return len(request.bodies.block) + request.bodies.count * each
