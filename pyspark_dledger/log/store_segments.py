@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.uris import is_remote
@@ -12,7 +13,6 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MI
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, PrecedingEntry, Segment
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, unnamed_segment
 from pyspark_dledger.log.io.files import map_reads, path_of
-from pyspark_dledger.log.io.readable_files import unreadable_segments
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.witness.store_witness import witness_of
@@ -57,7 +57,7 @@ def list_store(
     witness = witness_of(paths)
     ledger, old = ([replace(segment, witness=witness) for segment in found.segments] for found in listings)
     divided = ledger[0].base if ledger else None
-    errors = unreadable_segments(ledger, paths.path) if leave_out_unread and not is_remote(paths.path) else {}
+    errors = _unreadable(ledger, paths.path) if leave_out_unread and not is_remote(paths.path) else {}
     unread = tuple((segment, errors[segment.base]) for segment in ledger if segment.base in errors)
     ledger = [segment for segment in ledger if segment.base not in errors]
     # The beginning of the last file can have been written since.
@@ -144,3 +144,9 @@ def _last_unit_below(index: DLedgerIndex, pos: int) -> int:
         else:
             high = middle
     return low - 1
+
+
+def _unreadable(segments: Sequence[Segment], path: str) -> dict[int, UnreadableError]:
+    from pyspark_dledger.log.io.readable_files import unreadable_segments  # imports numpy, which is slow to load
+
+    return unreadable_segments(segments, path)

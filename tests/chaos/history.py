@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 NEVER = float("inf")
 
+Log = Sequence[bytes | None]
+"""Bodies by index; None for entries of the group itself, which clients read as b""."""
+
 
 @dataclass(slots=True)
 class Append:
@@ -48,14 +51,14 @@ class History:
             (self.appends if isinstance(operation, Append) else self.gets).append(operation)  # type: ignore[arg-type]
 
 
-def violations(history: History, log: Sequence[bytes]) -> list[str]:
-    """The results that contradict this final log (bodies by index); empty if the history is linearizable."""
+def violations(history: History, log: Log) -> list[str]:
+    """The results that contradict this final log; empty if the history is linearizable."""
     found = [*_wrong_indexes(history, log), *_wrong_reads(history, log)]
     return found or list(_wrong_order(history, log))
 
 
-def _wrong_indexes(history: History, log: Sequence[bytes]) -> Iterator[str]:
-    indexes: dict[bytes, list[int]] = {}
+def _wrong_indexes(history: History, log: Log) -> Iterator[str]:
+    indexes: dict[bytes | None, list[int]] = {}
     for index, body in enumerate(log):
         indexes.setdefault(body, []).append(index)
     known = {append.body for append in history.appends}
@@ -68,22 +71,25 @@ def _wrong_indexes(history: History, log: Sequence[bytes]) -> Iterator[str]:
         elif len(at) > 1:
             yield f"{append.body!r} was appended once, but is at {at}"
     for body, at in indexes.items():
-        if body not in known:
+        if body is not None and body not in known:
             yield f"{body!r} at {at} was never appended"
 
 
-def _wrong_reads(history: History, log: Sequence[bytes]) -> Iterator[str]:
+def _wrong_reads(history: History, log: Log) -> Iterator[str]:
     for get in history.gets:
-        if get.body is not None and (get.index >= len(log) or log[get.index] != get.body):
+        if get.body is not None and (get.index >= len(log) or (log[get.index] or b"") != get.body):
             found = repr(log[get.index]) if get.index < len(log) else "no such entry"
             yield f"index {get.index} was read as {get.body!r}, but the log has {found}"
 
 
-def _wrong_order(history: History, log: Sequence[bytes]) -> Iterator[str]:
+def _wrong_order(history: History, log: Log) -> Iterator[str]:
     """Each entry is appended between `earliest` and `latest`; the moments must increase with the index."""
     by_body = {append.body: append for append in history.appends}
-    earliest = [by_body[body].called for body in log]
-    latest = [by_body[body].returned if by_body[body].outcome == "acknowledged" else NEVER for body in log]
+    appends = [None if body is None else by_body[body] for body in log]
+    earliest = [-NEVER if append is None else append.called for append in appends]
+    latest = [
+        append.returned if append is not None and append.outcome == "acknowledged" else NEVER for append in appends
+    ]
     for get in history.gets:
         if get.index >= len(log):
             continue

@@ -201,6 +201,7 @@ def _check(folder: Path, group: Group, load: Load, report: Report) -> None:
     report.entries = len(longest)
 
 
-def _bodies(folder: Path) -> list[bytes]:
+def _bodies(folder: Path) -> list[bytes | None]:
     log = dl.open_log(folder)
-    return [body for batch in log.scan(columns=["index", "body"]) for body in batch.column("body").to_pylist()]
+    rows = (row for batch in log.scan(columns=["index", "kind", "body"]) for row in batch.to_pylist())
+    return [None if row["kind"] in ("noop", "config") else row["body"] for row in rows]

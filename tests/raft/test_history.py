@@ -52,6 +52,12 @@ def test_an_unknown_body_is_detected() -> None:
     assert "never appended" in violations(history(A), LOG)[0]
 
 
+def test_entries_of_the_group_itself_are_read_without_a_body() -> None:
+    before = acknowledged(b"b", 2, 1, 3)
+    assert violations(history(A, before, Get(1, 4, 5, b"")), [b"a", None, b"b"]) == []
+    assert "was read as b'x'" in violations(history(A, before, Get(1, 4, 5, b"x")), [b"a", None, b"b"])[0]
+
+
 def test_an_append_acknowledged_before_another_call_is_before_it() -> None:
     first, second = acknowledged(b"a", 1, 0, 1), acknowledged(b"b", 0, 2, 3)
     assert violations(history(first, second), [b"b", b"a"])

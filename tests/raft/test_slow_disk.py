@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,8 @@ def test_a_member_whose_disk_hangs_is_healthy_but_not_ready(tmp_path: Path, disk
         driver = group.nodes["n0"]._driver
         assert driver is not None
         disk.hold("fsync")
-        group._loop.call_soon_threadsafe(driver._change, lambda: group.nodes["n0"].store.save_term(9, None))
+        save = partial(group.nodes["n0"].store.save_term, 9, None)
+        group._loop.call_soon_threadsafe(driver._run, save, lambda: True)
         assert eventually(lambda: reason(port)) == "the disk does not respond for more than 1 s"
         assert reason(port, "/healthz") == ""
         assert scrape(port)["dledger_event_loop_delay_seconds_count"] > 0

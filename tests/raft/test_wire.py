@@ -285,7 +285,13 @@ BOTH = st.one_of(
     build(m.AppendRequest, bodies=BODY.map(one_body)),
     build(m.AppendResponse, index=INDEX, pos=INDEX),
     build(m.GetRequest, begin_index=INT64),
-    build(m.GetResponse, entries=st.lists(st.builds(Entry, INT64, INT64, INT64, st.integers(-1, 3), BODY), max_size=3)),
+    build(
+        m.GetResponse,
+        entries=st.lists(
+            st.builds(Entry, INT64, INT64, INT64, st.integers(-1, 3), BODY, st.integers(-(2**31), 2**31 - 1)),
+            max_size=3,
+        ),
+    ),
     build(m.VoteRequest, ledger_end_index=INT64, ledger_end_term=INT64),
     build(m.VoteResponse, vote_result=st.sampled_from(VoteResult)),
     build(m.HeartBeatRequest),

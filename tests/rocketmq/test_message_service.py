@@ -739,7 +739,8 @@ def test_queue_offsets_continue_after_messages_in_raw_entries(one: tuple[Message
     group, client = one
     caller = group.caller("n0").hello()
     try:
-        caller.append(*(mq_message("Orders", queue_id=1, queue_offset=n).make(0) for n in range(5)))
+        messages = [mq_message("Orders", queue_id=1, queue_offset=n).make(0) for n in range(5)]
+        eventually(lambda: caller.append(*messages).code == ResponseCode.SUCCESS)
         unit = group.root("n0") / "consumequeue" / "Orders" / "1" / "00000000000000000000"
         eventually(lambda: unit.exists() and any(unit.read_bytes()[80:100]))
         assert [put.queue_offset for put in client.put_messages(puts(rows(2, queueId=[1, 1])))] == [5, 6]
