@@ -27,7 +27,7 @@ TOPICS = ("Orders", "Bills")
 Change = Callable[[Path], None]
 Content = list[tuple[str, bytes]]
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from tests.support.golden import fingerprint
 
 ENGINES = ("native", "python")
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
 
 
 def salvaged(group: Group, folder: Path) -> Path:

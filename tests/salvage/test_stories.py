@@ -16,7 +16,7 @@ from tests.salvage.groups import Group, change, damage, differences, generated_p
 from tests.salvage.run import group_of
 from tests.salvage.story import story_differences
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
 
 QUEUE_OFFSET_AT, BODY_AT = ENTRY_HEADER_SIZE + 20, 88
 
