@@ -51,6 +51,8 @@ from tests.support.generate import YEAR_1, YEAR_10000, mq_message, write_commitl
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree
 
+pytestmark = pytest.mark.slow
+
 Row = dict[str, Any]
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")

@@ -72,6 +72,8 @@ export(sys.argv[1], sys.argv[2], sys.argv[3], maxPartitionBytes=4096)
 LIMITED = """
 import resource, sys
 from pyspark_dledger.cli.main import main
+
+pytestmark = pytest.mark.slow
 resource.setrlimit(resource.RLIMIT_FSIZE, (60000, resource.RLIM_INFINITY))
 sys.exit(main(["export", *sys.argv[1:]]))
 """
