@@ -42,6 +42,8 @@ from tests.support.generate import Store, mq_message, raw, rows_of, write_dledge
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree
 
+pytestmark = pytest.mark.slow
+
 CASES = ("mq-53-upgrade", "mq-498-upgrade-killed", "mq-53-retention", "mq-plain-crc", "raw-expired")
 FORMS = ("parquet", "jsonl")
 HOSTILE = (
@@ -72,8 +74,6 @@ export(sys.argv[1], sys.argv[2], sys.argv[3], maxPartitionBytes=4096)
 LIMITED = """
 import resource, sys
 from pyspark_dledger.cli.main import main
-
-pytestmark = pytest.mark.slow
 resource.setrlimit(resource.RLIMIT_FSIZE, (60000, resource.RLIM_INFINITY))
 sys.exit(main(["export", *sys.argv[1:]]))
 """
