@@ -26,6 +26,8 @@ from tests.support.long_runs import mostly_slow
 from tests.support.queues import tags_code, units_of, write_units
 from tests.support.sparse_copy import copy_tree
 
+pytestmark = pytest.mark.slow
+
 Row = dict[str, Any]
 
 CASES = ("mq-53-single", "mq-498-single", "mq-53-upgrade", "mq-plain", "mq-53-retention")

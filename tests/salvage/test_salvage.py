@@ -47,7 +47,7 @@ from tests.support.sparse_copy import copy_tree
 
 ENGINES = ("native", "python")
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
+pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
 
 
 def findings(path: Path) -> list[object]:
