@@ -80,8 +80,12 @@ def test_members_connect_from_their_addresses_in_peers(tmp_path: Path) -> None:
     with closing(group):
         group.start(peers=f"n0-127.0.0.2:{group.ports[0]};n1-127.0.0.3:{group.ports[1]}")
         assert group.leader() in ("n0", "n1")
-        hosts = {each.host for node in group.nodes.values() for each in node._connections.all()}
-        assert hosts == {"127.0.0.2", "127.0.0.3"}
+
+        def hosts() -> set[str]:
+            return {each.host for node in group.nodes.values() for each in list(node._connections.all())}
+
+        eventually(lambda: len(hosts()) == 2)
+        assert hosts() == {"127.0.0.2", "127.0.0.3"}
 
 
 def test_requests_of_members_need_the_members_secret(tmp_path: Path) -> None:
