@@ -40,6 +40,14 @@ def write_durably(file: Path, data: bytes | bytearray | memoryview, mode: int = 
         os.close(descriptor)
 
 
+def replace_durably(file: Path, data: bytes | bytearray | memoryview) -> None:
+    """Create or replace a file, atomically and durably. Raises OSError; the old file stays then."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    write_durably(temporary, data)
+    temporary.replace(file)
+    sync_dir(file.parent)
+
+
 def write_at(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """Write all bytes at an offset of an open file. Raises OSError.
 

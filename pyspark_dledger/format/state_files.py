@@ -15,6 +15,8 @@ COMMITTED_INDEX = "committedIndex"
 END_INDEX = "endIndex"
 CURR_TERM = "currTerm"
 VOTE_LEADER = "voteLeader"
+MAX_TERM = 2**62
+"""The highest term that a node takes, far below the overflow of a Java long."""
 RESTORED = "restored"
 """The file of a member restored from a backup; its line is ``term=N``."""
 

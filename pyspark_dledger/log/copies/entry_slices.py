@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.control import control_kind
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import ScanRequest
+from pyspark_dledger.log.copies.control_rows import are_controls
 from pyspark_dledger.log.copies.problems import POSITION, TIMES, TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -23,7 +23,6 @@ from pyspark_dledger.log.plan import Partition
 
 HEADER = ("term", "magic", "channel", "chainCrc", "bodyCrc")
 """All fields of an entry's header that are compared, but its position. `size` follows from the body."""
-_SEALED = ("magic", "size", "index", "term", "pos", "channel", "chainCrc")
 POSITION_COLUMNS = ("index", "pos", "size", "term", "kind", "topic", "problem")
 ENTRY_COLUMNS = ("index", "pos", "size", *HEADER, "kind", "topic", "problem", "entryBody")
 
@@ -148,9 +147,7 @@ def _columns(batch: pa.RecordBatch, share: ReplicaShare) -> dict[str, Array]:
     columns["isFiller"][share.fillers.numbers(batch) if share.fillers is not None else []] = True
     if "entryBody" in batch.schema.names:
         is_set = (columns["channel"] != 0) | (columns["chainCrc"] != 0)
-        for row in np.flatnonzero(is_set):
-            is_set[row] = not control_kind([int(columns[name][row]) for name in _SEALED])
-        columns["isOdd"] = is_damage(problems, POSITION) | is_set
+        columns["isOdd"] = is_damage(problems, POSITION) | (is_set & ~are_controls(columns))
         is_message = pc.equal(batch.column("kind"), "message").to_numpy(zero_copy_only=False)
         columns["isChecked"] = is_message | (columns["bodyCrc"] != 0) | (columns["size"] == ENTRY_HEADER_SIZE)
     return columns

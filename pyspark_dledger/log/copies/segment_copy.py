@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.column_values import numbers_of, texts_of
-from pyspark_dledger.format.control import control_kind
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import MAGIC_NORMAL
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Witness
+from pyspark_dledger.log.copies.control_rows import SEALED_COLUMNS, are_controls
 from pyspark_dledger.log.copies.index_units import units_agree
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
@@ -34,7 +34,7 @@ Range = tuple[int, int]
 
 _COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem")
 _NUMBERS = ("pos", "size", "index", "term")
-_SEALED = ("size", "index", "term", "pos", "channel", "chainCrc")
+_SEALED = tuple(name for name in SEALED_COLUMNS if name != "magic")
 _BATCH_ROWS = 2**17
 
 
@@ -174,9 +174,7 @@ def _entries(
     is_intact = is_frame & ~is_damage(problem)
     texts: dict[int, str] = {}
     sealed = {name: numbers_of(batch[name], 0) for name in _SEALED}
-    is_control = np.zeros(len(batch), np.bool_)
-    for row in np.flatnonzero(is_frame & (sealed["channel"] != 0)).tolist():
-        is_control[row] = control_kind([MAGIC_NORMAL, *(int(sealed[name][row]) for name in _SEALED)]) != 0
+    is_control = is_frame & are_controls({**sealed, "magic": np.full(len(batch), MAGIC_NORMAL)})
     for name in ("channel", "chainCrc"):
         # No version of Java sets these fields.
         is_wrong = (sealed[name] != 0) & ~is_control

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.raft.core.member import MAX_TERM, Member
+from pyspark_dledger.format.state_files import MAX_TERM
+from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
     HeartBeatResponse,

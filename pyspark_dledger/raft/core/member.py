@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.state_files import MAX_TERM
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.disk_health import DiskHealth
 from pyspark_dledger.raft.core.effects import Committed, Effect, Load, MembersChanged, Reply, RoleChanged, Send
@@ -18,9 +19,8 @@ from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
 # The exceptions of a store whose disk fails.
 DISK_FAILURES = (StoreError, OSError)
-# Terms stay far below the overflow of a Java long. A message raises a term by at most `MAX_TERM_RISE`, so a member
-# would have to save 2**42 terms to come there. A group of correct members needs one more term for each election.
-MAX_TERM = 2**62
+# A message raises a term by at most this, so a member would have to save 2**42 terms to reach `MAX_TERM`. A group of
+# correct members needs one more term for each election.
 MAX_TERM_RISE = 2**20
 # The driver reports every outcome within a few seconds; after this time a request is treated as lost.
 _REQUEST_EXPIRES_MS = 30_000

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.common.durable import make_dir, open_own, sync_dir, write_at, write_durably
+from pyspark_dledger.common.durable import make_dir, open_own, replace_durably, sync_dir, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_blank
@@ -267,11 +267,7 @@ def _progress_file(target: Path, name: str) -> Path:
 
 
 def _save(target: Path, name: str, verified: _Verified) -> None:
-    file = _progress_file(target, name)
-    temporary = file.with_suffix(".tmp")
-    write_durably(temporary, json.dumps(asdict(verified)).encode())
-    temporary.replace(file)
-    sync_dir(file.parent)
+    replace_durably(_progress_file(target, name), json.dumps(asdict(verified)).encode())
 
 
 def _load(target: Path, name: str) -> _Verified | None:

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyspark_dledger.common.durable import sync_dir, write_durably
+from pyspark_dledger.common.durable import replace_durably
 from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, is_segment_name
+from pyspark_dledger.format.state_files import MAX_TERM
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 
@@ -27,7 +28,7 @@ BLOCK_BYTES = 4 << 20
 DATA_FOLDER = "data"
 # Enough for a log of 4 TiB; parsed, it takes some 25 times as much memory.
 _MAX_MANIFEST = 16 << 20
-_NUMBERS = ("term", "first_index", "last_index", "last_term", "begin", "end")
+_NUMBERS = ("first_index", "last_index", "last_term", "begin", "end")
 _FILE_SIZES = ("data_file_size", "index_file_size")
 _NAMES = ("id", "node", "cluster", "state")
 _STATE = re.compile(r"state-\d{1,18}")
@@ -90,10 +91,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     data = f"{json.dumps(value, indent=1)}\n".encode()
     if len(data) > _MAX_MANIFEST:
         raise StoreError(f"{manifest.source}: expected a log of at most about 4 TiB, found {manifest.end} bytes")
-    temporary = folder / f"{BACKUP_MANIFEST}.tmp"
-    write_durably(temporary, data)
-    temporary.replace(folder / BACKUP_MANIFEST)
-    sync_dir(folder)
+    replace_durably(folder / BACKUP_MANIFEST, data)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -132,6 +130,7 @@ def _parsed(value: dict[str, Any]) -> Manifest:
         _name(value[name])
     for name in _NUMBERS:
         _number(value[name], -1, INT64_MAX - 1)
+    _number(value["term"], -1, MAX_TERM)
     for name in _FILE_SIZES:
         _number(value[name], INDEX_UNIT_SIZE, INT32_MAX)
     if value["index_file_size"] % INDEX_UNIT_SIZE:

@@ -26,7 +26,7 @@ from pyspark_dledger.common.retention import Retention, used_ratio
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.format.state_files import RESTORED, CurrentTerm
+from pyspark_dledger.format.state_files import MAX_TERM, RESTORED, CurrentTerm
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
@@ -51,8 +51,6 @@ _ID = re.compile(r"[^/\0\s]+")
 _BACKUP = "backup"
 # What an interrupted restore may have moved to its place; the folder of the member is the last.
 _ROOT_NAMES = (QUEUES, CONFIG, CHECKPOINT, ABORT)
-MAX_TERM = 2**62
-"""As of `raft.core.member`."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, sync_dir, write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, replace_durably
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
@@ -108,10 +108,7 @@ def write_summary(folder: Path, summary: Summary) -> None:
     """Replace the summary in a node's folder, durably. Raises OSError, or StoreError if it is too large."""
     data = summary.to_bytes()
     make_dir(folder, PRIVATE_FOLDER)
-    unfinished = folder / f"{SUMMARY}.tmp"
-    write_durably(unfinished, data)
-    unfinished.replace(folder / SUMMARY)
-    sync_dir(folder)
+    replace_durably(folder / SUMMARY, data)
 
 
 def ranges_of(runs: Sequence[EntryRange], index: int) -> tuple[EntryRange, ...]:
