@@ -9,7 +9,13 @@ from typing import NamedTuple
 from pyspark_dledger.common.durable import open_own, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, StoreError
-from pyspark_dledger.format.codec import IndexUnit, record_struct
+from pyspark_dledger.format.codec import (
+    IndexUnit,
+    decode_entry_header,
+    decode_index_unit,
+    encode_index_unit,
+    record_struct,
+)
 from pyspark_dledger.format.control import control_kind_at
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
@@ -178,29 +184,38 @@ class EntryReader:
     def repair(self, index: int, data: Buffer, begin: int, end: int) -> None:
         """Overwrite an entry of the log ``[begin, end]`` with an intact copy; see `DLedgerStore.repair`.
 
-        Raises OSError if the disk fails.
+        If the entry equals the copy, its damaged index unit is overwritten. Raises OSError if the disk fails.
         """
-        located, file_size = self.locate(index), self._data.file_size
-        unit = IndexUnit(MAGIC_NORMAL, located.pos, located.size, index, located.term)
-        before = self.locate(index - 1).end if index > begin else located.pos
-        after = self.locate(index + 1).pos if index < end else located.end
-        if (located.pos != before and located.pos % file_size) or (after != located.end and after % file_size):
+        header = decode_entry_header(bytes(data[:ENTRY_HEADER_SIZE])) if len(data) >= ENTRY_HEADER_SIZE else None
+        if header is None or header.index != index:
+            raise ValueError(f"expected a copy of entry {index}, found {header}")
+        unit = IndexUnit(header.magic, header.pos, header.size, index, header.term)
+        self._check_copy(unit, data)
+        before = self.locate(index - 1).end if index > begin else unit.pos
+        after = self.locate(index + 1).pos if index < end else unit.pos + unit.size
+        file_size = self._data.file_size
+        if (unit.pos != before and unit.pos % file_size) or (after != unit.pos + unit.size and after % file_size):
             raise ValueError(f"expected the index unit of {index} to continue its neighbours, found {unit}")
+        file, expected = _existing(self._data.find(unit.pos), index), bytes(self._units(index, index))
+        if encode_index_unit(unit) == expected:
+            _overwrite(file, unit.pos, data)
+        elif self._data.view(file)[unit.pos - file.base : unit.pos - file.base + unit.size] == data:
+            offset = index * INDEX_UNIT_SIZE
+            _overwrite(_existing(self._index.find(offset), index), offset, encode_index_unit(unit))
+        else:
+            raise ValueError(f"expected an entry as its index unit {decode_index_unit(expected)}, found {unit}")
+
+    def _check_copy(self, unit: IndexUnit, data: Buffer) -> None:
+        """Raises ValueError unless the bytes are one intact entry with a checksum."""
         problem = entry_problem(self._engine, data, unit)
-        has_checksum = self._engine.find_wrong_body(data, True) is None or has_message_magic(
-            bytes(data), ENTRY_HEADER_SIZE, len(data)
+        has_checksum = problem is not None or (
+            self._engine.find_wrong_body(data, True) is None
+            or has_message_magic(bytes(data), ENTRY_HEADER_SIZE, len(data))
         )
-        if problem is None and not has_checksum:
+        if not has_checksum:
             problem = "expected a checksum, found none"
-        if problem is not None or len(data) != located.size:
-            raise ValueError(problem or f"expected {located.size} bytes, found {len(data)}")
-        file = _existing(self._data.find(located.pos), index)
-        descriptor = open_own(file.path, os.O_WRONLY)
-        try:
-            write_at(descriptor, data, located.pos - file.base)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if problem is not None or len(data) != unit.size:
+            raise ValueError(problem or f"expected {unit.size} bytes, found {len(data)}")
 
     def _before_damage(self, file: MappedFile, first: int, last: int) -> EntryRange:
         """The entries before the first damaged one. Raises StoreError if that is `first`."""
@@ -248,6 +263,16 @@ class EntryReader:
             else:
                 high = middle - 1
         return low, end
+
+
+def _overwrite(file: MappedFile, pos: int, data: Buffer) -> None:
+    """Write bytes at a position, durably."""
+    descriptor = open_own(file.path, os.O_WRONLY)
+    try:
+        write_at(descriptor, data, pos - file.base)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _load(file: MappedFile, start: int, stop: int) -> bytes:

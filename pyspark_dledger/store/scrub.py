@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.codec import IndexUnit, decode_index_unit, record_dtype, record_struct
+from pyspark_dledger.format.control import CHANNEL_OFFSET, control_kind, control_kind_at
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
@@ -67,6 +68,10 @@ def _scrub_entries(data: MappedFileList, engine: Engine, first: int, units: Unit
     pos = int(units["pos"][0])
     data_file = data.find(pos)
     if data_file is None:
+        if any(pos >= file.end for file in data.files[-1:]):
+            return ScrubbedRange(
+                first + 1, 0, {first: f"expected a position in the log, found {pos} in the unit"}
+            )
         return ScrubbedRange(first + len(units), 0, {})
     ends = units["pos"] + units["size"]
     count = max(int(np.searchsorted(ends, min(pos + _CHUNK_BYTES, data_file.end), "right")), 1)
@@ -91,6 +96,8 @@ def entry_problem(engine: Engine, data: Buffer, unit: IndexUnit) -> str | None:
     expected = (MAGIC_NORMAL, unit.size, unit.index, unit.term, unit.pos)
     if header[:5] != expected or header[8] != unit.size - ENTRY_HEADER_SIZE:
         return f"expected magic, size, index, term and pos {expected}, found {header[:5]}"
+    if header[5:7] != (0, 0) and not control_kind(header):
+        return f"expected channel and chainCrc 0, or those of an entry of the group itself, found {header[5:7]}"
     if engine.find_damaged(data) is not None:
         return "expected the body to match its checksum, found other bytes"
     return None
@@ -100,9 +107,14 @@ def _is_intact(engine: Engine, data: bytes, units: Units) -> bool:
     first = units[0]
     try:
         checked = engine.check_entries(data, int(first["index"]), int(first["pos"]), int(first["term"]), 2**63 - 1)
-        return checked.units == units.tobytes() and engine.find_damaged(data) is None
     except ValueError:
         return False
+    if checked.units != units.tobytes() or engine.find_damaged(data) is not None:
+        return False
+    # Entries of applications have zeros as channel and chainCrc.
+    offsets = units["pos"] - first["pos"] + CHANNEL_OFFSET
+    sealed = offsets[np.frombuffer(data, np.uint8)[offsets[:, None] + np.arange(8)].any(axis=1)] - CHANNEL_OFFSET
+    return all(control_kind_at(data, int(offset)) for offset in sealed)
 
 
 def _units(index: MappedFileList, first: int, last: int) -> Units | None:

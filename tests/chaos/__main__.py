@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --rounds 100`: real nodes are killed, stopped and disconnected under load."""
+"""`python -m tests.chaos --rounds 100`: faults of the processes, links and disks of real nodes under load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.rounds import run
@@ -19,6 +20,9 @@ def main() -> int:
         "--seed", type=int, default=None, help="repeats the faults and their order, not their exact times"
     )
     parser.add_argument("--flush", choices=("sync", "async"), default="async")
+    parser.add_argument(
+        "--messages", action="store_true", help="append messages with identities to a group that serves them"
+    )
     parser.add_argument("--keep", type=Path, help="an empty folder for stores and logs; it is kept")
     args = parser.parse_args()
     seed = random.randrange(10**9) if args.seed is None else args.seed
@@ -26,7 +30,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        report = run(folder, args.rounds, seed, args.flush, lambda text: print(text, flush=True))
+        print(f"seed {seed}", flush=True)
+        show = partial(print, flush=True)
+        report = run(folder, args.rounds, seed, args.flush, show, messages=args.messages)
     print(f"seed {seed}, flush {args.flush}, {time.monotonic() - started:.0f} s; {report}")
     for line in report.violations:
         print(f"VIOLATION {line}")

@@ -21,21 +21,26 @@ SETTINGS = {
     "maxVoteIntervalMs": 300,
     "mappedFileSizeForEntryData": 4 * 1024 * 1024,
     "mappedFileSizeForEntryIndex": 32 * 16 * 1024,
+    "scrubBytesPerSecond": 64 * 1024 * 1024,
 }
 GROUP = "chaos"
+_STOP_SECONDS = 60.0
 
 
 class Group:
-    """Nodes by id. ``folder`` has the store ``dledger-<id>`` and the output ``<id>.log`` of each."""
+    """Nodes by id. ``folder`` has the store of each by its id, and its output as ``<id>.log``."""
 
-    def __init__(self, folder: Path, size: int, flush: str) -> None:
+    def __init__(self, folder: Path, size: int, flush: str, messages: bool = False) -> None:
         self.folder = folder
         self.flush = flush
+        self.messages = messages
         self.ids = [f"n{i}" for i in range(size)]
         self.ports = dict(zip(self.ids, free_ports(size), strict=True))
         self.network = Network(self.ports)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.paused: set[str] = set()
+        self._joining: set[str] = set()
+        self._output: dict[str, int] = {}
         self._settings = folder / "chaos.conf"
         # Each node reaches the others through links of its own.
         settings = {**SETTINGS, "commonPeers": self.peers}
@@ -46,15 +51,28 @@ class Group:
         """The members with their own ports, for clients."""
         return peers_text(self.ports)
 
+    def root(self, node: str) -> Path:
+        return self.folder / node
+
+    def store(self, node: str) -> Path:
+        return self.root(node) / f"dledger-{node}"
+
     def _peers_of(self, node: str) -> str:
         links = {other: self.network.links[node, other].port for other in self.ids if other != node}
         return peers_text({**self.ports, **links})
 
     def start(self, node: str) -> None:
-        command = [sys.executable, "-m", "pyspark_dledger", "serve", "--config", str(self._settings)]
-        command += ["--group", GROUP, "--id", node, "--peers", self._peers_of(node), "--store", str(self.folder)]
+        command = [sys.executable, "-m", "tests.chaos.node", "serve", "--config", str(self._settings)]
+        command += ["--group", GROUP, "--id", node, "--peers", self._peers_of(node), "--store", str(self.root(node))]
+        command += ["--flush", self.flush, *["--messages"] * self.messages, *["--join"] * (node in self._joining)]
+        self._joining.discard(node)
         with (self.folder / f"{node}.log").open("ab") as log:
-            self.processes[node] = subprocess.Popen([*command, "--flush", self.flush], stdout=log, stderr=log)
+            self._output[node] = log.tell()
+            self.processes[node] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def output(self, node: str) -> str:
+        """What a node has printed since its last start."""
+        return (self.folder / f"{node}.log").read_bytes()[self._output[node] :].decode()
 
     def start_all(self) -> None:
         for node in self.ids:
@@ -68,13 +86,26 @@ class Group:
         process.wait()
         self.paused.discard(node)
 
+    def terminate(self, *nodes: str) -> None:
+        """SIGTERM; after a minute kill -9."""
+        processes = [self.processes.pop(node) for node in nodes]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+
     def lose_disk(self, node: str) -> None:
-        """A killed node begins with an empty log; it keeps its term and vote."""
-        store = self.folder / f"dledger-{node}"
-        kept = (store / "currterm").read_bytes()
-        shutil.rmtree(store)
-        store.mkdir()
-        (store / "currterm").write_bytes(kept)
+        """A killed node begins with an empty disk, as docs/operations.md says; it keeps its term and vote."""
+        kept = (self.store(node) / "currterm").read_bytes()
+        shutil.rmtree(self.root(node))
+        self.store(node).mkdir(parents=True)
+        (self.store(node) / "currterm").write_bytes(kept)
+        self._joining.add(node)
 
     def pause(self, node: str) -> None:
         self.processes[node].send_signal(signal.SIGSTOP)
@@ -90,16 +121,7 @@ class Group:
         return [node for node, process in self.processes.items() if process.poll() is not None]
 
     def stop(self) -> None:
-        """Stop all nodes; after 20 seconds with kill -9."""
+        """Stop all nodes."""
         self.resume()
-        for process in self.processes.values():
-            process.terminate()
-        deadline = time.monotonic() + 20
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-        self.processes.clear()
+        self.terminate(*self.processes)
         self.network.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyspark_dledger as dl
@@ -12,16 +10,10 @@ from tests.chaos.group import GROUP, Group
 
 
 class MessageGroup(Group):
-    """``folder`` has the root of each node by its id, and its output as ``<id>.log``."""
+    """A group that serves messages."""
 
-    def root(self, node: str) -> Path:
-        return self.folder / node
-
-    def start(self, node: str) -> None:
-        command = [sys.executable, "-m", "pyspark_dledger", "serve", "--messages", "--config", str(self._settings)]
-        command += ["--group", GROUP, "--id", node, "--peers", self._peers_of(node), "--store", str(self.root(node))]
-        with (self.folder / f"{node}.log").open("ab") as log:
-            self.processes[node] = subprocess.Popen([*command, "--flush", self.flush], stdout=log, stderr=log)
+    def __init__(self, folder: Path, size: int, flush: str) -> None:
+        super().__init__(folder, size, flush, messages=True)
 
     def leader(self) -> str | None:
         """Return the leader, if one is known."""

@@ -1,4 +1,4 @@
-"""Real nodes, killed, stopped and disconnected under load: acknowledged entries and their order are kept."""
+"""Real nodes under load and faults: acknowledged entries and their order are kept."""
 
 from __future__ import annotations
 

@@ -70,8 +70,16 @@ def test_intact_store_has_no_damage(store: MmapFileStore) -> None:
 
 @pytest.mark.parametrize(
     ("at", "text"),
-    [(48 + 99, "match its checksum"), (41, "match its checksum"), (15, "found "), (22, "found "), (0, "found ")],
-    ids=["body", "bodyCrc", "index", "term", "magic"],
+    [
+        (48 + 99, "match its checksum"),
+        (41, "match its checksum"),
+        (15, "found "),
+        (22, "found "),
+        (0, "found "),
+        (35, "expected channel and chainCrc 0"),
+        (36, "expected channel and chainCrc 0"),
+    ],
+    ids=["body", "bodyCrc", "index", "term", "magic", "channel", "chainCrc"],
 )
 def test_damaged_entry_is_found_and_repaired(store: MmapFileStore, at: int, text: str) -> None:
     intact = bytes(store.read(12, 1).data)
@@ -85,6 +93,24 @@ def test_damaged_entry_is_found_and_repaired(store: MmapFileStore, at: int, text
     store.repair(12, intact)
     assert damaged(store) == {}
     assert content(data_files(store)) == before
+    store.shutdown()
+
+
+@pytest.mark.parametrize("index", [0, 12, 20, COUNT - 1])
+@pytest.mark.parametrize("at", [3, 4, 11, 15, 23, 24], ids=["magic", "far pos", "pos", "size", "index", "term"])
+def test_damaged_index_unit_is_found_and_repaired(store: MmapFileStore, at: int, index: int) -> None:
+    intact = bytes(store.read(index, 1).data)
+    before = content(index_files(store))
+    offset = index * 32 % index_files(store)[0].stat().st_size
+    file = index_files(store)[index * 32 // index_files(store)[0].stat().st_size]
+    change(file, offset + at, bytes([file.read_bytes()[offset + at] ^ 64]))
+    found = damaged(store)
+    assert set(found) & {index, index + 1}
+    for each in sorted({index, *found}):
+        store.repair(each, intact if each == index else bytes(store.read(each, 1).data))
+    assert damaged(store) == {}
+    assert content(index_files(store)) == before
+    assert store.get(index).body == bodies(index, 1)[0]
     store.shutdown()
 
 

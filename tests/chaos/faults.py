@@ -1,0 +1,203 @@
+"""Faults of the processes, links and disks of a group.
+
+What they destroy never includes the last intact copy of an entry. Disks are replaced and bits are flipped only in one
+member at a time, and only if both others have every entry. Earlier damage must be repaired first.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pyspark_dledger as dl
+from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.raft.client import MemberStatus
+from tests.chaos.damage import KINDS, Damage, flip, problems, units
+from tests.chaos.group import GROUP, Group
+
+# A group without faults has hung if it does nothing for so long. A busy machine needs seconds.
+HUNG_SECONDS = 300.0
+
+
+class Faults:
+    """Each method of `choose` causes one fault; `heal` ends all.
+
+    ``counts`` has the faults, and what became of damage. ``violations``: what members must not do.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.rng = random.Random(0)
+        self.counts: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self._damage: Damage | None = None
+
+    def begin_round(self, seed: str) -> None:
+        """Repeat the choices of that seed."""
+        self.rng = random.Random(seed)
+
+    def choose(self) -> Callable[[], None]:
+        kills = (self.kill_leader, self.kill_one, self.kill_two, self.kill_all)
+        restarts = (self.restart_all, self.restart_in_turn)
+        partitions = (self.disconnect, self.drop_all, self.drop_incoming, self.drop_outgoing)
+        disks = (self.replace_disk, *[self.flip_stopped] * 4, *[self.flip_running] * 3)
+        return self.rng.choice((*kills, *restarts, self.pause, *partitions, *disks))
+
+    def leader(self) -> str:
+        """The leader if one is known, else any node."""
+        try:
+            with dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=500, max_retries=0) as client:
+                return client.metadata().leader_id or self.any()
+        except DLedgerError:
+            return self.any()
+
+    def any(self) -> str:
+        return self.rng.choice(self.group.ids)
+
+    # Processes
+
+    def kill_leader(self) -> None:
+        self.group.kill(self.leader())
+
+    def kill_one(self) -> None:
+        self.group.kill(self.any())
+
+    def kill_two(self) -> None:
+        for node in self.rng.sample(self.group.ids, 2):
+            self.group.kill(node)
+
+    def kill_all(self) -> None:
+        for node in list(self.group.ids):
+            self.group.kill(node)
+
+    def restart_all(self) -> None:
+        self.group.terminate(*self.group.ids)
+
+    def restart_in_turn(self) -> None:
+        for node in self.rng.sample(self.group.ids, 3):
+            self.group.terminate(node)
+            self.group.start(node)
+            time.sleep(self.rng.choice((0.0, 0.5, 2.0)))
+
+    def pause(self) -> None:
+        self.group.pause(self.rng.choice((self.leader(), self.any())))
+
+    # Links
+
+    def disconnect(self) -> None:
+        self.group.network.isolate(self.leader(), "closed")
+
+    def drop_all(self) -> None:
+        self.group.network.isolate(self.rng.choice((self.leader(), self.any())), "stopped")
+
+    def drop_incoming(self) -> None:
+        self.group.network.isolate(self.leader(), "stopped", "in")
+
+    def drop_outgoing(self) -> None:
+        self.group.network.isolate(self.leader(), "stopped", "out")
+
+    # Disks
+
+    def replace_disk(self) -> None:
+        """A follower loses its disk, and begins empty as docs/operations.md says; `heal` starts it."""
+        node = self._kill_spare()
+        if node is not None:
+            self.group.lose_disk(node)
+
+    def flip_stopped(self) -> None:
+        """A bit of a follower that is down; `dledger verify` must name it, and nothing else."""
+        node, kind = self._kill_spare(), self.rng.choice(KINDS)
+        if node is None or not units(self.group.store(node)):
+            return
+        root, store = self.group.root(node), self.group.store(node)
+        before = problems(root)
+        damage = self._flipped(node, flip(node, store, kind, 2**62, self.rng))
+        if damage is None:
+            return
+        new = [finding for finding in problems(root) if finding not in before]
+        others = [finding for finding in new if not damage.is_named(finding)]
+        if kind != "checkpoint" and (others or not new):
+            self.violations.append(f"verify of {damage}: {new or 'nothing'}")
+        self.counts["named by verify"] += len(new) > len(others)
+
+    def flip_running(self) -> None:
+        """A bit of a committed entry of a running member, which has to find and repair it."""
+        statuses = self._statuses() if self.settle() else None
+        if statuses is None:
+            return
+        node, last = self.any(), min(status.committed_index for status in statuses)
+        self._flipped(node, flip(node, self.group.store(node), self.rng.choice(KINDS[:3]), last, self.rng))
+
+    def _flipped(self, node: str, damage: Damage | None) -> Damage | None:
+        self._damage = damage
+        if damage is not None:
+            state = "running" if node in self.group.processes else "stopped"
+            self.counts[f"flip {damage.kind} {state}"] += 1
+        return damage
+
+    def _kill_spare(self) -> str | None:
+        """Kill a follower, and wait until both others have every entry; None if that cannot be said."""
+        if not self.settle():
+            return None
+        leader = self.leader()
+        node = self.rng.choice([node for node in self.group.ids if node != leader])
+        self.group.kill(node)
+        return node if self._await_copies(node) else None
+
+    def _await_copies(self, node: str) -> bool:
+        """Wait until both other members have what their leader has. `node` is down, so they keep it from then on."""
+        deadline = time.monotonic() + HUNG_SECONDS
+        others = [other for other in self.group.ids if other != node]
+        while time.monotonic() < deadline:
+            found = self._statuses(others)
+            if found and len({(status.leader_id, status.term, status.end_index) for status in found}) == 1:
+                return found[0].leader_id in others
+            time.sleep(0.1)
+        self.violations.append(f"{others} did not reach the same end within {HUNG_SECONDS:.0f} s without {node}")
+        return False
+
+    def _statuses(self, nodes: list[str] | None = None) -> list[MemberStatus] | None:
+        try:
+            with dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=1_000, max_retries=0) as client:
+                return [client.status(node) for node in nodes or self.group.ids]
+        except DLedgerError:
+            return None
+
+    # Ending faults
+
+    def heal(self) -> None:
+        self.group.network.heal()
+        self.group.resume()
+        self.group.start_all()
+
+    def tend(self) -> None:
+        """Do what an operator does: a member that refuses its damaged store begins with an empty disk."""
+        for node in self.group.crashed():
+            error = self.group.output(node).strip().rpartition("\n")[2]
+            damage = self._damage
+            if damage is None or damage.node != node or "copy" not in error:
+                self.violations.append(f"{node} ended by itself: {error}")
+                self.group.kill(node)
+                return
+            self.counts[f"refused {damage.kind}"] += 1
+            self.group.kill(node)
+            if self._await_copies(node):
+                self.group.lose_disk(node)
+                self.group.start(node)
+                self._damage = None
+
+    def settle(self) -> bool:
+        """Wait until earlier damage is repaired."""
+        deadline = time.monotonic() + HUNG_SECONDS
+        while self._damage is not None and not self.violations:
+            if self._damage.is_repaired:
+                self.counts[f"repaired {self._damage.kind}"] += 1
+                self._damage = None
+            elif time.monotonic() > deadline:
+                self.violations.append(f"not repaired within {HUNG_SECONDS:.0f} s: {self._damage}")
+            else:
+                self.tend()
+                time.sleep(0.1)
+        return not self.violations
