@@ -170,6 +170,20 @@ int64_t MappedFile::readable() {
   return std::min({size_, fault, now});
 }
 
+std::string MappedFile::failure() const {
+  if (size_ == 0 || is_partial_) return "";
+  const auto fault = static_cast<int64_t>(slots[slot_].fault.load() - slots[slot_].begin.load());
+  struct stat status{};
+  if (fstat(fd_, &status) == 0 && fault >= std::min(size_, static_cast<int64_t>(status.st_size))) return "";
+  char byte;
+  return std::strerror(pread(fd_, &byte, 1, fault) < 0 ? errno : EIO);
+}
+
+void MappedFile::check() {
+  std::string reason = failure();
+  if (!reason.empty()) throw UnreadableFault(path_, std::move(reason), readable());
+}
+
 void MappedFile::populate(int64_t from, int64_t length) const {
 #ifdef MADV_POPULATE_READ
   const int64_t first = from & ~static_cast<int64_t>(page_size - 1);

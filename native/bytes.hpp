@@ -90,6 +90,16 @@ struct MissingFault : std::exception {
   int64_t offset;
 };
 
+// A file that has bytes at `offset`, which cannot be read. Becomes UnreadableError in Python.
+struct UnreadableFault : std::exception {
+  UnreadableFault(std::string file, std::string why, int64_t at)
+      : path(std::move(file)), reason(std::move(why)), offset(at) {}
+  const char* what() const noexcept override { return reason.c_str(); }
+
+  std::string path, reason;
+  int64_t offset;
+};
+
 // The parts [from, to) of a file in a partial copy: ascending, disjoint, and whole pages.
 using Extents = std::vector<std::pair<int64_t, int64_t>>;
 
@@ -122,6 +132,11 @@ class MappedFile {
   // The end of the real bytes: the mapped size, or less if the file shrank or could not be read. Throws MissingFault if
   // bytes were read that a partial copy does not have.
   int64_t readable();
+
+  // Why bytes of the file cannot be read; empty if it has none after `readable()`.
+  std::string failure() const;
+  // Throws UnreadableFault if bytes of the file cannot be read.
+  void check();
 
   // Loads the pages of [from, from + length) in one call, which is cheaper than a fault for every 16 pages.
   void populate(int64_t from, int64_t length) const;

@@ -158,9 +158,9 @@ std::unique_ptr<Scan> open_scan(const py::object& request) {
 }
 
 // Calls `walk` on the segment's bytes, and again on fewer bytes if the file shrank meanwhile. The first `populated`
-// bytes from `start` on are loaded before.
+// bytes from `start` on are loaded before. Bytes that cannot be read are an error if the result `needs_all`.
 template <typename Walk>
-auto on_segment(const py::object& segment, int64_t start, Walk walk, int64_t populated = 0) {
+auto on_segment(const py::object& segment, int64_t start, Walk walk, bool needs_all, int64_t populated = 0) {
   const SegmentId id = segment_id(segment);
   checked_start(id, start);
   py::gil_scoped_release release;
@@ -176,6 +176,7 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk, int64_t pop
     }
     const int64_t now = file.readable();
     if (now >= readable) return std::move(*result);
+    if (needs_all) file.check();
     readable = now;
   }
 }
@@ -205,13 +206,14 @@ using LogEndTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int6
 
 LogEndTuple find_log_end(const py::object& segment, int64_t start, bool search_all) {
   const LogEnd end =
-      on_segment(segment, start, [&](const SegmentView& view) { return log_end(view, start, search_all); });
+      on_segment(segment, start, [&](const SegmentView& view) { return log_end(view, start, search_all); }, true);
   return {end.pos,        end.entries,   end.first_index, end.first_term,
           end.last_index, end.last_term, end.last_pos,    end.last_store_timestamp};
 }
 
 py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
-  const auto runs = on_segment(segment, start, [&](const SegmentView& view) { return term_runs(view, start, end); });
+  const auto walk = [&](const SegmentView& view) { return term_runs(view, start, end); };
+  const auto runs = on_segment(segment, start, walk, true);
   py::list list;
   for (const TermRun& run : runs) list.append(py::make_tuple(run.term, run.index, run.pos, run.entries));
   return list;
@@ -219,7 +221,8 @@ py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
 
 // The fields of a PutIds, arrays as bytes.
 py::tuple find_put_ids(const py::object& segment, int64_t start, int64_t end) {
-  const PutIds found = on_segment(segment, start, [&](const SegmentView& view) { return put_ids(view, start, end); });
+  const auto walk = [&](const SegmentView& view) { return put_ids(view, start, end); };
+  const PutIds found = on_segment(segment, start, walk, false);
   return py::make_tuple(array_of(found.index), bytes_of(found.ids), array_of(found.store_timestamp));
 }
 
@@ -247,7 +250,7 @@ py::tuple copy_from(const py::object& segment, const py::object& starts, const p
   const auto walk = [&](const SegmentView& view) { return copy_messages(view, positions, counts, count, first, to); };
   const int64_t start = std::max(positions[0], segment.attr("base").cast<int64_t>());
   // The messages are about consecutive in the segment.
-  const CopiedMessages copied = on_segment(segment, start, walk, memory.range().size);
+  const CopiedMessages copied = on_segment(segment, start, walk, false, memory.range().size);
   return py::make_tuple(copied.size, array_of(copied.outcomes));
 }
 
@@ -434,6 +437,9 @@ PYBIND11_MODULE(_native, module) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const StoreFault& fault) {
       PyErr_SetString(error_class("StoreError").ptr(), fault.what());
+    } catch (const UnreadableFault& fault) {
+      const py::object type = error_class("UnreadableError");
+      PyErr_SetObject(type.ptr(), type(fault.path, fault.reason, fault.offset).ptr());
     } catch (const MissingFault& fault) {
       const py::object missing = py::module_::import("pyspark_dledger.format.scan.segment_file").attr("MissingBytes");
       PyErr_SetObject(missing.ptr(), py::int_(fault.offset).ptr());
@@ -453,10 +459,10 @@ PYBIND11_MODULE(_native, module) {
   module.def("log_end", &find_log_end);
   module.def("split", [](const py::object& segment, int64_t start, int64_t end, int64_t target_bytes) {
     const int64_t target = std::max<int64_t>(target_bytes, 1);
-    return on_segment(segment, start, [&](const SegmentView& view) { return split(view, start, end, target); });
+    return on_segment(segment, start, [&](const SegmentView& view) { return split(view, start, end, target); }, false);
   });
   module.def("seek", [](const py::object& segment, int64_t start, int64_t end, int64_t index) {
-    return on_segment(segment, start, [&](const SegmentView& view) { return seek(view, start, end, index); });
+    return on_segment(segment, start, [&](const SegmentView& view) { return seek(view, start, end, index); }, true);
   });
   module.def("term_runs", &find_term_runs);
   module.def("put_ids", &find_put_ids);

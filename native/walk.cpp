@@ -215,7 +215,9 @@ std::string SegmentView::message_reason(int64_t pos) const {
 }
 
 std::string SegmentView::shortage() const {
-  return "expected " + text(id_.size) + " bytes in " + id_.name + ", found " + text(file_end_ - id_.base);
+  const std::string failure = file_ != nullptr ? file_->failure() : "";
+  return "expected " + text(id_.size) + " bytes in " + id_.name + ", found " + text(file_end_ - id_.base) +
+         (failure.empty() ? "" : " readable bytes (" + failure + ")");
 }
 
 int SegmentView::sizes_at(int64_t pos, int64_t sizes[2]) const {

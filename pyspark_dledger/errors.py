@@ -30,6 +30,12 @@ class UnreadableError(StoreError):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path, self.reason, self.offset)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UnreadableError) and self.__reduce__() == other.__reduce__()
+
+    def __hash__(self) -> int:
+        return hash(self.__reduce__())
+
 
 class DataLossError(StoreError):
     """A stream's log that no longer holds what was read, or what would be read next; see failOnDataLoss."""

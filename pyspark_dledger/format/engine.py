@@ -31,8 +31,9 @@ class Engine(Protocol):
     """The calls of both engines, which return the same values and raise the same error texts.
 
     Positions are those of the log, in bytes. Records are big-endian, see `layout`. A range ``[start, end)`` begins at
-    an entry boundary. Calls that read a segment raise StoreError if the file cannot be read, and MissingBytes (see
-    `scan.segment_file`) if they need bytes that a partial copy does not have.
+    an entry boundary. Calls that read a segment raise StoreError if the file cannot be opened, and MissingBytes (see
+    `scan.segment_file`) if they need bytes that a partial copy does not have. Of a file that cannot be read from some
+    byte on, the rest is damage, whose problem says so; `log_end`, `seek` and `term_runs` raise UnreadableError.
     """
 
     NAME: str

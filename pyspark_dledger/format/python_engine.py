@@ -173,22 +173,26 @@ def _to_arrow(request: ScanRequest, records: list[_Record]) -> tuple[pa.RecordBa
     return pa.RecordBatch.from_arrays(arrays, schema=schema), compressed
 
 
-def _with_file(segment: Segment, function: Callable[[SegmentFile], _Result]) -> _Result:
-    """The result of ``function`` for an open segment. It is called again if the file shrinks meanwhile."""
+def _with_file(segment: Segment, function: Callable[[SegmentFile], _Result], needs_all: bool = False) -> _Result:
+    """The result of ``function`` for an open segment. It is called again if the file shrinks meanwhile.
+
+    Bytes that cannot be read are an error if the result `needs_all`.
+    """
     with SegmentFile(segment) as data:
         while True:
             try:
                 return function(data)
             except FileShrunk:
-                continue
+                if needs_all:
+                    data.check()
 
 
-def _with_frames(segment: Segment, function: Callable[[Frames], _Result]) -> _Result:
-    return _with_file(segment, lambda data: function(frames_of(data)))
+def _with_frames(segment: Segment, function: Callable[[Frames], _Result], needs_all: bool = False) -> _Result:
+    return _with_file(segment, lambda data: function(frames_of(data)), needs_all)
 
 
 def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
-    return _with_frames(segment, lambda frames: find_log_end(frames, start, search_all))
+    return _with_frames(segment, lambda frames: find_log_end(frames, start, search_all), needs_all=True)
 
 
 def split(segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
@@ -202,11 +206,11 @@ def seek(segment: Segment, start: int, end: int, index: int) -> int:
                 return span.pos
         return end
 
-    return _with_frames(segment, first)
+    return _with_frames(segment, first, needs_all=True)
 
 
 def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
-    return _with_frames(segment, lambda frames: _term_runs(frames, start, end))
+    return _with_frames(segment, lambda frames: _term_runs(frames, start, end), needs_all=True)
 
 
 def _term_runs(frames: Frames, start: int, end: int) -> list[TermRun]:

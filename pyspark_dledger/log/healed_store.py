@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, encode_entry_header
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, segment_name
@@ -59,6 +60,10 @@ class HealedStore(StoreView):
     @property
     def sources(self) -> list[StoreView]:
         return self._stores
+
+    def without(self, error: UnreadableError) -> HealedStore:
+        """Raises the error: a file that cannot be read is damage of a replica."""
+        raise error
 
     def refreshed(self) -> HealedStore:
         """The same store: replicas are not written during a read."""

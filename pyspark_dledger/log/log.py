@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark_dledger.common.options import nearest
-from pyspark_dledger.errors import OptionError
+from pyspark_dledger.errors import OptionError, UnreadableError
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.option_uses import SCAN, check_use
 from pyspark_dledger.log.options import ReadOptions, find_option, option_filters, parse_options
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.log.verify.findings import Finding
+
+_Answer = TypeVar("_Answer")
 
 
 def open_log(path: str | os.PathLike[str], **options: Any) -> Log:
@@ -71,10 +73,17 @@ class Log(StoreView):
         return (batch for partition in partitions for batch in read_partition(partition))
 
 
-class ReadableLog(Log):
-    """The log of a store, and its replicas, without the files of the DLedger logs that cannot be read."""
+def answer(log: Log, question: Callable[[Log], _Answer]) -> _Answer:
+    """What `question` returns for a log that leaves out what cannot be read.
 
-    leaves_out_unread = True
+    It is asked again without a file of which a read fails in the middle. Raises UnreadableError for a file that is not
+    of the log or of a replica's.
+    """
+    while True:
+        try:
+            return question(log)
+        except UnreadableError as error:
+            log = log.without(error)
 
 
 def _field(option: str) -> str:

@@ -35,7 +35,7 @@ from pyspark_dledger.common.options import (
     size_up_to,
 )
 from pyspark_dledger.common.uris import store_path
-from pyspark_dledger.errors import OptionError
+from pyspark_dledger.errors import OptionError, UnreadableError
 from pyspark_dledger.format.spec import MODES, Filters, IntFilter
 
 TABLES = (
@@ -211,6 +211,8 @@ class ReadOptions:
     tls_key: str | None = option(None, TEXT, TLS_KEY, scope=STREAM)
     tls_ca: str | None = option(None, TEXT, TLS_CA, scope=STREAM)
     engine: str = option("auto", choice(ENGINES), "`native` is C++; `auto`: C++ if it is built")
+    unread: tuple[UnreadableError, ...] | None = None
+    """Files of logs that are left out because a read of them failed; None: such a read raises the error."""
 
 
 OPTIONS = options_of(ReadOptions)

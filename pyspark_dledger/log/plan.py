@@ -61,13 +61,30 @@ class _Window:
 
 def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError."""
-    from pyspark_dledger.format.scan.bodies import expand
+    for part in partition.ranges:
+        yield from _read(partition, part)
+
+
+def read_judged(partition: Partition) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, which have the column problem; for those who say what is damaged.
+
+    Raises UnreadableError for a file that cannot be read from some byte on: the rest is not damaged, it is unknown.
+    """
+    from pyspark_dledger.log.io.unread_files import check_read  # loads numpy
 
     for part in partition.ranges:
-        if isinstance(part, FileGap):
-            yield from gap_batches(part)
-        else:
-            yield from expand(engine_of(partition.engine, part.segment).scan(part), part)
+        for batch in _read(partition, part):
+            if isinstance(part, ScanRequest):
+                check_read(part.segment, batch["problem"])
+            yield batch
+
+
+def _read(partition: Partition, part: ScanRequest | FileGap) -> Iterator[pa.RecordBatch]:
+    from pyspark_dledger.format.scan.bodies import expand
+
+    if isinstance(part, FileGap):
+        return gap_batches(part)
+    return expand(engine_of(partition.engine, part.segment).scan(part), part)
 
 
 def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
@@ -247,11 +264,12 @@ def _ranges(store: StoreView, template: ScanRequest, window: _Window) -> Iterato
 def _gap(
     store: StoreView, template: ScanRequest, window: _Window, before: Segment, after: Segment
 ) -> Iterator[FileGap]:
-    """A gap between two files; after the end of the log there are no gaps."""
+    """A gap between two files, without those that cannot be read; after the end of the log there are no gaps."""
     last = store.ends.get(after.source)
     is_inside = last is not None and after.base <= last[0].base
     if is_inside and before.end < window.end and after.base > window.start:
-        yield FileGap(template, before.end, after.base, after.source)
+        for start, end in store.unread.known_parts(before.end, after.base):
+            yield FileGap(template, start, end, after.source)
 
 
 def _is_excluded(store: StoreView, segment: Segment, filters: Filters) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.epochs import read_epochs
@@ -118,10 +117,6 @@ def _time(milliseconds: int) -> int | None:
 
 def _problem(store: StoreView) -> str | None:
     """What cannot be read of a local store; in a remote one the read itself fails."""
-    if isinstance(store.path, RemoteUri):
-        return None
-    from pyspark_dledger.log.io.readable_files import unreadable_files  # imports numpy, which is slow to load
-
-    found = list(unreadable_files(store.paths))
+    found = store.unread.texts()
     more = f"; {len(found) - 1} more: run dledger verify" if len(found) > 1 else ""
-    return f"{found[0]}{more}" if found else None
+    return f"cannot be read: {found[0]}{more}" if found else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
@@ -14,8 +15,11 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, Prec
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, unnamed_segment
 from pyspark_dledger.log.io.files import map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
-from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths
 from pyspark_dledger.log.witness.store_witness import witness_of
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.io.unread_files import UnreadSegment
 
 _HEAD_BYTES = 64 * 1024
 _MAX_UNITS_TRIED = 1_000
@@ -25,14 +29,14 @@ _MAX_UNITS_TRIED = 1_000
 class StoreSegments:
     """The segments of a store, in order, and the folder listings they come from.
 
-    ``divided`` is where the first DLedger file begins, None without one. ``unread`` are DLedger segments that cannot be
+    ``divided`` is where the first DLedger file begins, None without one. ``unread`` are the segments that cannot be
     read and were left out.
     """
 
     segments: list[Segment]
     divided: int | None
     listings: tuple[Listing, Listing]
-    unread: tuple[tuple[Segment, UnreadableError], ...] = ()
+    unread: tuple[UnreadSegment, ...] = ()
 
 
 def list_store(
@@ -41,13 +45,12 @@ def list_store(
     engine: Engine,
     index: DLedgerIndex,
     before: StoreSegments | None,
-    leave_out_unread: bool = False,
+    known_unread: Sequence[UnreadableError] | None = None,
 ) -> StoreSegments:
     """List the segments at `paths`, each with its witness; what `before` has and did not change is not read again.
 
-    `check_pos` says whether DLedger entries have their true position, `leave_out_unread` to list those that cannot be
-    read in ``unread`` only. Raises OSError, and StoreError for a file that
-    is no segment.
+    `check_pos` says whether DLedger entries have their true position. Those of `known_unread`, and more that cannot be
+    read, are in ``unread`` only; None leaves nothing out. Raises OSError, and StoreError for a file that is no segment.
     """
     earlier = before.listings if before is not None else (None, None)
     listings = (
@@ -56,10 +59,14 @@ def list_store(
     )
     witness = witness_of(paths)
     ledger, old = ([replace(segment, witness=witness) for segment in found.segments] for found in listings)
-    divided = ledger[0].base if ledger else None
-    errors = _unreadable(ledger, paths.path) if leave_out_unread and not is_remote(paths.path) else {}
-    unread = tuple((segment, errors[segment.base]) for segment in ledger if segment.base in errors)
-    ledger = [segment for segment in ledger if segment.base not in errors]
+    unread: tuple[UnreadSegment, ...] = ()
+    if known_unread is not None and not is_remote(paths.path):
+        from pyspark_dledger.log.io.unread_files import unread_segments  # imports numpy, which is slow to load
+
+        unread = unread_segments(paths, [*old, *ledger], known_unread)
+    left_out = {segment.path for segment, _ in unread}
+    divided = min((each.base for each in (*ledger, *_of(DLEDGER, unread))), default=None)
+    old, ledger = ([each for each in found if each.path not in left_out] for found in (old, ledger))
     # The beginning of the last file can have been written since.
     seen = before.segments[:-1] if before is not None else []
     known = {replace(segment, before=None, after=None): segment for segment in seen}
@@ -83,6 +90,7 @@ def list_store(
             # From the first DLedger file on the log is DLedger's, even where commitlog/ has files.
             old = [replace(part, size=min(part.size, divided - part.base)) for part in old if part.base < divided]
         segments = old + ledger
+        unread = tuple(each for each in unread if each[0].source == DLEDGER or each[0].base < (divided or HIGHEST_BASE))
     return StoreSegments(segments, divided, listings, unread)
 
 
@@ -146,7 +154,5 @@ def _last_unit_below(index: DLedgerIndex, pos: int) -> int:
     return low - 1
 
 
-def _unreadable(segments: Sequence[Segment], path: str) -> dict[int, UnreadableError]:
-    from pyspark_dledger.log.io.readable_files import unreadable_segments  # imports numpy, which is slow to load
-
-    return unreadable_segments(segments, path)
+def _of(source: str, unread: Iterable[UnreadSegment]) -> Iterator[Segment]:
+    return (segment for segment, _ in unread if segment.source == source)

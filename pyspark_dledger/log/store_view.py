@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pyspark_dledger.common.adjacent import merge_adjacent
-from pyspark_dledger.common.integers import INT64_MIN
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
@@ -22,6 +22,9 @@ from pyspark_dledger.log.io.unfinished import check_finished
 from pyspark_dledger.log.log_ends import NO_ENTRY, KnownEnds, LogEnds
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_segments import StoreSegments, list_store
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.io.unread_files import UnreadFiles
 
 _Store = TypeVar("_Store", bound="StoreView")
 
@@ -38,11 +41,9 @@ class StoreView:
     """One store, read when it is needed and never written.
 
     `options` choose the store and the engine: selfId, dataDirs, replicas, engine. Further data folders can also follow
-    `path` after commas. Raises StoreError where it has no readable store.
+    `path` after commas. With ``unread``, files of the log that cannot be read are left out; see `unread`. Raises
+    StoreError where it has no readable store.
     """
-
-    leaves_out_unread = False
-    """Whether files of the DLedger log that cannot be read are left out, instead of an error of what reads them."""
 
     restored_committed: int | None = None
     """The committed index of a log that is put together from replicas."""
@@ -60,16 +61,36 @@ class StoreView:
             self.index_files = DLedgerIndex(index, seen.index_files)
             check_pos = self.dialect != "0.4"
             self._segments = list_store(
-                self.paths, check_pos, self.engine, self.index_files, seen.segments, self.leaves_out_unread
+                self.paths, check_pos, self.engine, self.index_files, seen.segments, options.unread
             )
         except OSError as error:
             raise StoreError(f"{error.filename}: cannot be read ({error.strerror}): check its permissions") from None
         self.segments = self._segments.segments
 
-    @property
-    def unread_segments(self) -> tuple[tuple[Segment, UnreadableError], ...]:
-        """The files of the DLedger log that were left out."""
-        return self._segments.unread
+    @cached_property
+    def unread(self) -> UnreadFiles:
+        """What cannot be read of the store, and what of the log is unknown because of it."""
+        from pyspark_dledger.log.io.unread_files import UnreadFiles  # imports numpy, which is slow to load
+
+        last = self.segments[-1].base if self.segments else -1
+        return UnreadFiles(self.paths, self._segments.unread, last, self.indexes_in)
+
+    def indexes_in(self, unread: Segment) -> tuple[int, int] | None:
+        """The first and last index that a file which was left out can have; None for a CommitLog's."""
+        if unread.source != DLEDGER:
+            return None
+        before = next((each for each in reversed(self.ledger_segments) if each.base < unread.base), None)
+        end = self.engine.log_end(before, before.base, True) if before is not None else None
+        following = (index for segment, (_, index, _) in self.first_entries if segment.base > unread.base)
+        return end.last_index + 1 if end is not None else 0, next(following, INT64_MAX + 1) - 1
+
+    def without(self: _Store, error: UnreadableError) -> _Store:  # noqa: PYI019 - Self needs Python 3.11
+        """The store and its replicas without the file of a log that `error` names; raises `error` for another file."""
+        known = self.options.unread or ()
+        files = {segment.path for store in (self, *self.replicas) for segment in store.segments}
+        if error.path not in files:
+            raise error
+        return type(self)(self.path, replace(self.options, unread=(*known, error)))
 
     @property
     def sources(self) -> list[StoreView]:
@@ -95,6 +116,8 @@ class StoreView:
 
         With `gaps_are_rows`, only for the first or last file: between others, a missing file has rows.
         """
+        if self.options.unread is not None:
+            return
         for path in not_files((*self.paths.data_dirs, *self.paths.commitlog_dirs)):
             low, high = (self.segments[0].base, self.segments[-1].end) if self.segments else (0, 0)
             is_row = gaps_are_rows and low <= int(path.name) < high
@@ -135,9 +158,11 @@ class StoreView:
     @cached_property
     def replicas(self: _Store) -> list[_Store]:  # noqa: PYI019 - Self needs Python 3.11
         """The other replicas, from the option ``replicas``."""
-        options = ReadOptions(engine=self.options.engine)
+        options = ReadOptions(engine=self.options.engine, unread=self.options.unread)
         try:
             return [type(self)(path, options) for path in self.options.replicas or ()]
+        except UnreadableError:
+            raise
         except StoreError as error:
             raise StoreError(f"{error} (a replica is named by its dledger-<id> folder)") from None
 

@@ -19,7 +19,7 @@ def cut_logs(log: Log) -> Iterator[str]:
     """The replicas whose checkpoint has a higher committed index than their log."""
     for member in (log, *log.replicas):
         known = member.checkpoint_committed_index
-        if known > member.end.last_index:
+        if known > member.end.last_index and not member.unread.has_end:
             yield (
                 f"note: {member.path}: the checkpoint says that {known} is committed, but the log ends at "
                 f"{member.end.last_index}: its end is lost"

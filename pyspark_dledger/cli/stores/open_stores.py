@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pyspark_dledger.cli.arguments import ROW_POSITION
 from pyspark_dledger.errors import OptionError
@@ -62,10 +63,10 @@ def position_option(which: str, text: str) -> tuple[str, str]:
     return name, text
 
 
-def open_store(args: argparse.Namespace, use: str | None = None, kind: type[Log] = Log) -> Log:
-    """The store at the first path, as a log of `kind`; further paths are its replicas.
+def open_store(args: argparse.Namespace, use: str | None = None, leave_out: bool = False) -> Log:
+    """The store at the first path; further paths are its replicas.
 
-    Raises OptionError for an option without an effect on `use`, by default the table that the options name.
+    With `leave_out`, logs are without the files that cannot be read; the caller names these. Raises OptionError for an option without an effect on `use`, by default the table that the options name.
     """
     options = read_options(args)
     first, *others = args.path
@@ -73,7 +74,7 @@ def open_store(args: argparse.Namespace, use: str | None = None, kind: type[Log]
         set_option(options, "replicas", json.dumps(others), "further paths")
     parsed = parse_options(options)
     check_use(parsed, use or f"table {parsed.table}")
-    log = kind(first, parsed)
+    log = Log(first, replace(parsed, unread=() if leave_out else None))
     if not parsed.heal:
         return log
     from pyspark_dledger.log.healed_log import HealedLog  # loads pyarrow
@@ -81,10 +82,10 @@ def open_store(args: argparse.Namespace, use: str | None = None, kind: type[Log]
     return HealedLog(log)
 
 
-def open_stores(args: argparse.Namespace, use: str) -> Iterator[Log]:
-    """The store at each path, with heal one store of all paths. Raises OptionError for an option without an effect."""
+def open_stores(args: argparse.Namespace, use: str, leave_out: bool = False) -> Iterator[Log]:
+    """The store at each path, with heal one store of all paths; see `open_store`."""
     options = parse_options(read_options(args))
     if options.heal and "heal" in USES[use]:
-        return iter([open_store(args, use)])
+        return iter([open_store(args, use, leave_out)])
     check_use(options, use)
-    return (Log(path, options) for path in args.path)
+    return (Log(path, replace(options, unread=() if leave_out else None)) for path in args.path)

@@ -10,7 +10,6 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
-from pyspark_dledger.cli.stores.unread_files import UnreadFiles
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
 
@@ -26,7 +25,12 @@ _ELSEWHERE = ("rocketmq", "filesAfter", "queues", "consumeQueueMaxOffsets", "isT
 
 
 def print_plain_recoveries(
-    out: Output, log: Log, unread: UnreadFiles, version: str | None, file_size: int | None, as_json: bool
+    out: Output,
+    log: Log,
+    silent: list[SilentDamage],
+    version: str | None,
+    file_size: int | None,
+    as_json: bool,
 ) -> int:
     """Print the recovery of a store by one version of RocketMQ, or one for each family of versions that do the same.
 
@@ -36,17 +40,17 @@ def print_plain_recoveries(
     from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, families, preview_plain
 
     found = [preview_plain(log, line, file_size) for line in ([version] if version is not None else LINES)]
-    silent = unread.silent_damage()
+    unread = log.unread.texts()
     # Versions older than the store cannot have run on it.
     known = [item for item in found if version is not None or not item.is_too_old]
-    is_trouble = unread.errors or any(item.is_trouble or _kept(item, silent) for item in known)
+    is_trouble = unread or any(item.is_trouble or _kept(item, silent) for item in known)
     if as_json:
         for item in found:
             kept = [fields_row(each) for each in _kept(item, silent)]
-            more = {"silentDamage": kept, "unreadable": unread.texts()}
+            more = {"silentDamage": kept, "unreadable": unread}
             out.line(json_line({"path": log.path, "node": None, **item.as_json(), **more}))
         return FINDINGS if is_trouble else CLEAN
-    for text in unread.lines("what a start does"):
+    for text in log.unread.lines("what a start does"):
         out.line(text)
     answers = families(known)
     agree = "" if version is not None else ": all versions do the same" if len(answers) == 1 else ": versions differ"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
@@ -18,6 +18,7 @@ from pyspark_dledger.log import Log
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LOG_FOLDERS = ("data", "commitlog")
 # Verdicts of the table diff that no healthy group shows.
 _DIFFERENCES = frozenset(("filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"))
 
@@ -51,32 +52,47 @@ def print_tables(
     args: argparse.Namespace,
     out: Output,
     columns: tuple[str, ...] | None = None,
-    nothing: Callable[[], str] = lambda: "no file",
+    nothing: str = "no file",
     notes: Callable[[Log], Iterator[str]] | None = None,
     batches: Callable[[Log, ProgressBar], Iterator[pa.RecordBatch]] | None = None,
+    question: str | None = None,
+    read_names: Container[str] = LOG_FOLDERS,
 ) -> int:
     """Print a table of each store, then `notes`; returns the exit code. `batches` reads the table.
 
     Text has `columns` of the table (all by default), or `nothing` where no row is printed. JSON has all columns, and no
-    notes.
+    notes. With a `question`, the table is that of the files that can be read, and others in folders `read_names` are
+    named: they leave the question open.
     """
     read = batches if batches is not None else lambda log, progress: table_batches(log, name, progress)
     code = CLEAN
     texts: list[str] = []
+    unread: list[str] = []
 
     def rows() -> Iterator[Row]:
         nonlocal code
-        for log in open_stores(args, f"table {name}"):
+        for log in open_stores(args, f"table {name}", leave_out=question is not None):
             for batch in read(log, out.progress):
                 for row in rows_of(batch, bytes):
                     code = FINDINGS if is_finding(name, row) else code
                     yield row if args.json or columns is None else {column: row[column] for column in columns}
-            if notes is not None and not args.json:
+            if question is not None:
+                unread.extend(log.unread.lines(question, read_names))
+            if notes is not None and not args.json and not unread:
                 texts.extend(f"{log.path}: {text}" for text in notes(log))
 
     if not print_rows(out, rows(), args.json) and not args.json:
-        out.line(nothing())
+        out.line("nothing in what can be read" if unread else nothing)
+    print_unread(out, unread, args.json)
     out.flush()
     for text in texts:
         note(text)
-    return code
+    return FINDINGS if unread else code
+
+
+def print_unread(out: Output, lines: Iterable[str], as_json: bool) -> bool:
+    """Print what cannot be read, as notes with JSON; whether there is anything."""
+    found = list(lines)
+    for text in found:
+        note(text) if as_json else out.line(text)
+    return bool(found)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
-from pyspark_dledger.cli.exit_codes import FINDINGS
 from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.table_printer import print_tables
-from pyspark_dledger.cli.stores.unread_files import UnreadFiles
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.store_view import StoreView
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,35 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print the contradictions in what can be read; `FINDINGS` if there is one, or a file cannot be read."""
-    unread: list[str] = []
-
-    def batches(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
-        files = UnreadFiles(log, _READ)
-        yield from _audited(log, files, progress)
-        unread.extend(files.lines("if log and ConsumeQueue agree"))
-
-    def notes(log: Log) -> Iterator[str]:
-        return iter(()) if unread else _notes(log)
-
-    def nothing() -> str:
-        return "no contradiction in what can be read" if unread else "log and ConsumeQueue agree"
-
-    code = print_tables("audit", args, out, nothing=nothing, notes=notes, batches=batches)
-    for text in unread:
-        note(text) if args.json else out.line(text)
-    return FINDINGS if unread else code
+    agree = "log and ConsumeQueue agree"
+    texts: dict[str, Any] = {"nothing": agree, "question": f"if {agree}", "read_names": _READ}
+    return print_tables("audit", args, out, notes=_notes, batches=_audited, **texts)
 
 
-def _audited(log: Log, files: UnreadFiles, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
+def _audited(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
     from pyspark_dledger.rocketmq.tables.audit_table import plan, read
-    from pyspark_dledger.rocketmq.tables.unread_parts import UnreadParts
 
-    readable = StoreView(log.path, log.options)
-    unread = UnreadParts(readable, files.segments, files.add)
-    parts = plan(readable, log.options, files.add)
+    parts = plan(log, log.options, log.unread.add)
     for number, part in enumerate(parts):
         progress(number, len(parts))
-        yield from read(part, unread)
+        yield from read(part, log.unread)
 
 
 def _notes(log: Log) -> Iterator[str]:

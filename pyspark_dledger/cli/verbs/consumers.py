@@ -14,4 +14,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    return print_tables("consumers", args, out, nothing=lambda: "no consumer group is known")
+    return print_tables("consumers", args, out, nothing="no consumer group is known")

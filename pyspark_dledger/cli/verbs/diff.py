@@ -23,6 +23,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import node_folders
+from pyspark_dledger.log.log import answer
 from pyspark_dledger.log.option_uses import DIGESTS
 
 if TYPE_CHECKING:
@@ -45,26 +46,28 @@ def run(args: argparse.Namespace, out: Output) -> int:
     args.path = _replicas(args.path)
     if args.md5:
         return _md5(args, out)
-    from pyspark_dledger.log.log import ReadableLog
-
-    log = open_store(args, "table diff", ReadableLog)
+    log = open_store(args, "table diff", leave_out=True)
     if not log.replicas:
         raise OptionError(
             f"{log.path}: only one store to compare: give its replicas as further paths "
             "(dledger diff STORE STORE ...), or a folder that has several dledger-<id>/"
         )
-    if args.json:
+    return answer(log, lambda readable: _diff(readable, out, args.json))
+
+
+def _diff(log: Log, out: Output, as_json: bool) -> int:
+    if as_json:
         from pyspark_dledger.log.diff.commit_log.comparison import all_may_start
         from pyspark_dledger.log.diff.replica_parts import replica_rows
         from pyspark_dledger.log.diff.verdict import short_files
-        from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 
         stores = (log, *log.replicas)
-        unread = [str(error) for one in stores for _, error in one.unread_segments]
-        unread += [f"{one.path}: {text}" for one in stores for text in unreadable_witnesses(one.paths)]
+        rows = list(map(fields_row, replica_rows(log)))
+        unread = [text for one in stores for text in one.unread.segment_texts()]
+        unread += [f"{one.path}: {text}" for one in stores for text in one.unread.witnesses()]
         is_short = any(map(short_files, stores))
         code = FINDINGS if [*cut_logs(log)] or unread or is_short or not all_may_start(log) else CLEAN
-        for row in map(fields_row, replica_rows(log)):
+        for row in rows:
             code = FINDINGS if is_finding("diff", row) else code
             out.line(json_line(row))
         out.flush()

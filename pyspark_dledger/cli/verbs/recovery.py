@@ -14,11 +14,11 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.cli.stores.plain_recovery_text import print_plain_recoveries
-from pyspark_dledger.cli.stores.unread_files import UnreadFiles
 from pyspark_dledger.common.options import parse_size
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
+from pyspark_dledger.log.log import answer
 from pyspark_dledger.log.option_uses import RECOVERY
 
 if TYPE_CHECKING:
@@ -55,32 +55,38 @@ def _file_size(text: str) -> int:
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print what Java would do; `FINDINGS` if a version does not open the store, cuts entries or keeps damaged ones."""
     code = CLEAN
-    for log in open_stores(args, RECOVERY):
-        unread = UnreadFiles(log)
-        if args.java is None and _is_plain(log):
-            _check_plain(args)
-            code = max(code, print_plain_recoveries(out, log, unread, args.rocketmq, args.data_file_size, args.json))
-            continue
-        found = list(_recoveries(args, log))
-        silent = unread.silent_damage()
-        if silent or unread.errors or any(_is_trouble(item, log) for item in found):
-            code = FINDINGS
-        if args.json:
-            more = {"silentDamage": [fields_row(each) for each in silent], "unreadable": unread.texts()}
-            for item in found:
-                out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json(), **more}))
-            continue
-        for text in unread.lines("what a start does"):
-            out.line(text)
-        if len(found) == 1:
-            print_fields(out, _for_text(found[0]))
-        else:
-            out.line(f"{log.path}: if Java DLedger of these versions opened it")
-            print_table(out, [_short(item) for item in found])
-            for text in dict.fromkeys(text for item in found for text in item.notes):
-                out.line(f"note: {text}")
-        for text in _warnings(silent):
-            out.line(text)
+    for log in open_stores(args, RECOVERY, leave_out=True):
+        code = max(code, answer(log, lambda readable: _print_recovery(args, out, readable)))
+    return code
+
+
+def _print_recovery(args: argparse.Namespace, out: Output, log: Log) -> int:
+    from pyspark_dledger.log.recovery.silent_damage import silent_damage
+
+    silent = list(silent_damage(log))
+    if args.java is None and _is_plain(log):
+        _check_plain(args)
+        return print_plain_recoveries(out, log, silent, args.rocketmq, args.data_file_size, args.json)
+    found = list(_recoveries(args, log))
+    unread = log.unread.texts()
+    is_trouble = silent or unread or any(_is_trouble(item, log) for item in found)
+    code = FINDINGS if is_trouble else CLEAN
+    if args.json:
+        more = {"silentDamage": [fields_row(each) for each in silent], "unreadable": unread}
+        for item in found:
+            out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json(), **more}))
+        return code
+    for text in log.unread.lines("what a start does"):
+        out.line(text)
+    if len(found) == 1:
+        print_fields(out, _for_text(found[0]))
+    else:
+        out.line(f"{log.path}: if Java DLedger of these versions opened it")
+        print_table(out, [_short(item) for item in found])
+        for text in dict.fromkeys(text for item in found for text in item.notes):
+            out.line(f"note: {text}")
+    for text in _warnings(silent):
+        out.line(text)
     return code
 
 

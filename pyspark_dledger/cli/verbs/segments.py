@@ -16,8 +16,8 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH, "findings")
+    add_stores(parser, EACH, "findings, unreadable files")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    return print_tables("segments", args, out, _COLUMNS)
+    return print_tables("segments", args, out, _COLUMNS, question="what these files have")

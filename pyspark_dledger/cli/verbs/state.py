@@ -12,6 +12,8 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_rows, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.cli.stores.queue_ends import print_queue_ends, queue_ends
+from pyspark_dledger.log.log import answer
+from pyspark_dledger.log.state import state_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print the state of each store; `FINDINGS` if a file of one cannot be read."""
-    logs = list(open_stores(args, "table state"))
-    rows = [_shown(fields_row(log.state)) for log in logs]
+    logs = list(open_stores(args, "table state", leave_out=True))
+    rows = [_shown(fields_row(answer(log, state_of))) for log in logs]
     ends = [queue_ends(log) for log in logs] if args.queues else []
     code = FINDINGS if any(row["problem"] for row in (*rows, *chain.from_iterable(ends))) else CLEAN
     if args.json:

@@ -10,6 +10,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.cli.stores.table_printer import LOG_FOLDERS, print_unread
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.option_uses import STATISTICS
 
@@ -22,7 +23,7 @@ _SHOWN_TAGS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH, "rows with a problem")
+    add_stores(parser, EACH, "rows with a problem, unreadable files")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 
     code = CLEAN
-    for log in open_stores(args, STATISTICS):
+    for log in open_stores(args, STATISTICS, leave_out=True):
         found = Statistics()
         for batch in scan_counted(log, out.progress):
             found.add(batch)
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
                     out.line(json_line({"of": kind, **row}))
         else:
             _print_text(out, total, terms, topics)
+        if print_unread(out, log.unread.lines("what the whole log has", LOG_FOLDERS), args.json):
+            code = FINDINGS
     return code
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import final
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.spec import Segment
 
@@ -52,6 +52,7 @@ class SegmentFile:
             raise StoreError(f"{segment.path}: is not a readable file: {os.strerror(errno.EINVAL)}")
         self.end = segment.base + min(segment.size, status.st_size)
         self._found = str(status.st_size)
+        self._failure: UnreadableError | None = None
         self._window = b""
         self._window_start = segment.base
 
@@ -85,6 +86,11 @@ class SegmentFile:
         """The problem text for a file that ends before its segment."""
         return f"expected {self.segment.size} bytes in {self.segment.name}, found {self._found}"
 
+    def check(self) -> None:
+        """Raises UnreadableError if bytes of the file could not be read."""
+        if self._failure is not None:
+            raise self._failure
+
     def _read_window(self, start: int, stop: int) -> bytes:
         try:
             return self._read(start, min(start + WINDOW, self.end))
@@ -95,7 +101,9 @@ class SegmentFile:
         try:
             return self._read(start, stop)
         except OSError as error:
-            self._found = f"{start - self.segment.base} readable bytes ({error.strerror})"
+            at = start - self.segment.base
+            self._found = f"{at} readable bytes ({error.strerror})"
+            self._failure = UnreadableError(self.segment.path, error.strerror, at)
             self.end = start
             raise FileShrunk from error
 

@@ -19,6 +19,7 @@ from pyspark_dledger.log.copies.control_rows import are_controls
 from pyspark_dledger.log.copies.problems import POSITION, TIMES, TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.io.unread_files import check_rest
 from pyspark_dledger.log.plan import Partition
 
 HEADER = ("term", "magic", "channel", "chainCrc", "bodyCrc")
@@ -131,11 +132,18 @@ def _read_slices(share: ReplicaShare) -> Iterator[EntrySlice]:
 
 
 def _batches(partition: Partition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition. Bodies stay compressed: their checksum is of the compressed bytes."""
+    """The rows of a partition. Bodies stay compressed: their checksum is of the compressed bytes.
+
+    Raises UnreadableError for a file that cannot be read from some byte on.
+    """
     for part in partition.ranges:
         if isinstance(part, ScanRequest):
+            reached = part.start
             for batch, _ in engine_of(partition.engine, part.segment).scan(part):
+                if len(batch):
+                    reached = batch["pos"][-1].as_py() + batch["size"][-1].as_py()
                 yield batch
+            check_rest(part.segment, reached, part.end)
 
 
 def _columns(batch: pa.RecordBatch, share: ReplicaShare) -> dict[str, Array]:

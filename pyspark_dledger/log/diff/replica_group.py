@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pyspark_dledger.common.adjacent import merge_adjacent
-from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
@@ -157,14 +157,8 @@ class Replica:
     @cached_property
     def unread(self) -> tuple[tuple[int, int], ...]:
         """The ranges of indexes that files left out can have."""
-        found = []
-        for segment, _ in self.store.unread_segments:
-            before = next((each for each in reversed(self.store.ledger_segments) if each.base < segment.base), None)
-            end = self.store.engine.log_end(before, before.base, True) if before is not None else None
-            first = end.last_index + 1 if end is not None else 0
-            following = (header.index for pos, header in self.firsts if pos >= segment.end)
-            found.append((first, next(following, INT64_MAX + 1) - 1))
-        return tuple(found)
+        found = (self.store.indexes_in(segment) for segment, _ in self.store.unread.segments)
+        return tuple(indexes for indexes in found if indexes is not None)
 
     def position(self, index: int) -> int:
         """The position of the first entry with at least `index`; the end of the log without one."""

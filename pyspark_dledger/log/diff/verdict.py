@@ -12,7 +12,6 @@ from pyspark_dledger.log.diff.elections import Candidate, Loss
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 
@@ -125,7 +124,7 @@ def judge(
     """The verdict. `lost` and `filled` entries are intact nowhere; for `unclear` ones no check tells."""
     last = max(member.end for member in group.members)
     promised, source = max((replica.store.checkpoint_committed_index, replica.node) for replica in replicas)
-    is_unread = any(replica.store.unread_segments for replica in replicas)
+    is_unread = any(replica.store.unread.segments for replica in replicas)
     lost_end = (last + 1, promised) if promised > last and not is_unread else None
     by_node = {candidate.node: candidate for candidate in candidates}
     members = tuple(
@@ -150,11 +149,11 @@ def _member(
 ) -> MemberVerdict:
     member = group.members[number]
     promised = replica.store.checkpoint_committed_index
-    unread = tuple(f"{error.path}: {error.reason}" for _, error in replica.store.unread_segments)
+    unread = replica.store.unread.segment_texts()
     lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
     losses = candidate.losses if candidate is not None else ()
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
-    unreadable = (*unread, *unreadable_witnesses(replica.store.paths))
+    unreadable = (*unread, *replica.store.unread.witnesses())
     short = short_files(replica.store)
     is_unfit = is_incomplete or lost_end or short or unread
     start = NO if is_unfit else UNKNOWN if found.unclear.entries or unreadable else YES

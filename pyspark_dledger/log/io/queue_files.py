@@ -40,6 +40,7 @@ Units = npt.NDArray[Any]
 """Units as a numpy array with the fields of `layout.CONSUME_QUEUE_UNIT`, big-endian as on disk."""
 
 FOLDER = "consumequeue"
+BATCH_FOLDER = "batchconsumequeue"
 UNIT_DTYPE = record_dtype(CONSUME_QUEUE_UNIT)
 # 1.25 MiB in memory.
 UNITS_AT_ONCE = 64 * 1024

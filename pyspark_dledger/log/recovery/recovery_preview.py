@@ -18,7 +18,7 @@ from typing import Any
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError, UnreadableError
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
 from pyspark_dledger.log.committed import Bound, committed_bound
-from pyspark_dledger.log.io.readable_files import unread_file
+from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaEnds, JavaExits, JavaFileList, configured_size
@@ -114,7 +114,7 @@ def preview(
     try:
         return _preview(store, paths.node_dir, line, rules, data_file_size, index_file_size)
     except StoreError as error:
-        return RecoveryPreview.unknown(line, unread_file(error, store.segments, store.path))
+        return RecoveryPreview.unknown(line, unread_file(error, store.unread, store.segments))
 
 
 def _preview(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark_dledger.format.spec import DLEDGER, SurveyRequest
 from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.io.unread_files import check_text
 from pyspark_dledger.log.store_view import StoreView
 
 SILENT_CODES = frozenset(("bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"))
@@ -26,19 +27,15 @@ class SilentDamage:
     text: str
 
 
-def silent_damage(store: StoreView, unread: Container[int] = ()) -> Iterator[SilentDamage]:
-    """The damaged entries, in the order of the log. Reads the whole log, but no segment with a base in `unread`.
-
-    Raises StoreError.
-    """
+def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
+    """The damaged entries, in the order of the log. Reads the whole log. Raises StoreError."""
     for segment in store.segments:
-        if segment.base in unread:
-            continue
         end = store.segment_end(segment)
         if segment.base >= end:
             continue
         request = SurveyRequest(segment, segment.base, end, verify_crc=True, max_problems=MAX_LISTED)
         for problem in engine_of(store.engine.NAME, segment).survey(request).problems:
+            check_text(segment, problem.text)
             is_moved = problem.code == "messageOffset" and segment.source == DLEDGER and not segment.check_pos
             if problem.code in SILENT_CODES and not is_moved:
                 yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.text)

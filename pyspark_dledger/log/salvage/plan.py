@@ -21,7 +21,6 @@ from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import is_remote_path, last_data, open_file, path_of
-from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
@@ -173,9 +172,7 @@ def plan_salvage(
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
     _check_taken(take, logs)
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
-    unreadable = {
-        name: texts for name, store in zip(names, stores, strict=True) if (texts := unreadable_witnesses(store.paths))
-    }
+    unreadable = {name: texts for name, store in zip(names, stores, strict=True) if (texts := store.unread.witnesses())}
     notes = (*_notes(parts), *_unreadable_notes(unreadable))
     return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused, unreadable)
 

@@ -14,8 +14,8 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import FOLDER, queues
-from pyspark_dledger.log.io.readable_files import unreadable_files
 from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.io.unread_files import unreadable_files
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.broker_checks import check_broker_files

@@ -24,6 +24,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.log.io.files import OpenFile, open_file, path_of, unreadable
 from pyspark_dledger.log.io.queue_files import (
+    BATCH_FOLDER,
     FILLER_SIZE,
     FOLDER,
     UNIT_DTYPE,
@@ -44,7 +45,6 @@ LAST_EXT_ADDRESS = -(2**31) - 1
 # Units to read first when searching; each further read doubles.
 _FIRST_READ_UNITS = 64
 _NO_UNITS = np.empty(0, UNIT_DTYPE)
-BATCH_FOLDER = "batchconsumequeue"
 
 
 def is_written(units: Units) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM, SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
+from pyspark_dledger.log.plan import plan_between, plan_up_to, read_judged
 from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("kind", "source", "pos", "size", "index", "problem", "storeTimestamp", "topic", "queueId", "queueOffset")
@@ -74,7 +74,7 @@ def damaged_ranges(
     total, done = sum(partition.size for partition in partitions), 0
     found = _Collector(SalvageFillers(log.paths))
     for partition in partitions:
-        for batch in read_partition(partition):
+        for batch in read_judged(partition):
             found.add(batch)
         done += partition.size
         if progress is not None:
@@ -90,7 +90,7 @@ def contradicted_ranges(log: StoreView, places: Iterable[tuple[int, int]]) -> It
     options = ReadOptions(engine=log.options.engine)
     for start, end in places:
         partitions = plan_between(log, COLUMNS, options, Filters(), None, start, end)
-        for batch in (batch for partition in partitions for batch in read_partition(partition)):
+        for batch in (batch for partition in partitions for batch in read_judged(partition)):
             for number in sorted({*range(batch.num_rows)} - {*damaged_rows(batch)}):
                 row = row_at(batch, number)
                 here, stop = Neighbour(row["index"], row["storeTimestamp"]), row["pos"] + row["size"]

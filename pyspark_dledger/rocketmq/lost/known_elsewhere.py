@@ -10,7 +10,7 @@ from typing import Any
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.spec import DLEDGER, Filters
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import plan_between, read_partition
+from pyspark_dledger.log.plan import plan_between, read_judged
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.lost.damaged_ranges import COLUMNS, damaged_rows, row_at
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
@@ -76,7 +76,7 @@ def _rows(log: StoreView, wanted: Iterable[LostMessage]) -> dict[tuple[str, int]
     found: dict[tuple[str, int], Row] = {}
     for start, end in _places(log, wanted):
         for partition in plan_between(log, COLUMNS, options, Filters(), None, start, end):
-            for batch in read_partition(partition):
+            for batch in read_judged(partition):
                 damaged = set(damaged_rows(batch))
                 for number in sorted({*range(batch.num_rows)} - damaged):
                     row = row_at(batch, number)

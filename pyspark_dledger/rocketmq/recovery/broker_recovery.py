@@ -26,8 +26,8 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, segment_name
 from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc, parse_message, transaction
 from pyspark_dledger.log.io.key_files import read_header
-from pyspark_dledger.log.io.readable_files import unread_file
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, read_store_checkpoint
+from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
@@ -110,7 +110,7 @@ def preview_broker(
     try:
         return replace(recovery, rocketmq=_Start(log, root, version.strip(), recovery).run().as_json())
     except StoreError as error:
-        return RecoveryPreview.unknown(dledger, unread_file(error, log.segments, log.path))
+        return RecoveryPreview.unknown(dledger, unread_file(error, log.unread, log.segments))
 
 
 class _Start:

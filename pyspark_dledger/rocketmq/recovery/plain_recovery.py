@@ -28,9 +28,9 @@ from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_m
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.log.io.readable_files import unread_file
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, list_folder, parse_long
@@ -145,7 +145,7 @@ def preview_plain(log: StoreView, version: str, file_size: int | None = None) ->
     try:
         return _Load(log, log.paths.root, version.strip(), release, file_size).run()
     except StoreError as error:
-        reason = f"cannot tell: {unread_file(error, log.segments, log.path)}"
+        reason = f"cannot tell: {unread_file(error, log.unread, log.segments)}"
         return PlainRecovery(version.strip(), "unknown", "unknown", None, None, None, None, reason)
 
 

@@ -28,10 +28,13 @@ from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.gaps import FileGap
+from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
 from pyspark_dledger.log.io.epochs import is_of_controller_mode
 from pyspark_dledger.log.io.files import OnUnreadable, raise_error
-from pyspark_dledger.log.io.queue_files import last_units
+from pyspark_dledger.log.io.queue_files import last_units, queues
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
+from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.io.unread_files import UnreadFiles
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -40,13 +43,14 @@ from pyspark_dledger.log.verify.queue_checks import MULTI_DISPATCH
 from pyspark_dledger.rocketmq import message_arrays
 from pyspark_dledger.rocketmq.consume_queue.queue_units import (
     LAST_EXT_ADDRESS,
+    QueueUnits,
+    batch_queues,
     is_filler,
     is_selected,
     is_written,
     queue_root,
 )
 from pyspark_dledger.rocketmq.message_arrays import LocatedMessage, Longs, MessageArrays, QueueNames, message_at
-from pyspark_dledger.rocketmq.tables.unread_parts import UnreadParts
 
 MESSAGE_NOT_IN_QUEUE = "messageNotInQueue"
 UNIT_WITHOUT_MESSAGE = "unitWithoutMessage"
@@ -108,17 +112,34 @@ class _Units(NamedTuple):
 class QueueAudit:
     """Compares one part with its units."""
 
-    def __init__(self, part: AuditPart, unread: UnreadParts | None = None) -> None:
+    def __init__(self, part: AuditPart, unread: UnreadFiles | None = None) -> None:
+        """`unread` is what is left out, and gets what more cannot be read, which is an error without it."""
         self.part = part
-        self.unread = unread if unread is not None else UnreadParts()
-        self.queues = self.unread.units_of(part.root)
+        self.unread = unread if unread is not None else UnreadFiles(StorePaths(part.path))
+        self._on_unreadable = raise_error if unread is None else unread.add
+        self.queues = list(self._readable_queues())
         self.names = QueueNames((units.queue.topic, units.queue.queue_id) for units in self.queues)
-        self.batch_topics = self.unread.batch_topics(part.root)
+        self.batch_topics = self._batch_topics()
 
     @cached_property
     def log(self) -> StoreView:
         """For lookups of single messages, which most parts do not need."""
-        return self.unread.log or StoreView(self.part.path, self.part.options)
+        return StoreView(self.part.path, self.part.options)
+
+    def _readable_queues(self) -> Iterator[QueueUnits]:
+        for queue in queues(self.part.root, self._on_unreadable):
+            try:
+                yield QueueUnits(queue)
+            except UnreadableError as error:
+                self._on_unreadable(error)
+
+    def _batch_topics(self) -> set[str]:
+        """The topics of batch messages."""
+        try:
+            return {queue.topic for queue in batch_queues(self.part.root)}
+        except UnreadableError as error:
+            self._on_unreadable(error)
+            return set()
 
     def rows(self) -> Iterator[Row]:
         """The disagreements. Raises StoreError if a message without a unit may be uncommitted."""
@@ -151,7 +172,7 @@ class QueueAudit:
                 start, stop = queue.lower_bound(self.part.low), queue.lower_bound(self.part.high)
                 queue_offsets, units = queue.read(start, stop)
             except UnreadableError as error:
-                self.unread.add(error, self.names.names[number])
+                self._on_unreadable(error)
                 continue
             if start >= stop:
                 continue
@@ -172,7 +193,8 @@ class QueueAudit:
                 )
             )
         joined = _Units(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-        joined = joined.take(self.unread.is_readable(joined.offset))
+        for low, high in self.unread.extents:
+            joined = joined.take((joined.offset < low) | (joined.offset >= high))
         return joined.take(np.argsort(joined.offset, kind="stable")), gaps
 
     def _gaps(self, number: int, offsets: Longs, is_first: bool) -> Iterator[Row]:
@@ -238,9 +260,23 @@ class QueueAudit:
 
     def _without_message(self, units: _Units) -> Iterator[Row]:
         for at in range(len(units)):
+            if self._is_unknown(int(units.offset[at]), int(units.size[at])):
+                continue
             end = self.log.max_offset if units.offset[at] >= self.part.log_end else self.part.log_end
             found = f"the log ends at {end}" if units.offset[at] >= end else "none"
             yield self._unit_row(UNIT_WITHOUT_MESSAGE, units, at, f"a message of {int(units.size[at])} bytes", found)
+
+    def _is_unknown(self, offset: int, size: int) -> bool:
+        """Whether a message cannot be read."""
+        segment = segment_at(self.log.segments, offset)
+        if segment is not None and not self.unread.covers(offset, offset + 1):
+            try:
+                read_existing(segment.path, offset - segment.base, size)
+            except UnreadableError as error:
+                if self._on_unreadable is raise_error:
+                    raise
+                self.unread.add_segment(segment, error)
+        return self.unread.covers(offset, offset + 1)
 
     def _outside(self, units: _Units) -> Iterator[Row]:
         """Compare units that point outside of the part, unlike their neighbours; expired ones are skipped."""
@@ -387,7 +423,7 @@ def _split(low: int, high: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, high)
 
 
-def read(part: AuditPart, unread: UnreadParts | None = None) -> Iterator[pa.RecordBatch]:
+def read(part: AuditPart, unread: UnreadFiles | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a part, by code, then in the order of the log; without what is `unread`, by default an error.
 
     Raises StoreError if a message is in no queue, and it is unknown whether it is committed.

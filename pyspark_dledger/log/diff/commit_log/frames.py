@@ -12,6 +12,7 @@ from pyspark_dledger.format.column_values import is_valid
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.io.unread_files import check_read
 
 INTACT, ODD, DAMAGED = 0, 1, 2
 """``ODD``: only a timestamp is outside the years 1 to 9999, which no CRC covers."""
@@ -59,10 +60,11 @@ class Frames(NamedTuple):
 
 
 def read_frames(segment: Segment, end: int, engine: str, start: int | None = None) -> Frames:
-    """The frames of a segment from `start`, where one begins, to `end`. Raises StoreError if it cannot be read."""
+    """The frames of a segment from `start`, where one begins, to `end`. Raises UnreadableError."""
     request = ScanRequest(segment, segment.base if start is None else start, end, _COLUMNS, Filters())
     starts, sizes, states = [], [], []
     for batch, _ in engine_of(engine, segment).scan(request):
+        check_read(segment, batch["problem"])
         starts.append(batch.column("pos").to_numpy())
         sizes.append(batch.column("size").to_numpy())
         states.append(_states(batch.column("problem")))

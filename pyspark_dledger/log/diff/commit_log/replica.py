@@ -15,7 +15,6 @@ from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.epochs import epoch_file_problem, read_epochs
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.readable_files import unreadable_witnesses
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
@@ -151,7 +150,7 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         is_closed=not store.ledger_segments and not epochs and bool(segments) and _is_closed(segments[-1], end),
         proven_end=end,
         proven_by="",
-        unreadable=unreadable_witnesses(store.paths),
+        unreadable=store.unread.witnesses(),
     )
 
 

@@ -1,0 +1,286 @@
+"""What cannot be read of a store: it is a finding, never clean, and does not end an answer from the other files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.plurals import counted
+from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
+from pyspark_dledger.format.layout import MAX_ENTRY_SIZE
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.log.io.files import is_there, map_reads, path_of
+from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER, folder_entries
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths, not_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UnreadSegment = tuple[Segment, UnreadableError]
+
+# The folders of a storePathRootDir, and how deep their files are.
+_FOLDERS = {
+    FOLDER: 3,
+    BATCH_FOLDER: 3,
+    "consumequeue_ext": 3,
+    "index": 1,
+    "config": 1,
+    "timerlog": 1,
+    "compaction": 1,
+}
+_FILES = ("checkpoint", "abort", "lock", *EPOCH_FILES, "timerwheel")
+# Names that are only given to files; and those of files with digits, where files are expected.
+_FILE_NAME = re.compile(
+    r"(checkpoint|currterm|position-checkpoint|epochFileCheckpoint|.+\.json)(\.bak|\.tmp)?|abort|lock|timerwheel|"
+    r"snapshot_meta"
+)
+_NUMBERED = re.compile(r"\d{17}|\d{20}")
+_MAX_DEPTH = 8
+# The problem of the last row of a file of which the rest cannot be read, in both engines.
+_UNREAD = re.compile(r"found (\d+) readable bytes \((.+)\)$")
+
+
+def unreadable_files(paths: StorePaths) -> Iterator[UnreadableError]:
+    """Open each file of a store that is no segment, and read its first byte; gives the failures.
+
+    Of segments, it gives those that are no files. Raises StoreError for a remote folder that cannot be listed.
+    """
+    errors: list[UnreadableError] = []
+    files = [str(file) for file in _files(paths, errors)]
+    yield from errors
+    for error in map_reads(_first_byte, files, paths.path):
+        if error is not None:
+            yield error
+
+
+def unread_segments(
+    paths: StorePaths, segments: Sequence[Segment], known: Sequence[UnreadableError]
+) -> tuple[UnreadSegment, ...]:
+    """The segments of a local store that cannot be read, by base: `known` errors, first bytes, and what is no file."""
+    errors = {error.path: error for error in known}
+    found = [
+        (segment, error)
+        for segment in segments
+        if (error := errors.get(segment.path) or _first_byte(segment.path)) is not None
+    ]
+    sources = [(DLEDGER, paths.data_dirs), (COMMITLOG, paths.commitlog_dirs)] if paths.only is None else []
+    for source, dirs in sources:
+        size = max((segment.size for segment in segments if segment.source == source), default=1)
+        for path in not_files(dirs):
+            base = int(path.name)
+            following = min((each.base for each in segments if each.base > base), default=INT64_MAX)
+            if base <= HIGHEST_BASE:
+                segment = Segment(str(path), path.name, base, min(size, following - base), source)
+                found.append((segment, UnreadableError(str(path), "not a file")))
+    return tuple(sorted(found, key=lambda each: each[0].base))
+
+
+def check_read(segment: Segment, problems: pa.Array) -> None:
+    """Raises UnreadableError if the last of these problems of rows is that the rest of a file cannot be read."""
+    if len(problems):
+        check_text(segment, problems[-1].as_py() or "")
+
+
+def check_text(segment: Segment, problem: str) -> None:
+    """As `check_read`, for one problem."""
+    if (found := _UNREAD.search(problem)) is not None:
+        raise UnreadableError(segment.path, found[2], int(found[1]))
+
+
+def check_rest(segment: Segment, start: int, end: int) -> None:
+    """Raises UnreadableError if the next bytes of ``[start, end)``, in which an entry could be, cannot be read."""
+    if start < end and type(segment.path) is str:
+        read_existing(segment.path, start - segment.base, min(end - start, MAX_ENTRY_SIZE))
+
+
+class UnreadFiles:
+    """What cannot be read of one store: the files of its log that were left out, and all others.
+
+    ``extents`` are the positions ``[start, end)`` that files of the log leave unknown; an end of 2^63-1: nothing that
+    can be read follows. `indexes_in` gives the first and last index that can be in a segment, None without any.
+    """
+
+    def __init__(
+        self,
+        paths: StorePaths,
+        segments: Sequence[UnreadSegment] = (),
+        last_base: int = -1,
+        indexes_in: Callable[[Segment], tuple[int, int] | None] = lambda _: None,
+    ) -> None:
+        self._paths = paths
+        self._indexes_in = indexes_in
+        self.segments = list(segments)
+        self.extents = [
+            (segment.base, segment.end if segment.base < last_base else INT64_MAX) for segment, _ in segments
+        ]
+        self._added: dict[str, UnreadableError] = {}
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the end of the log cannot be read."""
+        return any(end == INT64_MAX for _, end in self.extents)
+
+    def add(self, error: UnreadableError) -> None:
+        """Add what a read of another file found."""
+        self._added.setdefault(error.path, error)
+
+    def add_segment(self, segment: Segment, error: UnreadableError) -> None:
+        """Add a file of the log of which a read failed; all of it counts as unknown."""
+        self.segments.append((segment, error))
+        self.extents.append((segment.base, segment.end))
+
+    @cached_property
+    def _others(self) -> list[UnreadableError]:
+        # In a remote store the read itself fails.
+        found = () if isinstance(self._paths.path, RemoteUri) else unreadable_files(self._paths)
+        left_out = {segment.path for segment, _ in self.segments}
+        return [error for error in found if error.path not in left_out]
+
+    def errors(self, names: Container[str] = ()) -> list[UnreadableError]:
+        """What cannot be read: of the log, and of others all or those in folders `names`, or with such a name."""
+        others = {error.path: error for error in self._others if not names or self._is_below(error, names)}
+        return [*(error for _, error in self.segments), *{**others, **self._added}.values()]
+
+    def segment_texts(self) -> tuple[str, ...]:
+        """Each file of the log with the reason, and which part of the log is unknown because of it."""
+        parts = zip(self.segments, self.extents, strict=True)
+        return tuple(f"{_text(error)}{self._unknown(segment, *extent)}" for (segment, error), extent in parts)
+
+    def texts(self, names: Container[str] = ()) -> list[str]:
+        """Those of the log, then others as in `errors`, each with the reason."""
+        return [*self.segment_texts(), *map(_text, self.errors(names)[len(self.segments) :])]
+
+    def witnesses(self) -> tuple[str, ...]:
+        """What cannot be read of the files that know messages, each with the reason."""
+        found = ((self._relative(error), error) for error in self._others)
+        return tuple(f"{file} cannot be read ({_reason(error)})" for file, error in found if file.parts[0] != "config")
+
+    def lines(self, question: str, names: Container[str] = ()) -> Iterator[str]:
+        """That nothing can tell the answer to `question`, and each file; nothing if all can be read."""
+        if texts := self.texts(names):
+            yield f"{self._paths.path}: cannot tell {question}: {counted(len(texts), 'file')} cannot be read"
+            yield from (f"  {text}" for text in texts)
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether a position of ``[start, end)`` is unknown."""
+        return any(low < end and start < high for low, high in self.extents)
+
+    def known_parts(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of ``[start, end)`` that are not unknown."""
+        for low, high in self.extents:
+            if low < end and start < high:
+                if start < low:
+                    yield start, low
+                start = high
+        if start < end:
+            yield start, end
+
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether a ConsumeQueue cannot be read as a whole, as far as it was tried."""
+        queue = (FOLDER, topic, str(queue_id))
+        paths = [self._relative(error).parts[:3] for error in self._added.values()]
+        # Without the queues of batches it is not known which topics have some.
+        return any(parts == queue[: len(parts)] or parts[0] == BATCH_FOLDER for parts in paths)
+
+    def _unknown(self, segment: Segment, start: int, end: int) -> str:
+        indexes = self._indexes_in(segment)
+        texts = [f"index {_span(*indexes)}"] if indexes is not None else []
+        return f"; unknown: {', '.join([*texts, f'pos {_span(start, end if end == INT64_MAX else end - 1)}'])}"
+
+    def _relative(self, error: UnreadableError) -> Path:
+        root = self._paths.root or self._paths.node_dir or path_of(self._paths.path)
+        path = path_of(error.path)
+        return path.relative_to(root) if path.is_relative_to(root) else path
+
+    def _is_below(self, error: UnreadableError, names: Container[str]) -> bool:
+        return any(part in names for part in self._relative(error).parts)
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first} and after" if last == INT64_MAX else str(first) if first == last else f"{first} to {last}"
+
+
+def _text(error: UnreadableError) -> str:
+    return f"{error.path}: {_reason(error)}"
+
+
+def _reason(error: UnreadableError) -> str:
+    return error.reason if error.offset is None else f"{error.reason} at byte {error.offset}"
+
+
+def _first_byte(file: str) -> UnreadableError | None:
+    try:
+        read_existing(file, 0, 1)
+    except UnreadableError as error:
+        return UnreadableError(error.path, error.reason)
+    return None
+
+
+def _files(paths: StorePaths, errors: list[UnreadableError]) -> Iterator[Path]:
+    if paths.only is None:
+        dirs = (*paths.data_dirs, *paths.commitlog_dirs)
+        errors.extend(UnreadableError(str(path), "not a file") for path in not_files(dirs))
+    if paths.node_dir is not None:
+        yield from _below(paths.node_dir / "index", 1, errors)
+        if paths.only is None:
+            for entry in folder_entries(paths.node_dir, errors.append):
+                if entry.name not in ("data", "index"):
+                    yield from _at(paths.node_dir / entry.name, _MAX_DEPTH, errors)
+    root = paths.root
+    if root is None or not (paths.commitlog_dirs or is_there(root / FOLDER)) or _has_other_nodes(paths, root):
+        return
+    for name, depth in _FOLDERS.items() if paths.only is None else [(FOLDER, 3)]:
+        if is_there(root / name) and not (root / name).is_dir():
+            errors.append(UnreadableError(str(root / name), "not a folder"))
+        else:
+            yield from _below(root / name, depth, errors)
+    for name in _FILES if paths.only is None else ():
+        if is_there(root / name):
+            yield from _at(root / name, 0, errors)
+
+
+def _has_other_nodes(paths: StorePaths, root: Path) -> bool:
+    """Whether the queues of a root may belong to another node's log."""
+    nodes = [path for path in root.glob("dledger-*") if path.is_dir()]
+    return len(nodes) > (paths.node_dir is not None)
+
+
+def _below(folder: Path, depth: int, errors: list[UnreadableError]) -> Iterator[Path]:
+    for entry in folder_entries(folder, errors.append):
+        yield from _at(path_of(entry.path), depth - 1, errors)
+
+
+def _at(path: Path, depth: int, errors: list[UnreadableError]) -> Iterator[Path]:
+    """The files at or below a path; `depth` is 0 where files are expected."""
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:
+        errors.append(UnreadableError(str(path), error.strerror or str(error)))
+        return
+    if is_file:
+        yield path
+    elif is_folder and not _is_of_file(path.name, depth) and depth > -_MAX_DEPTH:
+        yield from _below(path, depth, errors)
+    elif is_there(path):
+        errors.append(UnreadableError(str(path), "not a file"))
+
+
+def _is_of_file(name: str, depth: int) -> bool:
+    return bool(_FILE_NAME.fullmatch(name) or (not depth and _NUMBERED.fullmatch(name)))
+
+
+def unread_file(error: StoreError, unread: UnreadFiles, segments: Sequence[Segment]) -> UnreadableError:
+    """What could not be read, if that is the reason for an error; else raises the error."""
+    if isinstance(error, UnreadableError):
+        return error
+    failed = (found for segment in segments if (found := _first_byte(segment.path)) is not None)
+    for found in (*(each for _, each in unread.segments), *failed):
+        return found
+    raise error
