@@ -103,7 +103,7 @@ class SegmentFile:
         except OSError as error:
             at = start - self.segment.base
             self._found = f"{at} readable bytes ({error.strerror})"
-            self._failure = UnreadableError(self.segment.path, error.strerror, at)
+            self._failure = UnreadableError(self.segment.path, error.strerror or str(error), at)
             self.end = start
             raise FileShrunk from error
 
