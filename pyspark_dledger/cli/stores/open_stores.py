@@ -66,7 +66,8 @@ def position_option(which: str, text: str) -> tuple[str, str]:
 def open_store(args: argparse.Namespace, use: str | None = None, leave_out: bool = False) -> Log:
     """The store at the first path; further paths are its replicas.
 
-    With `leave_out`, logs are without the files that cannot be read; the caller names these. Raises OptionError for an option without an effect on `use`, by default the table that the options name.
+    With `leave_out`, logs are without the files that cannot be read; the caller names these. Raises OptionError for an
+    option without an effect on `use`, by default the table that the options name.
     """
     options = read_options(args)
     first, *others = args.path
