@@ -69,9 +69,7 @@ def _scrub_entries(data: MappedFileList, engine: Engine, first: int, units: Unit
     data_file = data.find(pos)
     if data_file is None:
         if any(pos >= file.end for file in data.files[-1:]):
-            return ScrubbedRange(
-                first + 1, 0, {first: f"expected a position in the log, found {pos} in the unit"}
-            )
+            return ScrubbedRange(first + 1, 0, {first: f"expected a position in the log, found {pos} in the unit"})
         return ScrubbedRange(first + len(units), 0, {})
     ends = units["pos"] + units["size"]
     count = max(int(np.searchsorted(ends, min(pos + _CHUNK_BYTES, data_file.end), "right")), 1)

@@ -124,10 +124,11 @@ class Faults:
 
     def flip_running(self) -> None:
         """A bit of a committed entry of a running member, which has to find and repair it."""
-        statuses = self._statuses() if self.settle() else None
-        if statuses is None:
-            return
-        node, last = self.any(), min(status.committed_index for status in statuses)
+        statuses = None
+        while self.settle() and statuses is None:
+            statuses = self._statuses()
+        last = min((status.committed_index for status in statuses or ()), default=-1)
+        node = self.any()
         self._flipped(node, flip(node, self.group.store(node), self.rng.choice(KINDS[:3]), last, self.rng))
 
     def _flipped(self, node: str, damage: Damage | None) -> Damage | None:
@@ -151,9 +152,14 @@ class Faults:
         deadline = time.monotonic() + HUNG_SECONDS
         others = [other for other in self.group.ids if other != node]
         while time.monotonic() < deadline:
-            found = self._statuses(others)
-            if found and len({(status.leader_id, status.term, status.end_index) for status in found}) == 1:
-                return found[0].leader_id in others
+            leader = self.leader()
+            # The leader first: its log grows meanwhile.
+            found = self._statuses(sorted(others, key=lambda other: other != leader))
+            if found is not None:
+                first, second = found
+                is_led = first.leader_id == second.leader_id == first.node_id and first.term == second.term
+                if is_led and second.end_index >= first.end_index:
+                    return True
             time.sleep(0.1)
         self.violations.append(f"{others} did not reach the same end within {HUNG_SECONDS:.0f} s without {node}")
         return False

@@ -486,6 +486,23 @@ def test_wrong_body_after_the_durable_point(tmp_path: Path, flush: str) -> None:
     again.shutdown()
 
 
+@pytest.mark.parametrize(("flush", "blank"), [("async", bytes(8)), ("async", b"\1"), ("sync", bytes(8))])
+def test_missing_blank_after_the_durable_point(tmp_path: Path, flush: str, blank: bytes) -> None:
+    """With flush=async a power loss can take the end of a file, and not the next file."""
+    store = opened(tmp_path, flush=flush)
+    store.append_as_leader(bodies(0, 9))
+    store.flush()
+    change(data_files(store)[0], 5 * 148, blank)
+    if flush == "sync" or any(blank):
+        with pytest.raises(StoreError, match="expected the entry of index 5"):
+            abandoned(store)
+        return
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, 5)
+    assert len(list(again.config.node_dir.glob("cut-*.bin"))) == 1
+    again.shutdown()
+
+
 def test_units_prove_no_entries_that_an_async_node_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator changes to flush=sync after a power loss that took a part of a Java leader's entry."""
     store = opened(tmp_path, data_file_size=64 * 1024, flush="async")

@@ -44,7 +44,12 @@ def other_term(stored: bytes, units: bytes | bytearray, min_term: int) -> int | 
 def is_unwritten(header: bytes, offset: int, unit: IndexUnit) -> bool:
     """Whether a sector of a header at this offset of its file is zeros, which its unit says it should not be."""
     expected = _HEADER.pack(unit.magic, unit.size, unit.index, unit.term, unit.pos).ljust(ENTRY_HEADER_SIZE, b"\1")
+    return lacks_sector(header, offset, expected)
+
+
+def lacks_sector(found: bytes, offset: int, expected: bytes) -> bool:
+    """Whether a sector of the bytes at this offset of a file is zeros, and should not be."""
     cut = -offset % _SECTOR
     return any(
-        expected[part].strip(b"\0") and not header[part].strip(b"\0") for part in (slice(0, cut), slice(cut, None))
+        expected[part].strip(b"\0") and not found[part].strip(b"\0") for part in (slice(0, cut), slice(cut, None))
     )

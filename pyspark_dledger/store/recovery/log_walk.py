@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, record_dtype
+from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, encode_blank, record_dtype
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
@@ -24,7 +24,7 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.spec import PrecedingEntry
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.store.files.mapped_files import MappedFile
-from pyspark_dledger.store.recovery.contradictions import Contradiction, is_unwritten, other_term
+from pyspark_dledger.store.recovery.contradictions import Contradiction, is_unwritten, lacks_sector, other_term
 from pyspark_dledger.store.recovery.log_view import BLANK, LogView, has_data_before, segment_of, unit_of
 
 _SCANNED_FILES = 3
@@ -260,9 +260,19 @@ class LogWalk:
         fits = unit.index == end.index and unit.term >= end.term and unit.pos + unit.size + MIN_BLANK_SIZE <= file.end
         if not fits or unit.magic != MAGIC_NORMAL or unit.size < ENTRY_HEADER_SIZE:
             return None
-        if not self._is_sync and is_unwritten(self._view.read(file, unit.pos), unit.pos - file.base, unit):
+        is_torn = is_unwritten(self._view.read(file, unit.pos), unit.pos - file.base, unit) or (
+            unit.pos != end.pos and self._lacks_blank(end)
+        )
+        if not self._is_sync and is_torn:
             return None
         return Contradiction(end.index, file, unit.pos, unit)
+
+    def _lacks_blank(self, end: NextEntry) -> bool:
+        """Whether a file ends there without the blank before the next file."""
+        file = self._view.data.find(end.pos)
+        if file is None or self._view.data.find(file.end) is None:
+            return False
+        return lacks_sector(self._view.read(file, end.pos)[:8], end.pos - file.base, encode_blank(file.end - end.pos))
 
     def _torn_end(self, end: NextEntry) -> NextEntry:
         """The first entry whose body may not have been written completely, else `end`.
