@@ -14,7 +14,7 @@
 namespace dledger {
 namespace {
 
-constexpr int kSlots = 1024;
+constexpr int kSlots = 4096;
 
 // A mapping, for the signal handler; `begin` 0 marks a free slot.
 struct Slot {
@@ -127,7 +127,7 @@ MappedFile::MappedFile(const SegmentBytes& bytes) : path_(bytes.path), is_partia
     map(bytes);
     const auto begin = reinterpret_cast<uintptr_t>(data_);
     slot_ = take_slot(begin, begin + static_cast<uintptr_t>(size_));
-    if (slot_ < 0) throw StoreFault(path_ + ": more than 1024 segments are being read at once by this process");
+    if (slot_ < 0) throw StoreFault(path_ + ": this process maps more than " + std::to_string(kSlots) + " files");
   } catch (...) {
     if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
     close(fd_);
@@ -193,6 +193,16 @@ void MappedFile::populate(int64_t from, int64_t length) const {
   (void)from;
   (void)length;
 #endif
+}
+
+bool MappedFile::load(int64_t from, int64_t to) {
+  if (from < 0 || to > size_) return false;
+  install_handler();  // it may have been replaced since
+  const auto page = static_cast<int64_t>(page_size);
+  for (int64_t at = from; at < to; at = (at / page + 1) * page) {
+    *const_cast<const volatile uint8_t*>(data_ + at);
+  }
+  return readable() >= to;
 }
 
 }  // namespace dledger

@@ -128,6 +128,7 @@ class MappedFile {
 
   const uint8_t* data() const { return data_; }
   const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }
 
   // The end of the real bytes: the mapped size, or less if the file shrank or could not be read. Throws MissingFault if
   // bytes were read that a partial copy does not have.
@@ -140,6 +141,9 @@ class MappedFile {
 
   // Loads the pages of [from, from + length) in one call, which is cheaper than a fault for every 16 pages.
   void populate(int64_t from, int64_t length) const;
+
+  // Reads a byte of each page of [from, to). Returns whether all these bytes are the file's.
+  bool load(int64_t from, int64_t to);
 
  private:
   void map(const SegmentBytes& bytes);

@@ -456,6 +456,12 @@ PYBIND11_MODULE(_native, module) {
   py::class_<Scan>(module, "Scan")
       .def(py::init(&open_scan), py::arg("request"))
       .def("next", &Scan::next, py::call_guard<py::gil_scoped_release>());
+  // Views stay valid as long as they live.
+  py::class_<MappedFile>(module, "MappedBytes", py::buffer_protocol())
+      .def(py::init([](const std::string& path) { return std::make_unique<MappedFile>(SegmentBytes{path, path}); }))
+      .def_buffer([](MappedFile& file) { return py::buffer_info(file.data(), file.size()); })
+      .def("load", &MappedFile::load)
+      .def("readable", &MappedFile::readable);
   module.def("log_end", &find_log_end);
   module.def("split", [](const py::object& segment, int64_t start, int64_t end, int64_t target_bytes) {
     const int64_t target = std::max<int64_t>(target_bytes, 1);

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pyspark_dledger.errors import OptionError
+from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.encode.puts import Ordinals, PutIds, Puts, PutSettings
+from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ class Engine(Protocol):
         Compressed bodies are empty in the batch; the list has them. Raises StoreError if the end is not a boundary, and
         MalformedError under FAILFAST, both after the rows before.
         """
+
+    def map_file(self, path: str) -> FileBytes:
+        """The bytes of a file of any kind. Raises StoreError or OSError if it cannot be opened."""
 
     def log_end(self, segment: Segment, start: int, search_all: bool) -> LogEnd:
         """Where the log ends inside a segment, by the entries from ``start`` on whose indexes and terms are in order.
@@ -191,6 +197,25 @@ def get_engine(name: str = "auto") -> Engine:
             ) from error
         _warn_once(str(error))
         return _load(_PYTHON_MODULE)
+
+
+def map_whole(path: str) -> tuple[memoryview, Callable[[], bool]]:
+    """All bytes of a file, mapped, and a call that tells whether the bytes that were read so far are the file's.
+
+    Bytes that cannot be read are zeros. Without the native engine, such a read ends the process. Raises OSError, or
+    StoreError for something that is not a file.
+    """
+    try:
+        native = importlib.import_module(_NATIVE_MODULE)
+    except ImportError:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)), lambda: True
+    try:
+        mapped = native.MappedBytes(path)
+    except StoreError:
+        Path(path).stat()  # raises FileNotFoundError if it was deleted
+        raise
+    return mapped.view, mapped.is_intact
 
 
 def _load(module: str) -> Engine:

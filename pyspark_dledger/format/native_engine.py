@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.encode.puts import Ordinals, PutIds, Puts, PutSettings, check_stamps
+from pyspark_dledger.format.file_bytes import read_exactly
 from pyspark_dledger.format.layout import COMPRESSIONS
 from pyspark_dledger.format.spec import (
     Compressed,
@@ -43,6 +44,26 @@ find_damaged = _native.find_damaged
 find_wrong_body = _native.find_wrong_body
 write_body_crcs = _native.write_body_crcs
 patch_physical_offsets = _native.patch_physical_offsets
+
+
+class MappedBytes:
+    """A `FileBytes` without copies. Once a byte could not be read, all later ones of ``view`` are zeros."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._mapped = _native.MappedBytes(path)
+        self.view = memoryview(self._mapped)
+
+    def read(self, start: int, stop: int) -> memoryview:
+        if self._mapped.load(start, stop):
+            return self.view[start:stop]
+        return memoryview(read_exactly(self._path, start, stop))
+
+    def is_intact(self) -> bool:
+        return self._mapped.readable() >= len(self.view)
+
+
+map_file = MappedBytes
 
 
 def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:

@@ -21,6 +21,7 @@ from pyspark_dledger.format.encode import entry_encoding, message_copies, put_me
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.encode.message_copies import CopiedMessages
 from pyspark_dledger.format.encode.puts import PutIds
+from pyspark_dledger.format.file_bytes import ReadBytes
 from pyspark_dledger.format.scan.frames import Frames, frames_of
 from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, malformed, row_test
 from pyspark_dledger.format.scan.segment_file import FileShrunk, SegmentFile
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark_dledger.format.encode.message_copies import Longs
 
 NAME = "python"
+
+map_file = ReadBytes
 
 MAX_TERM_RUNS = 1_000_000
 # With more bytes, a batch's 32-bit offsets could overflow.

@@ -77,14 +77,16 @@ class DLedgerStore(ABC):
     saved with the member ids.
     ``restored_term`` is above every term of the member before it was restored from a backup, -1 if it was not restored.
 
-    Another thread may call `read`. Its result counts only if ``removals``, the number of truncations and resets, is the
-    same before and after.
+    Another thread may call `read` and `term_at`. The result counts only if ``removals``, the number of truncations and
+    resets, is the same before and after.
     """
 
     append_hook: AppendHook | None = None
     read_check: ReadCheck | None = None
     expiry_hook: ExpiryHook | None = None
     removals = 0
+    is_undo_deferred = False
+    """Whether what a failed append wrote stays until `finish_undo`, because that may wait for the disk."""
     members_hook: MembersHook | None = None
     committed_index: int
     flushed_index: int
@@ -162,6 +164,22 @@ class DLedgerStore(ABC):
 
         Raises InconsistentError unless index and position continue this log, terms never fall, and no term is above the
         leader's.
+        """
+
+    @property
+    def needs_undo(self) -> bool:
+        """Whether `finish_undo` has something to do."""
+        return False
+
+    @property
+    def append_may_wait(self) -> bool:
+        """Whether the next append may wait for the disk: for `finish_undo`, or to create a file."""
+        return False
+
+    def finish_undo(self) -> None:  # noqa: B027  # stores that undo at once need none
+        """Remove what a failed append wrote, durably. Raises StoreError if that fails: its outcome is then unknown.
+
+        The next append, truncation or reset does so, too.
         """
 
     @abstractmethod

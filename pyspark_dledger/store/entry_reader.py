@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.durable import open_own, write_at
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.errors import IndexRangeError, StoreError
+from pyspark_dledger.errors import IndexRangeError, StoreError, UnreadableError
 from pyspark_dledger.format.codec import (
     IndexUnit,
     decode_entry_header,
@@ -101,10 +101,11 @@ class EntryReader:
             return IndexedEntry(unit[1], unit[2], unit[4])
         offset = index * INDEX_UNIT_SIZE
         file = _existing(self._index.find(offset), index)
-        _, pos, size, found, term = _UNIT.unpack_from(self._index.view(file), offset - file.base)
-        if found != index:
+        magic, pos, size, found, term = _UNIT.unpack(self._index.read(file, offset, offset + INDEX_UNIT_SIZE))
+        if found != index or magic != MAGIC_NORMAL:
             raise StoreError(
-                f"{file.path} at byte {offset - file.base}: expected the unit of index {index}, found that of {found}: "
+                f"{file.path} at byte {offset - file.base}: expected the unit of index {index}, found "
+                f"{f'that of {found}' if magic == MAGIC_NORMAL else 'other bytes'}: "
                 "stop the node and delete the files in index/, which are rebuilt from the data"
             )
         return IndexedEntry(pos, size, term)
@@ -139,7 +140,7 @@ class EntryReader:
         """The entry. Raises StoreError if it is damaged, or `check` finds damage."""
         located = self.locate(index)
         file = _existing(self._data.find(located.pos), index)
-        data = self._data.view(file)[located.pos - file.base : located.end - file.base]
+        data = self._data.read(file, located.pos, min(located.end, file.end))
         _check_header(index, located, file, data)
         if check is not None and check(data) is not None:
             raise _wrong_body(index, located.pos, file)
@@ -154,7 +155,13 @@ class EntryReader:
         Entries are checked, also by `check`, and the range ends before a damaged one. `recent` entries are not checked,
         because this process wrote them.
         """
-        high = last if first >= recent.first_index else self.load(first, last, max_bytes, end_pos)
+        high = last
+        if first < recent.first_index:
+            try:
+                high = self.load(first, last, max_bytes, end_pos)
+            except UnreadableError:
+                # The first entry may be before the bytes that the disk cannot read.
+                high, max_bytes = self.load(first, first, 1, end_pos), 1
         located = self.locate(first)
         pos = located.pos
         file = _existing(self._data.find(pos), first)
@@ -162,17 +169,16 @@ class EntryReader:
         is_recent = pos >= recent.own_from and end_pos <= file.end and end_pos - pos <= _RECENT_BYTES
         if not pos < end_pos <= limit:
             last, end_pos = self._last_within(first, high, limit, located.end)
-        data = self._data.view(file)[pos - file.base : end_pos - file.base]
-        if is_recent:
-            return EntryRange(first, last, pos, data)
         try:
+            data = self._data.read(file, pos, min(end_pos, file.end))
+            if is_recent:
+                return EntryRange(first, last, pos, data)
             units = self._engine.check_entries(data, first, pos, located.term, INT64_MAX).units
             is_intact = units == self._units(first, last)
-        except ValueError:
+        except (ValueError, UnreadableError):
             is_intact = False
         if not is_intact:
-            found = self._before_damage(file, first, last)
-            last, data = found.last_index, memoryview(found.data)
+            last, data = self._before_damage(file, first, last)
         wrong = check(data) if check is not None else None
         if wrong == 0:
             raise _wrong_body(first, pos, file)
@@ -199,7 +205,7 @@ class EntryReader:
         file, expected = _existing(self._data.find(unit.pos), index), bytes(self._units(index, index))
         if encode_index_unit(unit) == expected:
             _overwrite(file, unit.pos, data)
-        elif self._data.view(file)[unit.pos - file.base : unit.pos - file.base + unit.size] == data:
+        elif self._data.read(file, unit.pos, min(unit.pos + unit.size, file.end)) == data:
             offset = index * INDEX_UNIT_SIZE
             _overwrite(_existing(self._index.find(offset), index), offset, encode_index_unit(unit))
         else:
@@ -217,14 +223,14 @@ class EntryReader:
         if problem is not None or len(data) != unit.size:
             raise ValueError(problem or f"expected {unit.size} bytes, found {len(data)}")
 
-    def _before_damage(self, file: MappedFile, first: int, last: int) -> EntryRange:
-        """The entries before the first damaged one. Raises StoreError if that is `first`."""
-        start, view = self.locate(first), self._data.view(file)
+    def _before_damage(self, file: MappedFile, first: int, last: int) -> tuple[int, memoryview]:
+        """The last index before a damaged entry, and the bytes up to there. Raises StoreError if that is `first`."""
+        start = self.locate(first)
         end, term = start.pos, start.term
         for index in range(first, last + 1):
-            located = self.locate(index)
             try:
-                _check_header(index, located, file, view[located.pos - file.base :][:ENTRY_HEADER_SIZE])
+                located = self.locate(index)
+                _check_header(index, located, file, self._data.read(file, located.pos, min(located.end, file.end)))
                 if located.pos != end or located.term < term:
                     raise StoreError(
                         f"{file.path} at byte {end - file.base}: expected the entry of index {index} with a term of at "
@@ -237,7 +243,7 @@ class EntryReader:
                 last = index - 1
                 break
             end, term = located.end, located.term
-        return EntryRange(first, last, start.pos, view[start.pos - file.base : end - file.base])
+        return last, self._data.read(file, start.pos, end)
 
     def _units(self, first: int, last: int) -> bytes:
         """The index units of entries ``[first, last]``."""
@@ -248,7 +254,7 @@ class EntryReader:
         while pos < end:
             file = _existing(self._index.find(pos), pos // INDEX_UNIT_SIZE)
             stop = min(end, file.end)
-            parts.append(self._index.view(file)[pos - file.base : stop - file.base])
+            parts.append(self._index.read(file, pos, stop))
             pos = stop
         return b"".join([*parts, pending[(own - pending_first) * INDEX_UNIT_SIZE :]])
 
@@ -287,9 +293,7 @@ def _load(file: MappedFile, start: int, stop: int) -> bytes:
             data = os.pread(descriptor, min(_LOADED_BYTES, stop - pos), pos - file.base)
             first = first or data
     except OSError as error:
-        raise StoreError(
-            f"{file.path} at byte {start - file.base}: cannot be read ({error}): check the disk"
-        ) from error
+        raise UnreadableError(str(file.path), str(error), start - file.base) from error
     finally:
         os.close(descriptor)
     return first

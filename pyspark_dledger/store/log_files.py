@@ -20,6 +20,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
@@ -28,7 +29,8 @@ from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.control import mark_control
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE
+from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import AppendHook, EntryRun
 from pyspark_dledger.store.files.boot import boot_id, load_boot, write_boot
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
@@ -46,6 +48,8 @@ from pyspark_dledger.store.store_config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
 _UNIT = record_struct(INDEX_UNIT)
+_HEADER = record_struct(ENTRY_HEADER)
+_MAX_DELETED = 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 # Chunks of this size stay in the CPU cache. Each chunk scans the lengths of the whole block again, so chunks grow with
@@ -127,9 +131,11 @@ class LogFiles:
         # The last entry that looks torn, but is not.
         self._last_torn_like = -1
         self._has_room = True
+        # The exception of an append that may have left bytes after the log's end.
+        self.failed_append: BaseException | None = None
         self.pending = PendingUnits()
-        self.data = MappedFileList([], config.data_file_size, self._data_dir)
-        self.index = MappedFileList([], config.index_file_size, self._data_dir)
+        self.data = MappedFileList([], config.data_file_size, self._data_dir, engine.map_file)
+        self.index = MappedFileList([], config.index_file_size, self._data_dir, engine.map_file)
 
     def recover(self) -> Recovered:
         """Load all files and recover the log. Raises StoreError if too much of it is damaged."""
@@ -143,8 +149,8 @@ class LogFiles:
         index_files, index_size, unusable = load_index_files(index_dir, config.index_file_size)
         data_files, checkpoint = finish_reset(node_dir, data_files, index_files, load_checkpoint(node_dir))
         check_order(data_files)
-        self.data = MappedFileList(data_files, data_size, self._data_dir)
-        self.index = MappedFileList(index_files, index_size, lambda _: index_dir)
+        self.data = MappedFileList(data_files, data_size, self._data_dir, self._engine.map_file)
+        self.index = MappedFileList(index_files, index_size, lambda _: index_dir, self._engine.map_file)
         boot = load_boot(node_dir)
         found = Recovery(
             *(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable),
@@ -273,6 +279,21 @@ class LogFiles:
         remove_reset(self._config.node_dir)
         self.is_reset = False
 
+    def expired(self, begin: int, changed_before: float, force: bool, limit: int, next_index: int) -> tuple[int, int]:
+        """Where the log would begin without expired files, at most at index `limit`, and how many these are.
+
+        The log begins at `begin`, and ends before `next_index`: entries of an append that has not ended do not count.
+        """
+        count = 0
+        for file, following in pairwise(self.data.files[: _MAX_DELETED + 1]):
+            if not force and file.path.stat().st_mtime > changed_before:
+                break
+            first = _first_index(following)
+            if first is None or first > limit or first >= next_index:
+                break
+            begin, count = first, count + 1
+        return begin, count
+
     def delete_before(self, base: int, first_index: int) -> None:
         """Delete data files that end at or before `base`, and index files without a unit from `first_index` on."""
         self.data.delete_before(base)
@@ -364,3 +385,12 @@ class LogFiles:
         if not candidates:
             raise StoreError(f"{self._config.node_dir}: all folders of data files are read-only: add a writable one")
         return Path(sorted(candidates)[base // self.data.file_size % len(candidates)])
+
+
+def _first_index(file: MappedFile) -> int | None:
+    """The index of the entry at the start of a file; None if there is none."""
+    data = read_at(str(file.path), 0, ENTRY_HEADER_SIZE)
+    if len(data) < ENTRY_HEADER_SIZE:
+        return None
+    header = _HEADER.unpack(data)
+    return int(header[2]) if header[4] == file.base and header[1] else None

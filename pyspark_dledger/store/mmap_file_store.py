@@ -5,20 +5,18 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.common.histogram import DISK_LATENCIES, Histogram
 from pyspark_dledger.errors import DiskFullError, StoreError
-from pyspark_dledger.format.codec import encode_blank, record_struct
+from pyspark_dledger.format.codec import encode_blank
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
-from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange
 from pyspark_dledger.store.entry_reader import EntryReader, RecentEntries
-from pyspark_dledger.store.files.mapped_files import MappedFile
 from pyspark_dledger.store.files.node_files import (
     StoreLock,
     load_cluster_id,
@@ -46,9 +44,6 @@ from pyspark_dledger.store.rules import (
 from pyspark_dledger.store.scrub import ScrubbedRange, ScrubService, scrub
 from pyspark_dledger.store.store_config import StoreConfig
 from pyspark_dledger.store.store_metrics import ScrubProgress, StoreMetrics
-
-_HEADER = record_struct(ENTRY_HEADER)
-_MAX_DELETED = 10
 
 
 class MmapFileStore(DLedgerStore):
@@ -149,6 +144,8 @@ class MmapFileStore(DLedgerStore):
                 service.stop()
         self._clean_service = self._flush_service = self._scrub_service = None
         try:
+            with suppress(StoreError):
+                self.finish_undo()
             if self.failure is None:
                 self.flush()
                 self.write_checkpoint()
@@ -163,6 +160,7 @@ class MmapFileStore(DLedgerStore):
             raise StoreError(f"{self.config.node_dir}: the store is closed")
 
     def _check_writable(self) -> None:
+        self.finish_undo()
         if self._files.failure is not None or self._is_disk_full or not self._is_started:
             self._check_started()
             self._files.check_failure()
@@ -307,11 +305,27 @@ class MmapFileStore(DLedgerStore):
             self._wake()
 
     def _undo_append(self, error: BaseException) -> None:
-        self._files.undo_append(self._next_index, self.end_pos, error)
-        # If entries could not be removed, the outcome is unknown: neither a full disk nor a wrong body explains it.
-        self._files.check_failure()
+        self._files.failed_append = error
+        if not self.is_undo_deferred:
+            self.finish_undo()
         if isinstance(error, OSError):
             raise self._files.disk_error(error) from error
+
+    @property
+    def needs_undo(self) -> bool:
+        return self._files.failed_append is not None
+
+    @property
+    def append_may_wait(self) -> bool:
+        return self.needs_undo or self._files.data.creation_may_wait
+
+    def finish_undo(self) -> None:
+        files = self._files
+        if files.failed_append is not None:
+            files.undo_append(self._next_index, self.end_pos, files.failed_append)
+            files.failed_append = None
+            # If entries could not be removed, the outcome is unknown: neither a full disk nor a wrong body explains it.
+            files.check_failure()
 
     # Reading
 
@@ -460,38 +474,19 @@ class MmapFileStore(DLedgerStore):
         `expiry_hook` keeps. Returns the number of deleted files.
         """
         with self._files.lock:
-            begin, count = self._expired(changed_before, force, min(self.committed_index, self.flushed_index) + 1)
+            self._check_started()
+            limit = min(self.committed_index, self.flushed_index) + 1
+            begin, count = self._files.expired(self._begin, changed_before, force, limit, self._next_index)
         if not count:
             return 0
         # The hook may take long, so appends must not wait for it.
         limit = begin if self.expiry_hook is None else self.expiry_hook(begin)
         with self._files.lock:
+            self._check_started()
             limit = min(limit, self.committed_index + 1, self.flushed_index + 1)
-            begin, count = self._expired(changed_before, force, limit)
+            begin, count = self._files.expired(self._begin, changed_before, force, limit, self._next_index)
             if count:
                 self._begin = begin
                 base = self._files.data.files[count].base
                 self._files.apply(lambda: self._files.delete_before(base, begin))
         return count
-
-    def _expired(self, changed_before: float, force: bool, limit: int) -> tuple[int, int]:
-        """Where the log would begin without expired files, at most at index `limit`, and how many these are."""
-        self._check_started()
-        begin, count = self._begin, 0
-        for file, following in pairwise(self._files.data.files[: _MAX_DELETED + 1]):
-            if not force and file.path.stat().st_mtime > changed_before:
-                break
-            first = _first_index(following)
-            if first is None or first > limit:
-                break
-            begin, count = first, count + 1
-        return begin, count
-
-
-def _first_index(file: MappedFile) -> int | None:
-    """The index of the entry at the start of a file; None if there is none."""
-    data = read_at(str(file.path), 0, ENTRY_HEADER_SIZE)
-    if len(data) < ENTRY_HEADER_SIZE:
-        return None
-    header = _HEADER.unpack(data)
-    return int(header[2]) if header[4] == file.base and header[1] else None

@@ -318,7 +318,7 @@ class Deposed:
     """A core that led in term 1, and accepts every request."""
 
     role, term = Role.LEADER, 1
-    disk_waits = SimpleNamespace(in_request=lambda _: False)
+    disk_waits = SimpleNamespace(in_request=lambda _: False, in_drain=False)
 
     def __init__(self) -> None:
         self.effects: list[Any] = [RoleChanged(Role.LEADER, 1, "n0")]

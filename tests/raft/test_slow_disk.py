@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.raft.messages import (
+    AppendRequest,
     GetRequest,
     HeartBeatRequest,
     MetadataRequest,
@@ -26,7 +29,7 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.store import entry_reader
 from pyspark_dledger.store.files import mapped_files
-from tests.support.groups import FASTER, THREE, Caller, Nodes, eventually, nodes
+from tests.support.groups import FASTER, THREE, Caller, Nodes, eventually, nodes, packed
 from tests.support.scrapes import reason, scrape
 
 SIZE = 48 + 4
@@ -176,6 +179,58 @@ def test_a_leader_sends_heartbeats_while_it_reads_for_a_slow_follower(tmp_path: 
         assert (group.status(leader)["role"], group.status(leader)["term"]) == (Role.LEADER.value, term)
         disk.answer()
         eventually(lambda: group.status(late)["committedIndex"] == group.status(leader)["committedIndex"])
+        assert disk.in_loop == []
+        disk.loop_thread = -1
+
+
+def test_a_failed_append_is_removed_while_the_event_loop_runs(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its response waits until nothing of it can come back."""
+    with nodes(tmp_path, 1, flush="sync", core_options={}) as group:
+        group.leader()
+        with closing(group.caller("n0").hello()) as caller, closing(group.caller("n0").hello()) as other:
+            assert caller.append(b"first").code == 200
+            write = mapped_files.MappedFile.write
+
+            def torn(file: mapped_files.MappedFile, pos: int, data: bytes) -> None:
+                write(file, pos, bytes(data)[:100])
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            monkeypatch.setattr(mapped_files.MappedFile, "write", torn)
+            watched(group, disk)
+            disk.hold("_sync_data")
+            failed = caller.send(AppendRequest(bodies=packed(bytes(500))))
+            eventually(lambda: disk.waiting)
+            monkeypatch.setattr(mapped_files.MappedFile, "write", write)
+            metadata = other.send(MetadataRequest())
+            driver = group.nodes["n0"]._driver
+            assert driver is not None
+            ticks = driver._ticks
+            eventually(lambda: driver._ticks > ticks + 10)
+            caller.sock.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                caller.receive(failed)
+            caller.sock.settimeout(10)
+            disk.answer()
+            assert caller.receive(failed).code == ResponseCode.DISK_FULL
+            assert other.receive(metadata).code == 200
+            assert caller.append(b"second").code == 200
+        assert disk.in_loop == []
+        disk.loop_thread = -1
+
+
+def test_a_data_file_in_another_folder_is_created_while_the_event_loop_runs(tmp_path: Path, disk: Disk) -> None:
+    """The files before it must be durable in their folder."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    options = {"data_dirs": folders, "data_file_size": 4096, "index_file_size": 1 << 16}
+    with nodes(tmp_path, 1, flush="async", core_options={}, store_options=options) as group:
+        group.leader()
+        watched(group, disk)
+        with closing(group.caller("n0").hello()) as caller:
+            for number in range(12):
+                assert caller.append(b"%02d" % number * 1000).code == 200
+        assert {len(list(folder.iterdir())) for folder in folders} == {6}
         assert disk.in_loop == []
         disk.loop_thread = -1
 

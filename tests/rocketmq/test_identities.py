@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import concatenated, identity_arrays
@@ -76,6 +78,20 @@ def test_a_run_has_the_identities_that_were_written(tmp_path: Path) -> None:
     assert not run.has_producer(1)
     unknown = identity_arrays(ids_of(range(1000, 1010), "p0"), np.arange(10))
     assert run.find(int(unknown.producer[0]), unknown.first, unknown.second).tolist() == [-1] * 10
+
+
+def test_a_run_that_the_disk_cannot_read_gives_no_answer(tmp_path: Path) -> None:
+    """Otherwise a message would be written twice."""
+    found = identity_arrays(ids_of(range(1000)), np.arange(1000))
+    run = write_run(tmp_path, entry_range(range(1000), 1), found, is_durable=True)
+    os.truncate(run.path, 4096)
+    with pytest.raises(UnreadableError, match="cannot be read"):
+        run.find(int(found.producer[0]), found.first, found.second)
+    with pytest.raises(ValueError, match="expected"):
+        SortedRun(run.path)
+    np.array(run.all().index)
+    with pytest.raises(UnreadableError):
+        run.check_readable()
 
 
 def test_the_last_of_equal_identities_is_found_and_half_a_hash_does_not_match(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_a_summary_that_ends_before_the_log_begins_is_not_taken(expired: Path, t
         follow(one, source.store, end + 30)
         assert one.service.take_summary(part)
         assert part.end == part.size
-        eventually(lambda: one.service._summary._unpacking is None or not one.needs_summary)
+        eventually(lambda: one.service._summary._installing is None or not one.needs_summary)
         assert one.needs_summary
         eventually(lambda: not list(one.folder.glob("*incoming*")))
         late = source.service.summary(source.store.ledger_end_index + 2, 0, 0)

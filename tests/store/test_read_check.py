@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format import codec
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.store import MmapFileStore, StoreConfig
+from tests.support import stores
 from tests.support.generate import mq_message
 
 COUNT = 30
@@ -109,6 +111,31 @@ def test_a_term_is_compared_with_the_index_unit(tmp_path: Path, flush: str) -> N
 
 
 # The check
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("is_recent", [True, False], ids=["recent", "old"])
+def test_entries_that_the_disk_cannot_read_are_an_error(tmp_path: Path, engine: str, is_recent: bool) -> None:
+    """A file that becomes shorter stands for a bad sector: a mapped read of either is a SIGBUS."""
+    store = stores.opened(tmp_path, engine=engine, data_file_size=1 << 20, index_file_size=1 << 16)
+    written = stores.bodies(0, 100, 1000)
+    store.append_as_leader(written)
+    if not is_recent:
+        store = stores.reopened(store)
+    assert store.get(99).body == written[99]
+    os.truncate(stores.data_files(store)[0], 40 * 1048 + 500)
+    for index in (40, 99):
+        for read in (store.get, lambda index: store.read(index, 1)):
+            with pytest.raises(UnreadableError, match="found the end of the file"):
+                read(index)
+    part = store.read(30, 1 << 20)
+    assert (part.last_index, len(part.data)) == (39, 10 * 1048) or (part.last_index, len(part.data)) == (30, 1048)
+    assert [store.get(index).body for index in range(40)] == written[:40]
+    os.truncate(stores.data_files(store)[0], 1 << 20)
+    os.truncate(stores.index_files(store)[0], 50 * 32)
+    with pytest.raises(UnreadableError, match="found the end of the file"):
+        store.term_at(50)
+    assert store.get(39).body == written[39]
 
 
 def entries(*bodies: bytes, body_crc: int = 0) -> bytes:

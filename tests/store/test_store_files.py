@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.file_bytes import ReadBytes
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.store.files import mapped_files
 from pyspark_dledger.store.files.node_files import load_current_term, write_current_term
@@ -199,7 +200,8 @@ def test_a_change_in_one_folder_is_durable_before_one_in_another(
         durable[folder.name] = sorted(int(file.name) for file in folder.iterdir() if file.is_file())
 
     monkeypatch.setattr(mapped_files, "sync_dir", synced)
-    log = mapped_files.MappedFileList([], 10, lambda base: tmp_path / ("a" if base % 20 == 0 else "b"))
+    folders = [tmp_path / "a", tmp_path / "b"]
+    log = mapped_files.MappedFileList([], 10, lambda base: folders[base // 10 % 2], ReadBytes)
     for base in (0, 10, 20):
         log.write(base, b"x")
     assert (durable["a"], durable["b"]) == ([0], [10])
@@ -793,13 +795,13 @@ def test_a_view_outlives_its_file(old: MmapFileStore) -> None:
     before = bytes(part.data)
     assert old.delete_expired(time.time(), force=True) == 4
     assert bytes(part.data) == before
-    assert sum(file.view is not None for file in old._files.data._mapped) == 0
+    assert sum(file.bytes is not None for file in old._files.data._mapped) == 0
 
 
 def test_more_files_are_read_than_stay_mapped(tmp_path: Path) -> None:
     store = opened(tmp_path, index_file_size=32 * 1024)
     store.append_as_leader(bodies(0, 500))
     assert [entry.body for entry in entries(store)] == bodies(0, 500)
-    assert sum(file.view is not None for file in store._files.data.files) <= 64
+    assert sum(file.bytes is not None for file in store._files.data.files) <= 64
     assert [entry.body for entry in entries(store)] == bodies(0, 500)
     store.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.store.files import mapped_files
 from pyspark_dledger.store.log_files import LogFiles
@@ -166,17 +166,14 @@ def test_file_is_mapped_while_another_thread_closes_it(tmp_path: Path, monkeypat
     """The flush thread may close the descriptor of any file except the last at any time."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 7))
-    real = mmap.mmap
+    real = store._files.data._map_file
 
-    def closing(descriptor: int, *given: Any, **named: Any) -> mmap.mmap:
+    def closing(path: str) -> FileBytes:
         store.flush()
-        other = (tmp_path / "other").open("wb")  # gets the closed descriptor's number
-        try:
-            return real(descriptor, *given, **named)
-        finally:
-            other.close()
+        with (tmp_path / "other").open("wb"):  # gets the closed descriptor's number
+            return real(path)
 
-    monkeypatch.setattr(mapped_files.mmap, "mmap", closing)
+    monkeypatch.setattr(store._files.data, "_map_file", closing)
     assert [entry.body for entry in entries(store)] == bodies(0, 7)
     store.shutdown()
 

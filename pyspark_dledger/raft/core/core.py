@@ -225,13 +225,21 @@ class Core:
             self._member.binary_peers.discard(peer_id)
 
     def drain(self) -> list[Effect]:
-        """The effects to execute, in order; a leader's new entries are among them."""
+        """The effects to execute, in order; a leader's new entries are among them.
+
+        What a failed append wrote is removed before its response. Raises StoreError if that fails.
+        """
+        self.finish_undo()
         member = self._member
         if member.is_leader:
             self._heartbeats.pump()
             self._replication.pump()
         effects, member.effects = member.effects, []
         return effects
+
+    def finish_undo(self) -> None:
+        """Remove what a failed append wrote, durably. Raises StoreError if that fails."""
+        self._member.store.finish_undo()
 
     # State
 

@@ -55,23 +55,26 @@ class DiskWaits:
     def in_request(self, request: Request) -> bool:
         if isinstance(request, PushRequest):
             if request.type is PushType.APPEND:
-                return self._is_disk_bad or request.first_index != self._member.store.ledger_end_index + 1
+                return (
+                    self._member.store.append_may_wait or request.first_index != self._member.store.ledger_end_index + 1
+                )
             return request.type is not PushType.COMMIT
         if isinstance(request, AppendRequest):
-            return self._is_disk_bad
+            return self._member.store.append_may_wait
         if isinstance(request, HeartBeatRequest):
             return request.term > self._member.term
         return isinstance(request, _REQUESTS)
 
-    @property
-    def _is_disk_bad(self) -> bool:
-        """Whether the next append may fail: removing its entries needs a flush."""
-        return bool(self._member.disk.problem(self._member.now))
-
     def in_response(self, response: Response | None) -> bool:
         return response is not None and (response.term > self._member.term or isinstance(response, _RESPONSES))
 
+    @property
+    def in_drain(self) -> bool:
+        return self._member.store.needs_undo
+
     def in_tick(self, now: int) -> bool:
+        if self._member.store.append_may_wait:
+            return True
         if self._election.is_due(now) or self._transfer.is_taking_over or self._cluster_id.is_due(now):
             return True
         return self._changes.is_due(now)

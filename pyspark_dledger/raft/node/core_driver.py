@@ -236,6 +236,9 @@ class CoreDriver:
         if self.threads.is_busy:
             self._flush()
             return
+        if self._core.disk_waits.in_drain:
+            self._change(self._core.finish_undo)
+            return
         try:
             self._execute(self._core.drain())
         except Exception as error:  # noqa: BLE001  # after any exception the core's state is unknown

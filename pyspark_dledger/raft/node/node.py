@@ -102,6 +102,7 @@ class Node:
         self._core = Core(core_config, store, random.SystemRandom(), now, addresses, self._application)
         config = self.config
         self._threads = DiskThreads(store)
+        store.is_undo_deferred = True
         self._reads = CommittedReads(store, self._threads, config.group, config.self_id)
         self._driver = driver = CoreDriver(self._core, self._reads, self._threads, lambda: store.failure, self._fail)
         await self._listen_at(self._listen, contexts[0])

@@ -17,6 +17,7 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir, sync_file
 from pyspark_dledger.common.log_records import LOG
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.rocketmq.dedup.identity_arrays import (
     BitFilter,
     IdentityArrays,
@@ -111,7 +112,7 @@ class CommittedIdentities:
         for path in run_paths(self.folder):
             try:
                 runs.append(SortedRun(path))
-            except (OSError, ValueError) as error:
+            except (OSError, StoreError, ValueError) as error:
                 self._drop(path, str(error))
         return sorted(runs, key=lambda run: (run.range.first_index, -run.range.last_index))
 
@@ -243,6 +244,7 @@ class CommittedIdentities:
             larger = BitFilter(2 * count)
             for run in runs:
                 larger.add(run.all())
+                run.check_readable()
             self._filter, self._filtered = larger, count
         self._runs = runs
 
@@ -253,7 +255,10 @@ class CommittedIdentities:
             covered = merged[0].range
             for run in merged[1:]:
                 covered = _extended(covered, run.range, covered.last_index)
-            run = write_run(self.folder, covered, concatenated([each.all() for each in merged]), is_durable=True)
+            found = concatenated([each.all() for each in merged])
+            for each in merged:
+                each.check_readable()
+            run = write_run(self.folder, covered, found, is_durable=True)
             self._publish((*self._runs[:first], run))
             for each in merged:
                 each.path.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ _READ_BYTES = 64 * 1024
 
 
 class RunningStore(Protocol):
-    """The store of a running node (`store.DLedgerStore`), used in the node's thread only."""
+    """The store of a running node (`store.DLedgerStore`). Only the node's thread uses it, except as that says."""
 
     append_hook: Callable[[bytearray, bytearray], None] | None
     read_check: Callable[[Buffer], int | None] | None

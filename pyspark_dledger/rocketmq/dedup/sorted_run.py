@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from pyspark_dledger.common.durable import open_own, write_durably
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, Words
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
@@ -48,7 +50,7 @@ class EntryRange:
 
 
 class SortedRun:
-    """A memory-mapped run. Raises ValueError if it is damaged, OSError if it cannot be read."""
+    """A memory-mapped run. Raises ValueError if it is damaged, OSError or StoreError if it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,10 +60,9 @@ class SortedRun:
         size = _HEADER.size + 2 * 8 * producers + 3 * 8 * self.count
         if path.stat().st_size != size:
             raise ValueError(f"{path}: expected {size} bytes, found {path.stat().st_size}")
-        # Not as a memmap: each slice of one costs microseconds.
-        data = np.asarray(np.memmap(path, np.uint8, "r"))
-        self.data = data.data
+        self.data, self._is_intact = map_whole(str(path))
         """All bytes of the file, also after it was deleted."""
+        data = np.frombuffer(self.data, np.uint8)
         if (found := crc32(data[_HEADER.size :].data)) != crc:
             raise ValueError(f"{path}: expected contents with CRC {crc:08x}, found {found:08x}")
         words = data[_HEADER.size :].view(WORD)
@@ -70,6 +71,14 @@ class SortedRun:
         self._starts = np.append(starts.view("<i8"), self.count)
         self._index: Longs = index.view("<i8")
         self._last_section = (-1, slice(0, 0))
+
+    def check_readable(self) -> None:
+        """Raises UnreadableError if any byte so far could not be read: the identities may then be wrong.
+
+        A node ends with it. When it starts, it drops the run, and reads the identities from the log.
+        """
+        if not self._is_intact():
+            raise UnreadableError(str(self.path), "the file has become shorter, or the disk has failed")
 
     def has_producer(self, producer: int) -> bool:
         section = self._section(producer)
@@ -88,11 +97,15 @@ class SortedRun:
         return slice(int(self._starts[at]), int(self._starts[at + 1]))
 
     def find(self, producer: int, first: Words, second: Words) -> Longs:
-        """The index of the last entry with each of one producer's identities; -1 for unknown ones."""
+        """The index of the last entry with each of one producer's identities; -1 for unknown ones.
+
+        Raises UnreadableError.
+        """
         section = self._section(producer)
         keys = self._first[section]
         found = np.full(len(first), -1, np.int64)
         if not len(keys):
+            self.check_readable()
             return found
         at = np.searchsorted(keys, first, "right") - 1
         same = np.flatnonzero((at >= 0) & (keys[at] == first))
@@ -101,6 +114,7 @@ class SortedRun:
         # One hash in 2^64 has a neighbour with the same first half, so these are searched one by one.
         for number in same[~is_equal].tolist():
             found[number] = self._find_before(section, int(at[number]), int(first[number]), int(second[number]))
+        self.check_readable()
         return found
 
     def _find_before(self, section: slice, at: int, first: int, second: int) -> int:
@@ -112,7 +126,7 @@ class SortedRun:
         return -1
 
     def all(self) -> IdentityArrays:
-        """All identities, in the order of the file."""
+        """All identities, in the order of the file. Call `check_readable` after they were read."""
         counts = np.diff(self._starts)
         return IdentityArrays(np.repeat(self._producers, counts), self._first, self._second, self._index)
 

@@ -72,7 +72,6 @@ class SummaryKeeper:
         self._made_at = self._used_at = 0.0
         self._made_index = -1
         self._incoming = IncomingStream(self._folder)
-        self._unpacking: Future[ReceivedSummary] | None = None
         self._installing: Future[ReceivedSummary] | None = None
 
     # Start
@@ -182,7 +181,7 @@ class SummaryKeeper:
             return False
         self._drop_unused()
         self.check_begin()
-        self._continue_installing(self._store)
+        self._end_installing()
         return self._is_missing()
 
     # Before entries expire
@@ -267,7 +266,7 @@ class SummaryKeeper:
 
     def take(self, part: SummaryPart) -> bool:
         """See `Application.take_summary`."""
-        if self._unpacking is not None or self._installing is not None:
+        if self._installing is not None or self._store is None:
             return False
         try:
             is_next = self._incoming.add(part)
@@ -275,24 +274,19 @@ class SummaryKeeper:
             record(logging.WARNING, "summary not taken", found=str(error))
             return False
         if is_next and self._incoming.is_complete:
-            self._unpacking = self._worker.submit(self._incoming.unpack, self._identities.folder)
+            self._installing = self._worker.submit(self._install, self._store)
         return is_next
 
-    def _continue_installing(self, store: RunningStore) -> None:
-        """Reading and checking files takes long, so a thread does it; only the log is compared here."""
+    def _end_installing(self) -> None:
+        if self._installing is None or not self._installing.done():
+            return
+        done, self._installing = self._installing, None
         try:
-            if self._unpacking is not None and self._unpacking.done():
-                done, self._unpacking = self._unpacking, None
-                received = done.result()
-                self._check(store, received.summary)
-                self._installing = self._worker.submit(self._install, received)
-            elif self._installing is not None and self._installing.done():
-                done, self._installing = self._installing, None
-                received = done.result()
-                self._incoming.close()
-                self._metadata.take_over(received.config)
-                summary = received.summary
-                record(logging.INFO, "summary taken", index=summary.index, queues=len(summary.ends))
+            received = done.result()
+            self._incoming.close()
+            self._metadata.take_over(received.config)
+            summary = received.summary
+            record(logging.INFO, "summary taken", index=summary.index, queues=len(summary.ends))
         except (OSError, ValueError, StoreError) as error:
             self._incoming.close()
             record(logging.WARNING, "summary not taken", found=str(error))
@@ -306,8 +300,11 @@ class SummaryKeeper:
         if is_committed and summary.term >= 0 and not has_entry(store, summary.index, summary.term):
             raise ValueError(f"expected the state of this log, found entry {summary.index} of term {summary.term}")
 
-    def _install(self, received: ReceivedSummary) -> ReceivedSummary:
+    def _install(self, store: RunningStore) -> ReceivedSummary:
+        """Check and take over what was received. Called in a thread, because it waits for the disk."""
+        received = self._incoming.unpack(self._identities.folder)
         summary = received.summary
+        self._check(store, summary)
         self._identities.adopt(received.runs)
         if not self._identities.covers(summary.identities):
             raise ValueError("expected the identities that the summary names, found others")

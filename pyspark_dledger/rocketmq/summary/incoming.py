@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import open_own, write_at
 from pyspark_dledger.common.summary_part import SummaryPart
+from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.rocketmq.broker.config_files import FILES
 from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun, copy_run
 from pyspark_dledger.rocketmq.summary import snapshot
@@ -59,9 +59,8 @@ class IncomingStream:
 
     def unpack(self, identities: Path) -> ReceivedSummary:
         """Check the whole stream, and write its runs. Raises ValueError if it is damaged, OSError if the disk fails."""
-        # Not closed: views of it may be alive in an error.
-        mapped = mmap.mmap(self._descriptor, self._size, access=mmap.ACCESS_READ)
-        records = records_of(memoryview(mapped))
+        stream, _ = map_whole(str(self._file))
+        records = records_of(stream)
         first = next(records)
         if first.kind != snapshot.SUMMARY:
             raise ValueError(f"expected a summary first, found a record of kind {first.kind}")

@@ -1,4 +1,4 @@
-"""The data or index files of a log: of one size, named by their first position, read by mmap (``MmapFileList``).
+"""The data or index files of a log: of one size, named by their first position, mapped to read (``MmapFileList``).
 
 Writes use ``pwrite``, never a mapping: a full disk is then an error instead of a signal. Only the last files stay open
 for writing.
@@ -6,7 +6,6 @@ for writing.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections import deque
@@ -15,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, sync_dir, write_at
-from pyspark_dledger.errors import IndexRangeError
+from pyspark_dledger.errors import IndexRangeError, StoreError, UnreadableError
 from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.log.io.files import data_extents
 
@@ -31,14 +31,14 @@ _sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 class MappedFile:
     """One file with the positions ``[base, base + size)``."""
 
-    __slots__ = ("_ahead", "_allocated", "_descriptor", "base", "is_dirty", "path", "size", "view")
+    __slots__ = ("_ahead", "_allocated", "_descriptor", "base", "bytes", "is_dirty", "path", "size")
 
     def __init__(self, path: Path, base: int, size: int) -> None:
         self.path = path
         self.base = base
         self.size = size
         self.is_dirty = False
-        self.view: memoryview | None = None
+        self.bytes: FileBytes | None = None
         self._descriptor = -1
         self._allocated = 0
         self._ahead = _MIN_AHEAD
@@ -46,16 +46,6 @@ class MappedFile:
     @property
     def end(self) -> int:
         return self.base + self.size
-
-    def map(self) -> memoryview:
-        """Map the whole file read-only. The view stays valid while it is referenced, even if the file is deleted."""
-        # Another thread may close the descriptor for writing.
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            view = self.view = memoryview(mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ))
-        finally:
-            os.close(descriptor)
-        return view
 
     def create(self) -> None:
         """Create the file, sparse and of full size; an existing one is emptied."""
@@ -119,32 +109,44 @@ class MappedFile:
 class MappedFileList:
     """The data or index files in order, without gaps. `choose_dir` returns the folder of a new file, by its base.
 
+    `map_file` is that of an engine.
     One thread writes. Others may sync, and delete the first files: `files` is replaced, never shortened in place.
     """
 
-    def __init__(self, files: Sequence[MappedFile], file_size: int, choose_dir: Callable[[int], Path]) -> None:
+    def __init__(
+        self,
+        files: Sequence[MappedFile],
+        file_size: int,
+        choose_dir: Callable[[int], Path],
+        map_file: Callable[[str], FileBytes],
+    ) -> None:
         self.files = list(files)
         self.file_size = file_size
         self._choose_dir = choose_dir
+        self._map_file = map_file
         self._list_lock = threading.Lock()
         self._changed_dirs: set[Path] = set()
         self._mapped: deque[MappedFile] = deque()
 
-    def view(self, file: MappedFile) -> memoryview:
-        """The whole file, read-only. At most 64 files stay mapped, because each mapping keeps a descriptor.
+    def read(self, file: MappedFile, start: int, stop: int) -> memoryview:
+        """The positions ``[start, stop)`` of a file. They stay valid while they are referenced.
 
-        Raises IndexRangeError if the file has expired.
+        Raises IndexRangeError if the file has expired, UnreadableError if the disk cannot read it.
         """
-        view = file.view
-        if view is not None:
-            return view
+        try:
+            return (file.bytes or self._map(file)).read(start - file.base, stop - file.base)
+        except (OSError, StoreError) as error:
+            if not file.path.exists():
+                raise IndexRangeError(f"{file.path}: the file has expired") from None
+            raise UnreadableError(str(file.path), str(error), start - file.base) from error
+
+    def _map(self, file: MappedFile) -> FileBytes:
+        """Map a file. At most 64 files stay mapped, because each mapping keeps a descriptor."""
         self._mapped.append(file)
         if len(self._mapped) > _MAX_MAPPED:
-            self._mapped.popleft().view = None
-        try:
-            return file.map()
-        except FileNotFoundError:
-            raise IndexRangeError(f"{file.path}: the file has expired") from None
+            self._mapped.popleft().bytes = None
+        mapped = file.bytes = self._map_file(str(file.path))
+        return mapped
 
     def find(self, pos: int) -> MappedFile | None:
         """The file that contains a position."""
@@ -174,6 +176,15 @@ class MappedFileList:
             part = rest[: file.end - pos]
             file.write(pos, part)
             rest, pos = rest[len(part) :], pos + len(part)
+
+    @property
+    def creation_may_wait(self) -> bool:
+        """Whether the next file can be created only after changes in another folder are durable."""
+        if not self._changed_dirs or not self.files:
+            return False
+        with suppress(StoreError):  # the append raises it
+            return self._changed_dirs != {self._choose_dir(self.files[-1].end)}
+        return False
 
     def _create(self, base: int) -> MappedFile:
         folder = self._choose_dir(base)
@@ -227,7 +238,7 @@ class MappedFileList:
             self._sync_other_dirs(file.path.parent)
             file.path.unlink(missing_ok=True)
             file.close()
-            file.view = None  # the system frees the blocks when the last view is gone
+            file.bytes = None  # the system frees the blocks when nothing refers to them
             self._changed_dirs.add(file.path.parent)
 
     def _sync_other_dirs(self, folder: Path) -> None:

@@ -51,8 +51,10 @@ class LogView:
 
     def read(self, file: MappedFile, pos: int) -> bytes:
         """The bytes of a header at a position. Files that are not mapped stay so: often only the first bytes matter."""
-        start, size = pos - file.base, min(ENTRY_HEADER_SIZE, file.end - pos)
-        return bytes(file.view[start : start + size]) if file.view is not None else read_at(str(file.path), start, size)
+        stop = min(pos + ENTRY_HEADER_SIZE, file.end)
+        if file.bytes is None:
+            return read_at(str(file.path), pos - file.base, stop - pos)
+        return bytes(self.data.read(file, pos, stop))
 
     def unit(self, index: int) -> IndexUnit | None:
         units = self.units(index, 1) if index >= 0 else b""
@@ -70,7 +72,7 @@ class LogView:
                 parts.append(bytes(end - pos))
                 break
             stop = min(end, file.end)
-            parts.append(bytes(self.index.view(file)[pos - file.base : stop - file.base]))
+            parts.append(bytes(self.index.read(file, pos, stop)))
             pos = stop
         return b"".join(parts)
 

@@ -209,11 +209,9 @@ class LogWalk:
 
     def _walk_step(self, file: MappedFile, entry: NextEntry, stop: int) -> tuple[NextEntry, bool]:
         """The end of the valid entries before `stop`, and whether they reach it."""
-        view = self._view.data.view(file)
+        data = self._view.data.read(file, entry.pos, stop)
         try:
-            checked = self._engine.check_entries(
-                view[entry.pos - file.base : stop - file.base], entry.index, entry.pos, entry.term, INT64_MAX
-            )
+            checked = self._engine.check_entries(data, entry.index, entry.pos, entry.term, INT64_MAX)
             self._compare_units(FileEntries(file, entry, stop), checked.units)
             return NextEntry(entry.index + checked.count, stop, checked.last_term), True
         except ValueError:
@@ -295,10 +293,11 @@ class LogWalk:
     ) -> NextEntry | None:
         """The first entry from index `first` on that `find` finds."""
         for entries in walked:
-            file, view = entries.file, self._view.data.view(entries.file)
+            file = entries.file
             start = self._engine.seek(segment_of(file, None), entries.first.pos, entries.end, min(first, INT64_MAX))
-            torn = find(view[start - file.base : entries.end - file.base], start - file.base)
+            data = self._view.data.read(file, start, entries.end)
+            torn = find(data, start - file.base)
             if torn is not None:
-                header = decode_entry_header(bytes(view[start + torn - file.base :][:ENTRY_HEADER_SIZE]))
+                header = decode_entry_header(bytes(data[torn : torn + ENTRY_HEADER_SIZE]))
                 return NextEntry(header.index, header.pos, header.term)
         return None

@@ -236,7 +236,7 @@ class Recovery:
         """Write the missing units."""
         for file, first, stop in self._walk.unindexed:
             if first.pos < end.pos:
-                part = self._data.view(file)[first.pos - file.base : min(stop, end.pos) - file.base]
+                part = self._data.read(file, first.pos, min(stop, end.pos))
                 units = self._engine.check_entries(part, first.index, first.pos, first.term, INT64_MAX).units
                 self._index.write(first.index * INDEX_UNIT_SIZE, units)
 
