@@ -154,11 +154,11 @@ class LogFiles:
         boot = load_boot(node_dir)
         found = Recovery(
             *(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable),
-            # Units and entries are as the last node wrote them.
-            is_sync=(boot.flush or config.flush) == "sync",
+            # Units and entries are as the last node wrote them. Java writes units before entries are durable.
+            is_sync=boot.flush == "sync",
             # Without a checkpoint file nothing is known to be durable, and everything would need a checksum.
             is_rebooted=(node_dir / CHECKPOINT).exists() and boot.id not in ("", boot_id()),
-            is_own=bool(boot.id),
+            is_own=bool(boot.flush),
         ).run()
         if found.saved_tail is not None:
             _LOG.warning("truncated the log at index %d; its tail is kept in %s", found.next_index, found.saved_tail)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.rocketmq.backup import backup, restore
+from pyspark_dledger.store.files.boot import load_boot
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.interop import damages
 from tests.interop.java_stores import StoreOpener, store_openers
@@ -96,7 +97,9 @@ def test_java_and_our_store_append_in_turn(openers: dict[str, StoreOpener], tmp_
         expected = expected_answer(store)
         store.shutdown()
         assert store.ledger_end_index - store.ledger_begin_index >= 299
+        assert load_boot(store.config.node_dir).flush == "async"
         answer = open_with_java(opener, tmp_path, "n0", SIZES, appends=30)
+        assert load_boot(store.config.node_dir).flush == ""
         after = {"endIndex", "endTerm", "committedIndex", "writePos"}
         assert {name: answer[name] for name in answer if name not in after} == {
             name: expected[name] for name in expected if name not in after

@@ -518,3 +518,46 @@ def test_units_prove_no_entries_that_an_async_node_wrote(tmp_path: Path, monkeyp
     again.flush()
     (tmp_path / "boot").write_text("a third\n")
     assert abandoned(again, flush="async").ledger_end_index == 19
+
+
+# After a Java node has run on the store
+
+
+def java_writes(store: MmapFileStore, name: str = "checkpoint") -> None:
+    """Replace a file as Java's ``IOUtils.string2File`` does."""
+    file = store.config.node_dir / name
+    file.with_name(f"{name}.bak").write_bytes(file.read_bytes())
+    file.unlink()
+    file.write_text("committedIndex=-1\nendIndex=4\n" if name == "checkpoint" else "voteLeader=n1\ncurrTerm=7\n")
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "currterm"])
+def test_units_prove_no_entries_that_a_java_node_wrote(tmp_path: Path, name: str) -> None:
+    """A power loss took bytes of an entry whose unit a Java node wrote before them, after a node with flush=sync."""
+    store = opened(tmp_path, data_file_size=64 * 1024, flush="sync")
+    store.save_term(7, "n1")
+    store.append_as_leader(bodies(0, 9))
+    store.flush()
+    java_writes(store, name)
+    change(data_files(store)[0], 5 * 148 + 60, bytes(40))
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, 5)
+    # From here on the units are those of a node with flush=sync again.
+    assert not list(again.config.node_dir.glob("*.bak"))
+    again.append_as_leader(bodies(5, 4), 7)
+    again.flush()
+    change(data_files(again)[0], 5 * 148 + 60, bytes(40))
+    third = abandoned(again)
+    assert third.ledger_end_index == 8
+    third.shutdown()
+
+
+def test_checkpoint_of_a_java_node_vouches_for_no_entries(tmp_path: Path) -> None:
+    """It names entries that a power loss can take."""
+    store = opened(tmp_path, data_file_size=64 * 1024, flush="sync")
+    store.append_as_leader(bodies(0, 4))
+    store.shutdown()
+    java_writes(store)
+    again = opened(tmp_path, data_file_size=64 * 1024, flush="sync")
+    assert again.ledger_end_index == 3
+    again.shutdown()
