@@ -92,10 +92,10 @@ def rebuild(
     and the store is only read. With `dry_run` nothing is written, and the result says what would change. With a
     session, Spark tasks read the log; every executor needs the folders at the same path.
 
-    `options` are unitsPerFile, hashSlots, indexUnits and brokerConf (docs/rebuild.md), and those of a read that choose
-    a store and its committed bound. Raises OptionError for wrong options. Raises StoreError where a broker or a node
-    has the store open, where it is written during the rebuild, where no committed bound is known, or where the disk
-    fails.
+    `options` are unitsPerFile, hashSlots, indexUnits, indexTags and brokerConf (docs/rebuild.md), and those of a read
+    that choose a store and its committed bound. Raises OptionError for wrong options. Raises StoreError where a broker
+    or a node has the store open, where it is written during the rebuild, where no committed bound is known, or where
+    the disk fails.
     """
     from pyspark_dledger.rocketmq.rebuild import FileSettings, compare
     from pyspark_dledger.rocketmq.rebuild import rebuild as rebuild_store

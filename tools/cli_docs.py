@@ -7,15 +7,14 @@ import argparse
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pyspark_dledger.cli.main import build_parser
 
 _WIDTH = 160
-Table = Callable[[tuple[str, ...], Iterable[tuple[str, ...]]], str]
 
 
-def verbs(table: Table) -> str:
+def verbs() -> str:
     """Every verb with its one line of help, the exit codes, the arguments of several verbs, and those of one verb."""
     found = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     takers: dict[tuple[str, str], list[str]] = {}
@@ -24,10 +23,10 @@ def verbs(table: Table) -> str:
             takers.setdefault((_spelling(action), _help(action)), []).append(name)
     own = {name: [argument for argument, names in takers.items() if names == [name]] for name in found.choices}
     rows = (
-        (f"[`{action.dest}`](#{action.dest})" if own[action.dest] else f"`{action.dest}`", _help(action))
+        f"- {f'[`{action.dest}`](#{action.dest})' if own[action.dest] else f'`{action.dest}`'}: {_help(action)}"
         for action in found._choices_actions
     )
-    parts = [table(("verb", "what it does"), rows), "## Exit codes", *_ends(found.choices, table)]
+    parts = ["\n".join(rows), "## Exit codes", *_ends(found.choices)]
     parts += ["## Arguments of several verbs", *_shared(takers, found.choices), "## Arguments of one verb"]
     for name, arguments in own.items():
         if arguments:
@@ -63,8 +62,8 @@ def _lines(arguments: Iterable[tuple[str, str]]) -> str:
 _USUAL = {"0": ("clean", "done"), "2": ("error",), "130": ("interrupted",)}
 
 
-def _ends(choices: Mapping[str, argparse.ArgumentParser], table: Table) -> Iterator[str]:
-    """A table of exit code 1, the usual meanings of the others, unusual ones by verb, and notes on several."""
+def _ends(choices: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
+    """Exit code 1 by verb, the usual meanings of the others, unusual ones by verb, and notes on several."""
     rows: dict[str, list[str]] = {}
     unusual: dict[str, list[str]] = {}
     notes = Counter[str]()
@@ -77,7 +76,8 @@ def _ends(choices: Mapping[str, argparse.ArgumentParser], table: Table) -> Itera
             if not meaning.startswith(_USUAL[code]) or ":" in meaning:
                 unusual.setdefault(f"{code} {meaning}", []).append(name)
         notes.update(re.split(r"(?<=[.]) (?=[A-Z])", rest))
-    yield table(("verb", "exit code 1"), ((_codes(names), meaning) for meaning, names in rows.items()))
+    yield "1 means:"
+    yield "\n".join(_wrapped(f"- {_codes(names)}: {meaning}", "  ") for meaning, names in rows.items())
     usual = (f"{code} {' or '.join(meanings)}" for code, meanings in _USUAL.items())
     unusual_lines = (_wrapped(f"- {_codes(names)}: {text}", "  ") for text, names in unusual.items())
     yield "\n".join((f"Other exit codes: {', '.join(usual)}; and:", "", *unusual_lines))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from pyspark_dledger.cli.stores.verdict_rows import MEMBER_KEYS, VERDICT_KEYS
 from pyspark_dledger.common.options import Option
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column
@@ -177,12 +178,18 @@ def sys_flags() -> str:
         (layout.FLAG_INNER_BATCH, "inner batch"),
         *((flag, f"compressed by {name}") for flag, name in compressions if flag),
     ]
-    return table(("sysFlag", "meaning"), ((f"`0x{flag:x}`", meaning) for flag, meaning in rows))
+    return "\n".join(f"- `0x{flag:x}`: {meaning}" for flag, meaning in rows)
 
 
 def verbs() -> str:
     """What `dledger` can be asked, and with which arguments."""
-    return cli_docs.verbs(table)
+    return cli_docs.verbs()
+
+
+def verdict() -> str:
+    """The keys of the verdict of `dledger diff --json`."""
+    lines = [("- ", *each) for each in VERDICT_KEYS.items()] + [("  - ", *each) for each in MEMBER_KEYS.items()]
+    return "\n".join(f"{start}{', '.join(f'`{name}`' for name in names)}: {text}" for start, names, text in lines)
 
 
 def wire_header() -> str:
@@ -252,6 +259,7 @@ TABLES = {
     "wire-messages": wire_messages,
     "sys-flags": sys_flags,
     "verbs": verbs,
+    "verdict": verdict,
     "real-entry": real_bytes.entry,
     "real-index-unit": real_bytes.index_unit,
     "real-queue-unit": real_bytes.queue_unit,

@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import TermRun
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.files import is_remote_path, path_of
 from pyspark_dledger.log.store_view import StoreView
+
+
+def check_distinct(stores: Sequence[StoreView], kind: str) -> None:
+    """Raises OptionError for a store that is given twice, by any path to its files. `kind` is what stores are here."""
+    known: dict[object, StoreView] = {}
+    for store in stores:
+        for place in _places(store):
+            if place in known:
+                other = known[place].path
+                also = f", as {other}" if str(other) != str(store.path) else ""
+                raise OptionError(
+                    f"{store.path}: expected each {kind} once, found this one twice{also}: remove one of them"
+                )
+        known.update(dict.fromkeys(_places(store), store))
+
+
+def _places(store: StoreView) -> list[object]:
+    """The folder of the node or of the log, and its first local file, to which another folder can have links."""
+    places: list[object] = [path_of(str(store.paths.node_dir or store.path)).resolve()]
+    for segment in store.segments[:1]:
+        path = path_of(segment.path)
+        with suppress(OSError):
+            if not is_remote_path(path):
+                state = path.stat()
+                places.append((state.st_dev, state.st_ino))
+    return places
 
 
 class Terms:

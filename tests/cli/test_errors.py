@@ -14,6 +14,7 @@ from pyspark_dledger import _native
 from pyspark_dledger.cli.main import main
 from tests.support.command_line import Ran, process
 from tests.support.generate import Store
+from tests.support.sparse_copy import copy_tree
 
 
 @pytest.mark.parametrize(
@@ -186,12 +187,15 @@ UNUSED = {
 }
 
 
-def test_verbs_load_only_what_they_need(broker: Store) -> None:
+def test_verbs_load_only_what_they_need(broker: Store, tmp_path: Path) -> None:
     path = broker.path
     others = [verb for verb in LISTED if verb not in (*UNUSED, "diff", "find", "follow")]
     lines = [[verb, str(path)] for verb in (*UNUSED, *others)]
     lines += [["find", str(path), what] for what in ("3", "U3", "k3", "2023-11-14", "7F00000100002A9F0000000000000030")]
-    lines += [["diff", f"{path}/dledger-n0", str(path)], ["dump", str(path), "--table", "consumeQueue"]]
+    lines += [
+        ["diff", str(path), str(copy_tree(path, tmp_path / "copy"))],
+        ["dump", str(path), "--table", "consumeQueue"],
+    ]
     code = (
         "import sys\n"
         "from pyspark_dledger.cli.main import main\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.interop.java_store import Dump, serving_store
 from tests.interop.plain_stores import PlainStores
 from tests.support import golden
 from tests.support.golden import Golden, Record
+from tests.support.rebuilds import index_bytes
 
 KINDS = ("consumequeue", "index")
 # The sizes of every case.
@@ -125,3 +127,20 @@ def test_broker_without_dledger_serves_rebuilt_store(tmp_path: Path) -> None:
         java.open_root(root, SIZES)
         wanted = {each["physicalOffset"] for each in expected} - lost
         assert {each.physical_offset for each in java.dump().messages} == wanted
+
+
+def test_the_index_of_5_5_is_rebuilt_with_its_units_of_tags(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    sizes = {**SIZES, "mappedFileSizeCommitLog": "131072"}
+    paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
+    with closing(PlainStores("5.5.0", tmp_path)) as java:
+        java.open({**paths, **sizes}, "ASYNC_MASTER")
+        java.put(600, "Orders", 4)
+        java.close_store()
+    written = index_bytes(root)
+    assert compare(root, "index").is_equal
+    rebuild(root, "index", out=tmp_path / "out")
+    assert index_bytes(tmp_path / "out") == written
+    shutil.rmtree(root / "index")
+    rebuild(root, "index", files=replace(FILES, units_per_file=None, index_tags=True))
+    assert index_bytes(root) == written

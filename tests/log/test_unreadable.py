@@ -265,7 +265,7 @@ def test_diff_compares_what_it_can_read(
     unread = [row for row in rows if row["verdict"] == "unreadable"]
     assert (unread[0]["firstIndex"], unread[-1]["lastIndex"]) == (first, last)
     assert all((row["nodes"], row["intact"], row["damaged"]) == (["n1"], ["n0", "n2"], []) for row in unread)
-    assert {row["verdict"] for row in rows} <= {"committed", "onMajority", "same", "unreadable"}
+    assert {row["verdict"] for row in rows} <= {"group", "committed", "onMajority", "same", "unreadable"}
     assert str(file) in printed.err
 
 

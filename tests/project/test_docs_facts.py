@@ -53,7 +53,7 @@ def verbs_and_flags() -> dict[str, set[str]]:
     """The verbs of the command line with their long flags, as docs/cli.md has them."""
     head, _, rest = (ROOT / "docs" / "cli.md").read_text().partition("\n## Arguments of several verbs\n")
     shared, _, own = rest.partition("\n## Arguments of one verb\n")
-    flags = {verb: {"--help"} for verb in re.findall(r"^\| \[?`([a-z]+)`", head, re.MULTILINE)}
+    flags = {verb: {"--help"} for verb in re.findall(r"^- \[?`([a-z]+)`", head, re.MULTILINE)}
     for is_rest, names, lines in re.findall(
         r"^(All but )?(`[a-z`, ]+`):\n\n((?:(?:- |  ).*\n)+)", shared, re.MULTILINE
     ):

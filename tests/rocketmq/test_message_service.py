@@ -771,3 +771,16 @@ def test_results_are_in_the_order_of_the_messages(one: tuple[MessageNodes, Clien
     found = one[1].put_messages(puts(rows(3)))
     assert isinstance(found, PutResult)
     assert (found.count, found.first_index, found.last_index) == (3, 0, 2)
+
+
+def test_the_put_of_the_client_page_runs_and_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    code = page.partition("## Messages")[2].split("```python\n")[1].split("```")[0]
+    with message_nodes(tmp_path, 1) as group:
+        group.ready_leader()
+        for _ in range(2):
+            exec(code, {"peers": group.peers})
+    first, again = capsys.readouterr().out.splitlines()
+    assert first == again and first.startswith("[Put(index=")

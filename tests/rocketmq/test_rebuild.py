@@ -9,6 +9,7 @@ import random
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.io.key_files import index_files
+from pyspark_dledger.log.io.key_files import index_files, key_hash
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
 from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.rebuild import FileSettings, builder, compare, rebuild
@@ -81,8 +82,8 @@ def test_every_key_of_every_message_is_found(case_folder: Unpack, tmp_path: Path
     source = case_folder(golden.case) / golden.folder
     rebuild(source, "index", out=tmp_path / "out")
     by_hash: dict[int, set[int]] = {}
-    for key_hash, offset in index_units(tmp_path / "out"):
-        by_hash.setdefault(key_hash, set()).add(offset)
+    for hashed, offset in index_units(tmp_path / "out"):
+        by_hash.setdefault(hashed, set()).add(offset)
     expected = golden.expected()
     assert expected.queries
     begin = open_log(str(source)).state.min_offset
@@ -125,6 +126,38 @@ def test_a_rebuild_would_change_nothing_that_a_broker_wrote(case_folder: Unpack,
         found = compare(source, what)
         assert found.is_equal, [row for row in found.differences if not row.is_equal]
         assert found.built.messages > 0
+
+
+@pytest.mark.parametrize("as_commit_log", [True, False])
+def test_an_index_with_tags_is_built_with_tags(tmp_path: Path, as_commit_log: bool) -> None:
+    """As RocketMQ 5.5.0 writes it: the unit of tags comes after those of uniqKey and keys."""
+    tags = ["a", "a||b", None, ""]
+    properties = [
+        [("UNIQ_KEY", f"U{number}"), ("KEYS", "k1 k2"), *([("TAGS", tag)] if tag is not None else [])]
+        for number, tag in enumerate(tags)
+    ]
+    payloads = [mq_message("T", b"x", queue_offset=number, properties=each) for number, each in enumerate(properties)]
+    root = tmp_path / "root"
+    (write_commitlog if as_commit_log else write_dledger)(root, payloads)
+    rebuild(root, "index", files=SMALL)
+    plain = index_bytes(root)
+    assert compare(root, "index", files=SMALL).is_equal
+    rebuild(root, "index", files=replace(SMALL, index_tags=True))
+    found = index_units(root)
+    offsets = list(dict.fromkeys(offset for _, offset in found))
+    expected = [
+        (key_hash("T", key), offset)
+        for offset, number in zip(offsets, range(4), strict=True)
+        for key in (f"U{number}", "k1", "k2", *(["T#a"], ["T#a||b"], [], [])[number])
+    ]
+    assert found == expected
+    assert [each.code for each in open_log(root).findings() if each.code == "keyIndexUnit"] == []
+    assert compare(root, "index", files=SMALL).is_equal
+    rebuild(root, "index", files=SMALL)
+    assert index_units(root) == expected
+    assert main(["rebuild", "index", str(root), "--index-tags", "false"]) == 0
+    assert index_bytes(root) == plain
+    assert main(["rebuild", "consumequeue", str(root), "--index-tags", "true"]) == 2
 
 
 def test_spark_builds_the_same_files(case_folder: Unpack, tmp_path: Path, spark: SparkSession) -> None:

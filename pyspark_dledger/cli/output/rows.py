@@ -52,6 +52,15 @@ def fields_row(item: Any) -> Row:
     return {camel_case(name): value for name, value in dataclasses.asdict(item).items()}
 
 
+def json_of(item: Any) -> Any:
+    """A dataclass and its contents, by the names of columns."""
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {camel_case(each.name): json_of(getattr(item, each.name)) for each in dataclasses.fields(item)}
+    if isinstance(item, (list, tuple)):
+        return [json_of(each) for each in item]
+    return {key: json_of(value) for key, value in item.items()} if isinstance(item, dict) else item
+
+
 def plain_time(milliseconds: int | None) -> str | None:
     """Milliseconds since 1970, within the years 1 to 9999, as columns show a time."""
     if milliseconds is None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.rows import Row, camel_case, plain_time
+from pyspark_dledger.cli.output.rows import Row, json_of, plain_time
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
@@ -136,9 +135,9 @@ class Facts:
                 {"start": plain_time(gap.start), "end": plain_time(gap.end), "milliseconds": gap.length}
                 for gap in timeline.gaps
             ],
-            "replicas": _json_of(self.comparison) if self.comparison is not None else None,
+            "replicas": json_of(self.comparison),
             "commitLogs": list(commit_log_sentences(self.commit_logs)) if self.commit_logs is not None else [],
-            "commitLogReplicas": _json_of(self.commit_logs),
+            "commitLogReplicas": json_of(self.commit_logs),
             "lostQueues": self.lost_queues,
             "others": [other.as_json() for other in self.others],
         }
@@ -152,15 +151,6 @@ def _listed_json(listed: Listed) -> Row:
 
 def _or_reason(rows: list[Row], reason: str | None) -> list[Row] | Row:
     return rows if reason is None else {"reason": reason}
-
-
-def _json_of(item: Any) -> Any:
-    """A dataclass and its contents, by the names of the columns."""
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return {camel_case(each.name): _json_of(getattr(item, each.name)) for each in dataclasses.fields(item)}
-    if isinstance(item, (list, tuple)):
-        return [_json_of(each) for each in item]
-    return {key: _json_of(value) for key, value in item.items()} if isinstance(item, dict) else item
 
 
 def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:

@@ -95,12 +95,16 @@ def _verdict_lines(found: CommitLogComparison) -> Iterator[str]:
     verdict = found.verdict
     place = " in the old CommitLog" if found.is_old else ""
     yield f"lost for good{place}: {lost_text(verdict)}"
-    # Who may lead is a question about the DLedger log.
-    shown = [member for member in verdict.members if not found.is_old or member.start not in ("master", "slave")]
+    shown = shown_members(found)
     for member in shown:
         yield f"{member.node} {member_text(member)}"
     if shown:
         yield f"next: {next_text(verdict)}"
+
+
+def shown_members(found: CommitLogComparison) -> list[MemberVerdict]:
+    """The replicas with a verdict of their own. Who may lead an old CommitLog is a question about the DLedger log."""
+    return [each for each in found.verdict.members if not found.is_old or each.start not in ("master", "slave")]
 
 
 def lost_text(verdict: CommitLogVerdict) -> str:

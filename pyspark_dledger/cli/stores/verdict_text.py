@@ -47,6 +47,14 @@ def is_restorable(found: GroupVerdict, headers: Ranges) -> bool:
     return found.lost == "some" and entries == headers.entries and not is_other_lost
 
 
+def answer(found: GroupVerdict, headers: Ranges) -> str:
+    """``nothing``, ``some`` or ``unknown``: whether entries are lost for good that a salvage does not restore."""
+    if not is_restorable(found, headers):
+        return found.lost
+    is_unclear = found.unclear_entries.entries or any(member.unreadable for member in found.members)
+    return "unknown" if is_unclear else "nothing"
+
+
 def lost_text(found: GroupVerdict, headers: Ranges) -> str:
     """What no replica has intact."""
     parts = ["nothing"] if is_restorable(found, headers) else []

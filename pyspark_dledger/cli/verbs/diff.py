@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterable
+from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import add_stores
@@ -14,7 +15,7 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
 from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
-from pyspark_dledger.cli.stores.lost_queues import lost_queues, queues_text
+from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
 from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.table_printer import is_finding
@@ -29,6 +30,9 @@ from pyspark_dledger.log.option_uses import DIGESTS
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
     from pyspark_dledger.log.diff.comparison import Comparison
+
+_MAX_KEPT = 16 * 1024 * 1024
+"""Bytes of rows in memory: the verdict comes first, but is known after the last row."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,28 +56,45 @@ def run(args: argparse.Namespace, out: Output) -> int:
             f"{log.path}: only one store to compare: give its replicas as further paths "
             "(dledger diff STORE STORE ...), or a folder that has several dledger-<id>/"
         )
-    return answer(log, lambda readable: _diff(readable, out, args.json))
+    return answer(log, lambda readable: (_print_json if args.json else _print_text)(out, readable))
 
 
-def _diff(log: Log, out: Output, as_json: bool) -> int:
-    if as_json:
-        from pyspark_dledger.log.diff.commit_log.comparison import all_may_start
-        from pyspark_dledger.log.diff.replica_parts import replica_rows
-        from pyspark_dledger.log.diff.verdict import short_files
+def _print_json(out: Output, log: Log) -> int:
+    """Print the verdict on each kind of log, then all rows."""
+    from pyspark_dledger.cli.stores.verdict_rows import commit_log_row, ledger_row
+    from pyspark_dledger.log.diff.commit_log.comparison import compare_commit_logs
+    from pyspark_dledger.log.diff.comparison import compare
 
-        stores = (log, *log.replicas)
-        rows = list(map(fields_row, replica_rows(log)))
-        unread = [text for one in stores for text in one.unread.segment_texts()]
-        unread += [f"{one.path}: {text}" for one in stores for text in one.unread.witnesses()]
-        is_short = any(map(short_files, stores))
-        code = FINDINGS if [*cut_logs(log)] or unread or is_short or not all_may_start(log) else CLEAN
-        for row in rows:
-            code = FINDINGS if is_finding("diff", row) else code
-            out.line(json_line(row))
-        out.flush()
-        for text in unread:
-            note(text)
-        return code
+    logs = [log, *log.replicas]
+    code = CLEAN
+    with SpooledTemporaryFile(_MAX_KEPT, "w+", encoding="utf-8", errors="surrogatepass", newline="\n") as rows:
+
+        def keep(row: Any) -> None:
+            rows.write(f"{json_line(fields_row(row))}\n")
+
+        old, found = compare_commit_logs(log, keep), compare(log, keep)
+        verdicts = []
+        if old is not None:
+            code = CLEAN if old.is_lagging_only else FINDINGS
+            verdicts.append(commit_log_row(old, lost_queues_of_positions(logs, old.verdict.lost)))
+        if any(one.ledger_segments for one in logs):
+            code = max(code, _exit_code(found, log))
+            headers, queues = restorable(logs, found.verdict), lost_queues(logs, found.verdict)
+            verdicts.append(ledger_row(found.verdict, headers, queues))
+        unread = [text for one in logs for text in one.unread.segment_texts()]
+        unread += [f"{one.path}: {text}" for one in logs for text in one.unread.witnesses()]
+        for verdict in verdicts:
+            out.line(json_line(verdict))
+        rows.seek(0)
+        for line in rows:
+            out.line(line.rstrip("\n"))
+    out.flush()
+    for text in unread:
+        note(text)
+    return code
+
+
+def _print_text(out: Output, log: Log) -> int:
     from pyspark_dledger.log.diff.comparison import compare
 
     found = compare(log)
@@ -83,11 +104,16 @@ def _diff(log: Log, out: Output, as_json: bool) -> int:
     if any(one.paths.commitlog_dirs for one in (log, *log.replicas)):
         out.line("")
         out.line("DLedger")
-    code = max(code, _print_comparison(out, found, log))
+    _print_comparison(out, found, log)
     for text in cut_logs(log):
         out.line(text)
-        code = FINDINGS
-    return code
+    return max(code, _exit_code(found, log))
+
+
+def _exit_code(found: Comparison, log: Log) -> int:
+    is_unfit = any(member.start != "yes" for member in found.verdict.members)
+    has_findings = any(is_finding("diff", {"verdict": name}) for name in found.entries)
+    return FINDINGS if is_unfit or has_findings or any(cut_logs(log)) else CLEAN
 
 
 def _replicas(paths: list[str]) -> list[str]:
@@ -99,7 +125,7 @@ def _replicas(paths: list[str]) -> list[str]:
     return [str(node) for node in nodes.values()] if len(nodes) > 1 else paths
 
 
-def _print_comparison(out: Output, found: Comparison, log: Log) -> int:
+def _print_comparison(out: Output, found: Comparison, log: Log) -> None:
     logs, verdict = [log, *log.replicas], found.verdict
     for text in verdict_lines(verdict, restorable(logs, verdict), queues_text(lost_queues(logs, verdict))):
         out.line(text)
@@ -115,8 +141,6 @@ def _print_comparison(out: Output, found: Comparison, log: Log) -> int:
         print_table(out, rows)
     if found.more_rows:
         out.line(f"and {found.more_rows} more: --json prints all")
-    is_unfit = any(member.start != "yes" for member in verdict.members)
-    return FINDINGS if is_unfit or any(is_finding("diff", {"verdict": name}) for name in found.entries) else CLEAN
 
 
 def _replica_row(item: Any) -> Row:
@@ -136,8 +160,11 @@ def _ranges(value: dict[str, Any]) -> str:
 def _md5(args: argparse.Namespace, out: Output) -> int:
     """Print the MD5 of all files of the log. RocketMQ's upgrade guide compares the last two of the old CommitLog."""
     from pyspark_dledger.log.diff.digests import file_digests
+    from pyspark_dledger.log.replicas import check_distinct
 
-    digests = file_digests(list(open_stores(args, DIGESTS)))
+    stores = list(open_stores(args, DIGESTS))
+    check_distinct(stores, "replica")
+    digests = file_digests(stores)
     if not digests:
         note("no file has been written to")
     rows: Iterable[Row] = ({**fields_row(digest), "equal": digest.equal} for digest in digests)

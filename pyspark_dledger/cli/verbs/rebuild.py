@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_flag(parser, flag, option, field, dest=option, metavar="N", help=text)
     text = "a broker.conf, for messageDelayLevel, and for sizes that neither flags nor files show"
     parser.add_argument("--broker-conf", dest="brokerConf", metavar="FILE", help=text)
+    text = "an index with tags too, as RocketMQ writes from 5.5.0 on; default: as existing files"
+    add_flag(parser, "--index-tags", "indexTags", dest="indexTags", choices=("true", "false"), help=text)
     add_json(parser)
     add_option(parser)
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """Rebuild, or compare with ``--dry-run``: then `FINDINGS` if anything would change."""
     from pyspark_dledger.rocketmq.rebuild import FileSettings
 
-    names = ("unitsPerFile", "hashSlots", "indexUnits", "brokerConf")
+    names = ("unitsPerFile", "hashSlots", "indexUnits", "brokerConf", "indexTags")
     files, _ = FileSettings.taken_from({name: getattr(args, name) for name in names}, args.what)
     return _compare(args, files, out) if args.dry_run else _rebuild(args, files, out)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pyspark_dledger.log.diff.diff_table import (
@@ -113,8 +113,8 @@ class Comparison:
         return self.committed_index is not None and self.majority_index <= self.committed_index
 
 
-def compare(store: StoreView) -> Comparison:
-    """Compare a store with its replicas; each is read once.
+def compare(store: StoreView, on_row: Callable[[DiffRow], object] | None = None) -> Comparison:
+    """Compare a store with its replicas; each is read once. `on_row` gets each row of the table ``diff``.
 
     Raises OptionError without replicas, StoreError if one cannot be opened.
     """
@@ -124,6 +124,8 @@ def compare(store: StoreView) -> Comparison:
     more_rows = 0
     for row in merged(counts.rows(plan_parts(group, replicas, store.options))):
         counts.count_row(row)
+        if on_row is not None:
+            on_row(row)
         if len(rows) < MAX_LISTED:
             rows.append(row)
         else:

@@ -20,9 +20,8 @@ from pyspark_dledger.format.spec import DLEDGER, Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, own_bound
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import FOLDER
-from pyspark_dledger.log.replicas import Terms, agreement, same_entry, superseding
+from pyspark_dledger.log.replicas import Terms, agreement, check_distinct, same_entry, superseding
 from pyspark_dledger.log.store_view import StoreView
 
 _SAMPLES = 16
@@ -404,10 +403,7 @@ def _replicas(store: StoreView) -> list[Replica]:
         raise OptionError(
             "expected the other replicas, found none: give them with the option replicas, or as further paths"
         )
-    resolved = [path_of(one.path).resolve() for one in stores]
-    for number, path in enumerate(resolved):
-        if path in resolved[:number]:
-            raise OptionError(f"{stores[number].path}: expected each replica once, found this one twice: remove one")
+    check_distinct(stores, "replica")
     return [Replica(name, one) for name, one in zip(replica_names(stores), stores, strict=True)]
 
 

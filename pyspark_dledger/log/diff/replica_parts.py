@@ -9,7 +9,7 @@ from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
 from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
-from pyspark_dledger.log.diff.diff_table import DiffPart, DiffRow, diff_rows, plan_diff, read_diff
+from pyspark_dledger.log.diff.diff_table import DiffPart, DiffRow, plan_diff, read_diff
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 
@@ -37,18 +37,3 @@ def read_part(part: ReplicaPart) -> Iterator[DiffRow | PosRow]:
         yield from pos_rows(part.replicas, compare_positions(part.replicas))
     else:
         yield from read_diff(part)
-
-
-def replica_rows(store: StoreView) -> Iterator[DiffRow | PosRow]:
-    """The rows of the table ``diff``: about the CommitLogs by position, then those of `diff_rows`.
-
-    Raises OptionError without replicas, StoreError if one cannot be opened or read.
-    """
-    ledger = diff_rows(store)
-    first = next(ledger, None)
-    replicas = commit_log_replicas([store, *store.replicas])
-    if replicas:
-        yield from pos_rows(replicas, compare_positions(replicas))
-    if first is not None:
-        yield first
-    yield from ledger

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -20,10 +19,11 @@ from pyspark_dledger.log.copies.segment_copy import SegmentCopy
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
-from pyspark_dledger.log.io.files import is_remote_path, last_data, open_file, path_of
+from pyspark_dledger.log.io.files import last_data, open_file
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.replicas import check_distinct
 from pyspark_dledger.log.salvage.last_copies import judged
 from pyspark_dledger.log.salvage.pieces import (
     CHOSEN,
@@ -112,28 +112,14 @@ def open_sources(paths: Sequence[str], engine: str = "auto") -> list[StoreView]:
 
 def check_sources(stores: Sequence[StoreView]) -> None:
     """Raises OptionError for a store that is given twice, StoreError for one that cannot be salvaged."""
-    places: set[object] = set()
+    check_distinct(stores, "source")
     for store in stores:
-        own = {path_of(str(store.paths.node_dir or store.path)).resolve(), *_first_file(store)}
-        if own & places:
-            raise OptionError(f"{store.path}: expected each source once, found this one twice: remove one")
-        places |= own
         if store.dialect == "0.4":
             raise StoreError(
                 f"{store.path}: found a store of DLedger 0.4.0 with snapshots, which cannot be salvaged: its replicas "
                 "have entries at different positions. dledger diff names the intact replicas: replace the others by "
                 "copies; dledger export saves the messages of each"
             )
-
-
-def _first_file(store: StoreView) -> Iterator[tuple[int, int]]:
-    """Device and number of the first local file of the log: another folder can have links to it."""
-    for segment in store.segments[:1]:
-        path = path_of(segment.path)
-        with suppress(OSError):
-            if not is_remote_path(path):
-                state = path.stat()
-                yield state.st_dev, state.st_ino
 
 
 def plan_salvage(

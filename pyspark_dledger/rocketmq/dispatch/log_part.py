@@ -26,7 +26,7 @@ COLUMNS = (
 )
 """The columns of the rows of a part."""
 
-_KEY_COLUMNS = ("topic", "uniqKey", "keys")
+_KEY_COLUMNS = ("topic", "uniqKey", "keys", "tags")
 _MAX_ROWS, _MAX_BYTES = 1_000_000, 1 << 28
 _ROLLBACK = 0xC
 # MessageStoreConfig.messageDelayLevel: 1s 5s 10s 30s 1m to 10m 20m 30m 1h 2h.
@@ -40,8 +40,8 @@ Flags = npt.NDArray[np.bool_]
 class LogPart(NamedTuple):
     """The messages of ``[start, end)`` of a segment; ``end`` is where the next entry begins.
 
-    ``rows`` has topics and keys of the messages in ``found``, whose ``stored`` is 0 if unknown. Indexes and term are -1
-    in an old CommitLog, and without entries. ``skipped`` counts rows that no queue can have; ``first_skipped``
+    ``rows`` has topics, keys and tags of the messages in ``found``, whose ``stored`` is 0 if unknown. Indexes and term
+    are -1 in an old CommitLog, and without entries. ``skipped`` counts rows that no queue can have; ``first_skipped``
     describes the first one.
     """
 
@@ -63,13 +63,14 @@ class LogPart(NamedTuple):
         units = units_of(found.offset[which], found.size[which], found.tags_code[which])
         return found.queue[which], found.queue_offset[which], units
 
-    def keys(self, engine: Engine) -> Keys:
-        """The keys of all messages but rolled back ones."""
+    def keys(self, engine: Engine, has_tags: bool = False) -> Keys:
+        """The keys of all messages but rolled back ones; see `keys_of`."""
         found, rows = self.found, self.rows
         which = (found.sys_flag & _ROLLBACK) != _ROLLBACK
         if which.all():
-            return keys_of(engine, rows, found.offset, found.stored)
-        return keys_of(engine, rows.filter(column_of(which)), found.offset[which], found.stored[which])
+            return keys_of(engine, rows, found.offset, found.stored, has_tags)
+        rows = rows.filter(column_of(which))
+        return keys_of(engine, rows, found.offset[which], found.stored[which], has_tags)
 
     @property
     def last_stored(self) -> int:

@@ -32,15 +32,19 @@ class Keys:
 _SEPARATOR = scalar_of("#")
 
 
-def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs) -> Keys:
-    """The keys of messages with the columns topic, uniqKey and keys: of each its UNIQ_KEY, then those of KEYS."""
+def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs, has_tags: bool = False) -> Keys:
+    """The keys of messages with the columns topic, uniqKey, keys and tags.
+
+    Of each message its UNIQ_KEY, then those of KEYS, and if `has_tags` its TAGS, as RocketMQ 5.5.0 does.
+    """
     topics, unique, joined = rows["topic"], rows["uniqKey"], rows["keys"]
     row, text = np.flatnonzero(is_valid(unique)), unique.drop_null()
-    if joined.null_count < len(joined):
-        words, word_row = _words(joined)
-        row = np.concatenate([row, word_row])
+    others = [_words(joined)] if joined.null_count < len(joined) else []
+    others += [_tags(rows["tags"])] if has_tags else []
+    if others:
+        row = np.concatenate([row, *(other_row for _, other_row in others)])
         order = np.argsort(row, kind="stable")
-        row, text = row[order], pa.concat_arrays([text, words]).take(column_of(order))
+        row, text = row[order], pa.concat_arrays([text, *(words for words, _ in others)]).take(column_of(order))
     if not len(row):
         return Keys(*(np.empty(0, np.int64) for _ in range(3)))
     named = pc.binary_join_element_wise(topics.take(column_of(row)), text, _SEPARATOR)
@@ -48,6 +52,13 @@ def keys_of(engine: Engine, rows: pa.RecordBatch, offset: Longs, stored: Longs) 
     # Math.abs leaves Integer.MIN_VALUE negative, and negative hashes become 0 (IndexFile.indexKeyHashMethod).
     hashes[hashes > MAX_HASH] = 0
     return Keys(offset[row], stored[row], hashes)
+
+
+def _tags(tags: pa.Array) -> tuple[pa.Array, Longs]:
+    """What a unit of tags has for a key (``IndexService.buildKey``), and the rows they are from."""
+    tags = pc.if_else(pc.equal(pc.binary_length(tags), 0), None, tags)
+    prefixed = pc.binary_join_element_wise(scalar_of("T"), tags.drop_null(), _SEPARATOR)
+    return prefixed, np.flatnonzero(is_valid(tags))
 
 
 def _words(joined: pa.Array) -> tuple[pa.Array, Longs]:

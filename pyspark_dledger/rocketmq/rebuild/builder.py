@@ -54,7 +54,7 @@ class BuildSettings:
     """The sizes of the files, by default RocketMQ's.
 
     ``delays_ms`` are the delay levels from 1 on, in milliseconds. ``to`` is the position of the log at which to end;
-    None for its end.
+    None for its end. ``index_tags``: the index has tags, as from RocketMQ 5.5.0 on.
     """
 
     units_per_file: int = UNITS_PER_FILE
@@ -62,6 +62,7 @@ class BuildSettings:
     index_units: int = INDEX_UNITS
     delays_ms: tuple[int, ...] = DELAYS_MS
     to: int | None = None
+    index_tags: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ def read_log(
     """
     ranges, missing = plan_ranges(log, settings.to, _WHOLE if run is map_here else _PART_BYTES)
     needs_keys = any(sink.needs_keys for sink in sinks)
-    spec = UnitSpec(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME)
+    spec = UnitSpec(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME, settings.index_tags)
     built = BuildReport(missing_bytes=missing, end=ranges[-1].end if ranges else 0)
     total = sum(each.end - each.start for each in ranges)
 

@@ -49,12 +49,16 @@ class SegmentRange:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """What to extract: units, and keys if `index` is set. Topics in `batch_topics` have no ConsumeQueue."""
+    """What to extract: units, and keys if `index` is set, with tags if `index_tags` is.
+
+    Topics in `batch_topics` have no ConsumeQueue.
+    """
 
     index: bool
     delays_ms: tuple[int, ...]
     batch_topics: frozenset[str]
     engine: str
+    index_tags: bool = False
 
 
 class ChunkCounts(NamedTuple):
@@ -145,7 +149,7 @@ def units_of_chunk(engine: Engine, spec: UnitSpec, chunk: LogPart) -> Dispatched
     if is_batch.any():
         is_single = ~is_batch[chunk.found.is_dispatched]
         queue, queue_offset, units = queue[is_single], queue_offset[is_single], units[is_single]
-    keys = chunk.keys(engine) if spec.index else Keys(*(np.empty(0, np.int64) for _ in range(3)))
+    keys = chunk.keys(engine, spec.index_tags) if spec.index else Keys(*(np.empty(0, np.int64) for _ in range(3)))
     messages = len(chunk.found)
     counts = ChunkCounts(messages, chunk.skipped, chunk.first_skipped, int(is_batch.sum()), chunk.last_stored)
     return DispatchedUnits(chunk.end, chunk.names.names, queue, queue_offset, units, keys, counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.store_lock import locked
 from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
+from pyspark_dledger.rocketmq.index_file.tag_units import has_tag_units
 from pyspark_dledger.rocketmq.rebuild import builder, swap
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
 from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
@@ -47,13 +48,15 @@ class FileSettings:
     """The sizes of ConsumeQueue files (``units_per_file``) and index files (``hash_slots``, ``index_units``).
 
     None stands for the size of existing files; else it comes from ``broker_conf``, a broker.conf, which also has the
-    delay levels; else it is RocketMQ's default.
+    delay levels; else it is RocketMQ's default. ``index_tags``: the index has tags, as from RocketMQ 5.5.0 on; None: as
+    existing files.
     """
 
     units_per_file: int | None = None
     hash_slots: int | None = None
     index_units: int | None = None
     broker_conf: Path | None = None
+    index_tags: bool | None = None
 
     @classmethod
     def taken_from(cls, options: Mapping[str, Any], what: str) -> tuple[FileSettings, dict[str, Any]]:
@@ -68,7 +71,7 @@ class FileSettings:
             if field is None:
                 others[name] = value
             elif value is not None:
-                settings[field] = Path(value) if field == "broker_conf" else _number(name, value)
+                settings[field] = _FIELDS.get(field, _number)(name, value)
         for field, name, files in _SIZES:
             if field in settings and what in WHATS and what != files:
                 raise OptionError(f"option {name} has no effect on a rebuild of {what}, only of {files}: leave it out")
@@ -79,6 +82,7 @@ _SIZES = (
     ("units_per_file", "unitsPerFile", QUEUES),
     ("hash_slots", "hashSlots", INDEX),
     ("index_units", "indexUnits", INDEX),
+    ("index_tags", "indexTags", INDEX),
 )
 _FILE_OPTIONS = {field.replace("_", ""): field for field in FileSettings.__dataclass_fields__}
 
@@ -87,6 +91,18 @@ def _number(name: str, value: object) -> int:
     if not re.fullmatch("[0-9]{1,10}", str(value)):
         raise OptionError(f"{name}: expected a whole number, found {value!r}")
     return int(str(value))
+
+
+def _flag(name: str, value: object) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise OptionError(f"{name}: expected true or false, found {value!r}")
+    return str(value).lower() == "true"
+
+
+_FIELDS: dict[str, Callable[[str, Any], object]] = {
+    "broker_conf": lambda _, value: Path(value),
+    "index_tags": _flag,
+}
 
 
 @dataclass(frozen=True)
@@ -229,7 +245,9 @@ class _Store:
     @property
     def settings(self) -> BuildSettings:
         """The sizes as given, or of the existing files."""
-        return replace(_settings(self.root, self._files), to=self._end)
+        given = self._files.index_tags
+        index_tags = self.what == INDEX and (has_tag_units(self.log) if given is None else given)
+        return replace(_settings(self.root, self._files), to=self._end, index_tags=index_tags)
 
     def size_notes(self) -> Iterator[str]:
         """Notes on sizes that are neither given nor known from existing files."""

@@ -21,6 +21,7 @@ from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES, ConfigFile, read_config_file
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.commit_log.broker_files import BROKER_FILES, sizes_of, write_checkpoint
+from pyspark_dledger.rocketmq.index_file.tag_units import has_tag_units
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
 
@@ -41,11 +42,12 @@ def clear(target: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def unit_spec(roots: Sequence[Path], engine: str, topics_from_log: bool) -> UnitSpec | None:
+def unit_spec(stores: Sequence[StoreView], engine: str, topics_from_log: bool) -> UnitSpec | None:
     """What to extract from the log for queues and keys; None if no source has queues, and nothing needs them."""
-    root = _root_with_queues(roots)
-    is_needed = topics_from_log or root is not None
-    return UnitSpec(True, DELAYS_MS, builder.batch_topics_of(root), engine) if is_needed else None
+    root = _root_with_queues(roots_of(stores))
+    if root is None and not topics_from_log:
+        return None
+    return UnitSpec(True, DELAYS_MS, builder.batch_topics_of(root), engine, any(map(has_tag_units, stores)))
 
 
 def write_broker_files(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +292,7 @@ class _Job:
 
     def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
         engine = self._sources.request.engine
-        units = self._unit_spec()
+        units = self._unit_spec
         for log in plan.logs:
             folder = "commitlog" if log.source == COMMITLOG else f"dledger-{self._sources.node()}/data"
             extents = log.extents
@@ -355,17 +355,17 @@ class _Job:
         broker_files.clear(self._target)
         result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
         units = (each for _, each in self._left(reports) if each is not None)
-        has_units, topics = self._unit_spec() is not None, self._sources.request.topics_from_log
+        has_units, topics = self._unit_spec is not None, self._sources.request.topics_from_log
         yield from broker_files.write_broker_files(roots, result, self._target, units if has_units else None, topics)
 
+    @cached_property
     def _unit_spec(self) -> UnitSpec | None:
         request = self._sources.request
-        roots = broker_files.roots_of(self._sources.stores)
-        return broker_files.unit_spec(roots, request.engine, request.topics_from_log)
+        return broker_files.unit_spec(self._sources.stores, request.engine, request.topics_from_log)
 
     def _left(self, reports: Sequence[PartReport]) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
         """What the tasks left of their files, in the log's order."""
-        has_units = self._unit_spec() is not None
+        has_units = self._unit_spec is not None
         for report in reports:
             if report.left is not None:
                 path = self._left_files.get(report.number) or target_folder.left_file(self._target, report.left)

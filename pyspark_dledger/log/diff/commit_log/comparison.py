@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -74,8 +74,12 @@ class CommitLogComparison:
         return is_same and _is_harmless(self.verdict)
 
 
-def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
+def compare_commit_logs(
+    store: StoreView, on_row: Callable[[PosRow], object] | None = None
+) -> CommitLogComparison | None:
     """Compare the CommitLogs of a store and its replicas; None if they have none. Each is read once or twice.
+
+    `on_row` gets each row of the table ``diff``.
 
     Raises StoreError if a file cannot be read.
     """
@@ -86,6 +90,8 @@ def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
     sizes: dict[str, int] = {}
     for row in rows:
         sizes[row.verdict] = sizes.get(row.verdict, 0) + row.bytes
+        if on_row is not None:
+            on_row(row)
     different = [row for row in rows if row.verdict in DIFFERENCES]
     ends = [one.end for one in replicas if one.segments]
     states = tuple(_state(one, replicas, rows) for one in replicas)
@@ -104,19 +110,6 @@ def compare_commit_logs(store: StoreView) -> CommitLogComparison | None:
         more_rows=max(len(rows) - MAX_LISTED, 0),
         lost_ends=found_ends,
     )
-
-
-def all_may_start(store: StoreView) -> bool:
-    """Whether all replicas may start without a loss, as far as their ends, epochs and first files tell.
-
-    True without CommitLogs. Only the rows of a comparison know damaged bytes.
-    """
-    replicas = commit_log_replicas([store, *store.replicas])
-    if not replicas:
-        return True
-    states = tuple(_state(one, replicas, ()) for one in replicas)
-    ends = tuple(lost_ends_of(replicas))
-    return not ends and _is_harmless(judge(states, (), tuple(_consistent_points(replicas, ())), ends))
 
 
 def _is_harmless(verdict: CommitLogVerdict) -> bool:

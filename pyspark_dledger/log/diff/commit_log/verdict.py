@@ -13,6 +13,7 @@ from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 
 MASTER, SLAVE, NO, UNKNOWN = "master", "slave", "no", "unknown"
 MAY_START = (MASTER, SLAVE)
+NOTHING, SOME = "nothing", "some"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class CommitLogVerdict:
     lost_ends: tuple[LostEnd, ...]
     unclear: Ranges
     members: tuple[MemberVerdict, ...]
+
+    @property
+    def answer(self) -> str:
+        """``nothing``, ``some`` or ``unknown``: whether messages are lost for good."""
+        if self.lost.entries or self.lost_ends:
+            return SOME
+        is_unclear = self.unclear.entries or any(member.unreadable for member in self.members)
+        return UNKNOWN if is_unclear else NOTHING
 
     @property
     def donor(self) -> MemberVerdict | None:

@@ -1,0 +1,83 @@
+"""The verdict on a group as one JSON object for each kind of log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.output.rows import Row, json_of
+from pyspark_dledger.cli.stores import commit_log_text, verdict_text
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
+    from pyspark_dledger.log.diff.ranges import Ranges
+    from pyspark_dledger.log.diff.verdict import GroupVerdict
+
+GROUP = "group"
+VERDICT_KEYS = {
+    ("verdict", "log"): "`group`; `dledger` (ranges of indexes) or `commitlog` (of positions)",
+    ("lost", "text"): "`nothing`, `some` or `unknown`; in words",
+    (
+        "lostEntries",
+        "filledEntries",
+        "unclearEntries",
+        "lostQueues",
+    ): "what of it is lost, a filler, unclear; queue offsets",
+    ("restorable",): "what a salvage restores",
+    ("lostEnd", "lostEndFrom", "lostEnds"): "what is after every log's end",
+    ("missingMembers",): "number of members not given",
+    ("next",): "command or null",
+    ("members",): "for each:",
+}
+"""The keys of the verdict of `dledger diff --json`, with what they mean."""
+
+MEMBER_KEYS = {
+    ("node", "path", "begin"): "who",
+    ("start", "elect", "text"): "`yes`, `no`, `unknown`, `withLoss`; CommitLog: `master`, `slave`; why",
+    ("damaged", "donors"): "ranges; who has all of them",
+    ("silent", "unclear", "diverged"): "ranges that look whole, are unclear, of another master",
+    ("fillers", "leftOut", "isFilled"): "of a salvage; others have them; donors are filled",
+    ("lostEnd", "unreadable", "short", "epochProblem", "missing", "canFollow"): "why it must not start",
+    ("losses", "overwrites", "overwritten"): "what others lose",
+    ("canWin", "ahead", "aheadBytes", "truncation"): "who is ahead; where Java truncates",
+}
+"""The keys of each of its ``members``."""
+
+
+def ledger_row(found: GroupVerdict, headers: Ranges, queues: Sequence[Row]) -> Row:
+    """The verdict on DLedger logs. Only the headers of the entries `headers` are damaged; `queues` lost messages."""
+    row: Row = json_of(found)
+    members = zip(row.pop("members"), found.members, strict=True)
+    return {
+        "verdict": GROUP,
+        "log": DLEDGER,
+        "text": verdict_text.lost_text(found, headers),
+        **row,
+        "lost": verdict_text.answer(found, headers),
+        "restorable": json_of(headers),
+        "lostQueues": list(queues),
+        "members": [
+            each | {"text": f"{verdict_text.member_text(one)}{verdict_text.first_files_text(one, found.members)}"}
+            for each, one in members
+        ],
+        "next": verdict_text.next_text(found),
+    }
+
+
+def commit_log_row(found: CommitLogComparison, queues: Sequence[Row]) -> Row:
+    """The verdict on CommitLogs."""
+    verdict = found.verdict
+    shown = commit_log_text.shown_members(found)
+    return {
+        "verdict": GROUP,
+        "log": COMMITLOG,
+        "text": commit_log_text.lost_text(verdict),
+        "lost": verdict.answer,
+        "lostEntries": json_of(verdict.lost),
+        "lostEnds": json_of(verdict.lost_ends),
+        "lostQueues": list(queues),
+        "unclearEntries": json_of(verdict.unclear),
+        "members": [json_of(member) | {"text": commit_log_text.member_text(member)} for member in shown],
+        "next": commit_log_text.next_text(verdict) if shown else None,
+    }
