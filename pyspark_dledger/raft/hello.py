@@ -29,7 +29,7 @@ _COMPARED = {
 class MemberHello:
     """A member's view of the group. ``peers`` is sorted by id, sizes are bytes; 0 and "" are unknown.
 
-    ``controls`` is the highest kind of control entry that it knows.
+    ``controls`` is the highest kind of control entry that it knows, ``members`` the committed list of its log, or "".
     """
 
     id: str
@@ -40,6 +40,7 @@ class MemberHello:
     dataFileSize: int = 0  # noqa: N815  # names on the wire
     indexFileSize: int = 0  # noqa: N815
     controls: int = 0
+    members: str = ""
 
     def text(self) -> str:
         return dumps(asdict(self), separators=(",", ":"))

@@ -104,9 +104,13 @@ class VoteRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class VoteResponse(Response):
-    """Whether it gets the vote, or the reason."""
+    """Whether it gets the vote, or the reason.
+
+    ``is_without_log``: the vote of a member that lost its disk; the result is UNKNOWN. Binary dialect only.
+    """
 
     vote_result: VoteResult = VoteResult.UNKNOWN
+    is_without_log: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,6 +8,8 @@ import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, StoreError
+from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.raft.core.member_list import MemberList
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
     PushRequest,
@@ -191,3 +193,65 @@ def test_a_restored_member_neither_votes_nor_leads_before_it_has_an_entry_of_its
     assert problem_of(core) == ""
     response = core.request(VoteRequest(leader_id="n2", term=13, ledger_end_index=3, ledger_end_term=12))
     assert isinstance(response, VoteResponse) and response.vote_result is VoteResult.ACCEPT
+
+
+def lost_disk(peers: int, *, joins: bool, is_ours: bool = True) -> OneCore:
+    """A member that joins with an empty disk, or was restored from a backup, and is connected to n1."""
+    store = filled(1, 1, saved=9)
+    store.restored_term = 9
+    core = OneCore(MemoryStore() if joins else store, peers, joins=joins)
+    core.core.set_peer_binary("n1", is_ours, is_ours)
+    return core
+
+
+@pytest.mark.parametrize("joins", [True, False])
+@pytest.mark.parametrize(("peers", "is_ours"), [(2, True), (3, True), (2, False)])
+def test_a_member_that_lost_its_disk_says_so_in_its_vote_for_the_other_one_of_two(
+    joins: bool, peers: int, is_ours: bool
+) -> None:
+    core = lost_disk(peers, joins=joins, is_ours=is_ours)
+    vote = VoteRequest(leader_id="n1", term=10, ledger_end_index=5, ledger_end_term=8)
+    response = core.request(vote)
+    assert isinstance(response, VoteResponse) and core.core.term == response.term == 10
+    is_given = peers == 2 and is_ours
+    assert (response.vote_result, response.is_without_log) == (VoteResult.UNKNOWN, is_given)
+    assert core.store.vote_leader == ("n1" if is_given else None)
+    core.tick(20_000)
+    assert not requested_terms(core)
+
+
+def voted_without_log(core: OneCore) -> Role:
+    """The role after a vote of n1, which lost its disk."""
+    core.core.set_peer_binary("n1", True, True)
+    core.tick(400)
+    vote = next(send for send in core.sent if isinstance(send.request, VoteRequest) and send.peer_id == "n1")
+    response = VoteResponse(is_without_log=True, term=core.core.term)
+    core.core.handle_response(vote.token, response, core.now)
+    core.drain()
+    return core.core.role
+
+
+def test_one_of_two_that_kept_its_disk_leads_with_the_vote_of_one_that_did_not() -> None:
+    core = OneCore(filled(1, 1, saved=9, committed=1), peers=2)
+    assert voted_without_log(core) is Role.LEADER
+    core.tick(10)
+    # The other one needs an entry of this term before it counts again.
+    assert (core.store.ledger_end_index, core.store.ledger_end_term) == (2, core.core.term)
+
+
+def test_one_of_three_does_not() -> None:
+    assert voted_without_log(OneCore(filled(1, 1, saved=9))) is Role.CANDIDATE
+
+
+@pytest.mark.parametrize(
+    ("committed", "voters", "learners"),
+    [(1, "n0 n1", ""), (0, "n0 n1", ""), (1, "n0 n1", "n2"), (1, "n0 n1 n2", "")],
+    ids=["final", "uncommitted", "with a learner", "of three"],
+)
+def test_a_list_of_two_voters_must_be_committed_and_final(committed: int, voters: str, learners: str) -> None:
+    store = filled(1, saved=9)
+    found = MemberList(1, 1, dict.fromkeys(voters.split(), "a:1"), dict.fromkeys(learners.split(), "a:1"))
+    store.append_as_leader([found.body()], 1, MEMBERS)
+    store.update_committed_index(9, committed)
+    is_safe = (committed, voters, learners) == (1, "n0 n1", "")
+    assert voted_without_log(OneCore(store, peers=2)) is (Role.LEADER if is_safe else Role.CANDIDATE)

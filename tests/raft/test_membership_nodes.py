@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError
 from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.raft.core.member_list import MemberList, list_of
 from pyspark_dledger.raft.messages import MembersRequest, MembersResponse
+from pyspark_dledger.rocketmq.backup import backup
+from pyspark_dledger.rocketmq.salvage.node_files import write_current_term
 from pyspark_dledger.store.files.node_files import load_members, write_members
 from tests.support.groups import FASTER, HOST, Nodes, data_of, eventually, free_ports, nodes
 from tests.support.one_core import SIZE, OneCore, filled
+from tests.support.scrapes import reason, scrape
 
 
 def start_new(group: Nodes, node_id: str) -> tuple[str, str]:
@@ -187,4 +192,98 @@ def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytes
         assert "expected 2 members, found 1" in capsys.readouterr().err
         assert main(["member", "remove", "n3", *flags]) == 0
         assert main(["member", "remove", "n9", *flags]) == 2
-        assert "expected one of the members n0, n1, found n9" in capsys.readouterr().err
+        assert "'n9' never was a member of n0, n1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_two_members_continue_after_one_lost_its_disk(tmp_path: Path, is_restored: bool) -> None:
+    with nodes(tmp_path, 2, core_options=FASTER) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
+        client.append_batch([b"one", b"two"])
+        eventually(lambda: group.status("n1")["committedIndex"] == 1)
+        if is_restored:
+            backup(tmp_path / "dledger-n1", tmp_path / "backup")
+        client.append(b"three")
+        term = group.status("n0")["term"]
+        group.stop("n1")
+        eventually(lambda: group.status("n0")["leaderId"] is None)
+        new = tmp_path / "new"
+        if is_restored:
+            given = ("--group", "g", "--peers", group.peers, "--id", "n1", "--to", new)
+            assert main(["restore", str(tmp_path / "backup"), *map(str, given)]) == 0
+        else:
+            (new / "dledger-n1").mkdir(parents=True)
+            write_current_term(new / "dledger-n1", CurrentTerm(term + 1, None))
+        group.start("n1", store=new, join=not is_restored)
+        assert group.leader() == "n0"
+        assert client.append(b"four").index >= 3
+        # Each can lead again, with all that was acknowledged.
+        eventually(lambda: group.status("n1")["endIndex"] == group.status("n0")["endIndex"])
+        client.transfer("n1")
+        assert group.leader() == "n1"
+        rows = [entry.body for entry in client.read(0, "n1").entries() if not entry.channel]
+        assert rows == [b"one", b"two", b"three", b"four"]
+
+
+def remove(client: dl.Client, node_id: str) -> None:
+    """Remove a member, once the others are level."""
+
+    def removed() -> bool:
+        try:
+            return bool(client.remove_member(node_id))
+        except GroupError as error:
+            if "up and level" not in str(error):
+                raise
+            return False
+
+    eventually(removed)
+
+
+def test_a_removed_member_says_so(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, core_options=FASTER, metrics=True) as group, dl.connect("g", group.peers) as client:
+        client.append(b"x")
+        leader = group.leader()
+        gone, other = (each for each in group.ids if each != leader)
+        port = group.metrics_ports[gone]
+        assert reason(port) == ""
+        remove(client, gone)
+        assert eventually(lambda: reason(port)) == "the group removed this member: stop it"
+        elections = scrape(port)["dledger_elections_total"]
+        index = client.members().index
+        text = f"the group removed this member, by entry {index}: stop it"
+        eventually(lambda: client.status(gone).problem == text)
+        assert group.status(gone)["removed"] and scrape(port)["dledger_removed"] == 1
+        # So does one that was down meanwhile, and it does not disturb the others.
+        term = group.status(leader)["term"]
+        group.stop(gone)
+        group.start(gone)
+        eventually(lambda: group.status(gone).get("removed"))
+        time.sleep(1)
+        assert scrape(port)["dledger_elections_total"] <= elections
+        assert (group.status(leader)["term"], group.status(other)["leaderId"]) == (term, leader)
+        assert reason(group.metrics_ports[leader]) == "" and "removed" not in group.status(leader)
+        # A member again, it has no problem.
+        client.add_member(gone, f"{HOST}:{group.port(gone)}")
+        eventually(lambda: client.members().is_final)
+        eventually(lambda: not reason(port) and "removed" not in group.status(gone))
+
+
+def test_a_leader_that_removes_itself_says_so(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2, core_options=FASTER) as group, dl.connect("g", group.peers) as client:
+        client.append(b"x")
+        leader = group.leader()
+        remove(client, leader)
+        eventually(lambda: group.status(leader).get("removed"))
+        other = next(each for each in group.ids if each != leader)
+        eventually(lambda: group.status(other)["role"] == "LEADER")
+
+
+def test_a_removal_can_be_repeated_but_names_a_member(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, core_options=FASTER) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
+        client.append(b"x")
+        gone = next(each for each in group.ids if each != group.leader())
+        remove(client, gone)
+        found = client.remove_member(gone)
+        assert gone not in found.voters and client.remove_member(gone).index == found.index
+        with pytest.raises(GroupError, match="'n9' never was a member of n") as caught:
+            client.remove_member("n9")
+        assert caught.value.code == ResponseCode.UNKNOWN_MEMBER

@@ -9,8 +9,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, OptionError
-from pyspark_dledger.raft.messages import GetRequest, MetadataRequest, PutRequest, VoteRequest
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.raft.messages import GetRequest, MetadataRequest, PutRequest, TopicsRequest, VoteRequest
 from pyspark_dledger.raft.node import NodeConfig, node
 from pyspark_dledger.raft.node.metrics import endpoint, http_server
 from pyspark_dledger.raft.node.metrics.catalogue import HISTOGRAM, METRICS
@@ -26,6 +28,7 @@ from pyspark_dledger.raft.node.metrics.watched_node import WatchedNode
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import WireConnection
+from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
 from pyspark_dledger.store.files.services import CleanSpaceService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.support.groups import FASTER, HOST, Caller, Nodes, Served, eventually, free_ports, nodes, peers_text
@@ -144,6 +147,68 @@ def test_a_full_disk_and_a_failed_store(tmp_path: Path, monkeypatch: pytest.Monk
         assert "store has failed" in eventually(lambda: reason(port, "/healthz"))
         assert "store has failed" in reason(port)
         eventually(lambda: scrape(port)["dledger_store_failed"] == 1)
+
+
+def test_a_node_that_opens_its_store_is_healthy_but_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_open, startup = threading.Event(), MmapFileStore.startup
+
+    def slow(store: MmapFileStore, **options: Any) -> None:
+        assert is_open.wait(30)
+        startup(store, **options)
+
+    monkeypatch.setattr(MmapFileStore, "startup", slow)
+    group = Nodes(tmp_path, 1, core_options={}, metrics=True)
+    port = group.metrics_ports["n0"] = free_ports(1)[0]
+    starting = threading.Thread(target=group.start)
+    starting.start()
+    try:
+        eventually(lambda: answers(port))
+        assert reason(port) == "recovering: the store is being opened"
+        assert reason(port, "/healthz") == ""
+        found = scrape(port)
+        assert (found["dledger_role{STARTING}"], found["dledger_role{LEADER}"]) == (1, 0)
+        assert any(name.startswith("dledger_member_info{") and "g,n0" in name for name in found)
+        is_open.set()
+        starting.join(30)
+        eventually(lambda: not reason(port))
+        assert scrape(port)["dledger_role{STARTING}"] == 0
+    finally:
+        is_open.set()
+        starting.join(30)
+        group.close()
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((HOST, port), 1):
+        return True
+    return False
+
+
+def test_a_slow_disk_is_not_ready(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1, core_options={"max_flush_time_ms": 100}, metrics=True, flush="sync") as group:
+        group.leader()
+        port = group.metrics_ports["n0"]
+        assert (reason(port), scrape(port)["dledger_disk_slow"]) == ("", 0)
+        group.nodes["n0"].core._member.disk._slow_at = group.nodes["n0"].core._member.now
+        assert reason(port) == "its disk needs more than 100 ms for a flush (maxFlushTimeMs)"
+        eventually(lambda: scrape(port)["dledger_disk_slow"] == 1)
+
+
+def test_puts_above_the_limits_are_counted_by_limit(tmp_path: Path) -> None:
+    with message_nodes(tmp_path, 1, metrics=True) as group:
+        leader = group.ready_leader()
+        port = group.metrics_ports[leader]
+        handler = group.nodes[leader]._application._puts
+        object.__setattr__(handler, "limits", TopicLimits(2, 99))
+        with closing(group.caller(leader)) as caller:
+            caller.hello()
+            assert caller.call(PutRequest(bodies=puts(rows(1)))).code == 200
+            assert caller.call(TopicsRequest(names=("another",), queue_nums=4)).code == 411
+            object.__setattr__(handler, "limits", TopicLimits(9, 6))
+            assert caller.call(TopicsRequest(names=("another",), queue_nums=4)).code == 411
+            assert caller.call(PutRequest(bodies=Bodies.of([b"junk"]))).code == 411
+        found = eventually(lambda: scrape(port).get("dledger_put_rejected_total{invalid}") and scrape(port))
+        assert [found[f"dledger_put_rejected_total{{{each}}}"] for each in ("topics", "queues", "invalid")] == [1, 1, 1]
 
 
 def test_a_member_that_lags_is_not_ready(group: Nodes) -> None:

@@ -334,6 +334,7 @@ BINARY = st.one_of(
     build(m.AppendRequest, bodies=many_bodies(), is_restart=st.booleans()),
     append_responses(),
     build(m.GetRequest, begin_index=INT64, is_committed=st.booleans()),
+    build(m.VoteResponse, vote_result=st.sampled_from(VoteResult), is_without_log=st.booleans()),
     build(m.StatusRequest),
     build(
         m.StatusResponse,
@@ -544,7 +545,7 @@ def test_malformed_frames_end_the_connection(name: str) -> None:
 
 
 FATAL_RESPONSES = {
-    "vote result": (51001, struct.pack(">B", 12), b""),
+    "vote result": (51001, struct.pack(">BB", 12, 0), b""),
     "role": (58001, struct.pack(">BqqqqHB", 3, 0, 0, 0, 0, 0, 0), b"\0\0"),
     "positions of too few": (58004, struct.pack(">qqI", 0, 0, 2), bytes(24)),
     "half a position": (58004, struct.pack(">qqI", 0, 0, 1), bytes(23)),

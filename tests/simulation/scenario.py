@@ -56,6 +56,11 @@ class Scenario:
     faults: tuple[str, ...] = ()
     fault_pause: int = 1500
 
+    @property
+    def is_pair_of_ours(self) -> bool:
+        """Whether it has two members, both of this package: one without its disk votes for the other one."""
+        return self.nodes == 2 and not self.spares and not self.java_pairs
+
 
 FAULTS = (
     "crash",

@@ -140,7 +140,7 @@ class SimNode:
         old, scenario = self.store, self.world.scenario
         self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, self.world.checker)
         self.store.curr_term, self.store.vote_leader = old.curr_term, old.vote_leader
-        self.joins = self.joins or bool(scenario.spares)
+        self.joins = self.joins or bool(scenario.spares) or scenario.is_pair_of_ours
 
     def restore(self, backup: SimStore, term: int) -> None:
         """Stop the node, and begin with a backup, as `dledger restore` writes it."""

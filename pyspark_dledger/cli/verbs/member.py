@@ -49,17 +49,11 @@ def _change(client: Client, action: str, members: list[str]) -> GroupMembers:
     if action == "list":
         return client.members()
     if action == "remove":
-        if members[0] not in (known := _ids(client.members())):
-            raise OptionError(f"member remove: expected one of the members {', '.join(known)}, found {members[0]}")
         return client.remove_member(members[0])
     ((new_id, address),) = parse_peers(members[-1]).items()
     if action == "add":
         return client.add_member(new_id, str(address))
     return client.replace_member(members[0], new_id, str(address))
-
-
-def _ids(found: GroupMembers) -> list[str]:
-    return sorted({**found.voters, **found.learners})
 
 
 def _final(client: Client, found: GroupMembers, seconds: int) -> GroupMembers:

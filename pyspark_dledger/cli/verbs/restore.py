@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark_dledger.cli.arguments import add_client, natural
@@ -13,7 +14,7 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.raft.client import Client
+from pyspark_dledger.raft.client import Client, MemberStatus
 from pyspark_dledger.raft.peers import parse_peers
 
 
@@ -75,10 +76,21 @@ def _term_above_all(args: argparse.Namespace) -> int:
     with connected(args) as client:
         if args.node in peers and _runs(client, args.node):
             raise OptionError(f"--id: expected a member that is stopped, found that {args.node} runs: stop it first")
-        terms = [_term_of(client, node_id) for node_id in peers if node_id != args.node]
-    if not terms:
+        others = [_status_of(client, node_id) for node_id in peers if node_id != args.node]
+    if not others:
         raise OptionError("--peers: expected the other members, found none")
-    return max(terms) + 1
+    for other in others:
+        _check_members(other, manifest.members if manifest is not None else ())
+    return max(other.term for other in others) + 1
+
+
+def _check_members(other: MemberStatus, saved: Sequence[str]) -> None:
+    """Raises OptionError if the group has other members than the backup: an old list could elect a removed one."""
+    if saved and sorted(other.members) != sorted(saved):
+        raise OptionError(
+            f"expected a backup with the members {', '.join(sorted(other.members))} that {other.node_id} knows, found "
+            f"{', '.join(sorted(saved))}: start an empty member with --join instead"
+        )
 
 
 def _runs(client: Client, node_id: str) -> bool:
@@ -89,9 +101,9 @@ def _runs(client: Client, node_id: str) -> bool:
     return True
 
 
-def _term_of(client: Client, node_id: str) -> int:
+def _status_of(client: Client, node_id: str) -> MemberStatus:
     try:
-        return client.status(node_id).term
+        return client.status(node_id)
     except GroupError as error:
         text = f"{node_id} does not tell its term ({error}): start it, or give --term"
         raise GroupError(text, error.code) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pyspark_dledger.errors import UnknownOutcomeError
@@ -194,7 +194,7 @@ class Metadata(NamedTuple):
 class MemberStatus(NamedTuple):
     """The state of a member. A missing index or term is -1; ``problem`` is "" if there is none.
 
-    ``serves_messages``: it accepts puts as leader.
+    ``serves_messages``: it accepts puts as leader. ``members`` has the addresses of the members that it knows, by id.
     """
 
     node_id: str
@@ -207,6 +207,7 @@ class MemberStatus(NamedTuple):
     committed_index: int
     problem: str = ""
     serves_messages: bool = False
+    members: Mapping[str, str] = {}
 
 
 class GroupMembers(NamedTuple):

@@ -152,6 +152,7 @@ class Session:
             *(response.begin_index, response.end_index, response.end_term, response.committed_index),
             response.problem,
             response.serves_messages,
+            response.peers,
         )
 
     async def topics(self, names: tuple[str, ...], queue_nums: int) -> Topics:

@@ -80,8 +80,8 @@ class Application(Protocol):
     def is_ready(self) -> bool:
         """Whether a leader accepts puts."""
 
-    def metrics(self) -> Mapping[str, float]:
-        """Values of its metrics by name, found in constant time."""
+    def metrics(self) -> Mapping[str, float | Mapping[tuple[str, ...], float]]:
+        """Values of its metrics by name, those with labels by the labels' values, found in constant time."""
 
     @property
     def needs_summary(self) -> bool:

@@ -224,6 +224,11 @@ class Core:
         else:
             self._member.binary_peers.discard(peer_id)
 
+    def heard_members(self, text: str, now: int) -> None:
+        """A peer refused this member, and sent its latest committed list."""
+        self._member.now = now
+        self._list_copy.heard(text)
+
     def drain(self) -> list[Effect]:
         """The effects to execute, in order; a leader's new entries are among them.
 
@@ -284,6 +289,16 @@ class Core:
     def needs_summary(self) -> bool:
         """Whether it lacks the application's state of expired entries, and therefore must not lead."""
         return self._member.needs_summary()
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the group removed this member."""
+        return self._member.members.is_removed
+
+    @property
+    def flush_problem(self) -> str:
+        """Why flushes are too slow for a leader; "" if they are not."""
+        return self._member.disk.flush_problem(self._member.now)
 
     @property
     def problems(self) -> deque[str]:

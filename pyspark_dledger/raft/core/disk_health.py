@@ -19,6 +19,7 @@ class DiskHealth:
         self._flushed_at = now
         self._problem = ""
         self._seen_at = now
+        self._slow_at: int | None = None
 
     def tick(self, now: int) -> None:
         store = self._store
@@ -30,7 +31,8 @@ class DiskHealth:
         if flushed != self._flushed or flushed >= store.ledger_end_index:
             self._flushed, self._flushed_at = flushed, now
         elif now - self._flushed_at > self._limit_ms:
-            self._found(f"its disk needs more than {self._limit_ms} ms for a flush", now)
+            self._slow_at = now
+            self._found(self._slow_text, now)
 
     def had_no_room(self, now: int) -> None:
         """An append found the disk full."""
@@ -38,6 +40,14 @@ class DiskHealth:
 
     def _found(self, problem: str, now: int) -> None:
         self._problem, self._seen_at = problem, now
+
+    @property
+    def _slow_text(self) -> str:
+        return f"its disk needs more than {self._limit_ms} ms for a flush"
+
+    def flush_problem(self, now: int) -> str:
+        """Why flushes are too slow; "" if they are not."""
+        return self._slow_text if self._slow_at is not None and now - self._slow_at < _KEPT_MS else ""
 
     def problem(self, now: int) -> str:
         """Why this member should not lead; "" if it can write."""

@@ -4,6 +4,9 @@ Stricter than Java: a candidate's larger term is adopted and saved at once, and 
 request that is rejected for the candidate's log changes nothing. No member leads a term without its own vote. A member
 that may have led a term before a restart does not lead it again: it requests votes to learn whether it would win or
 whether there is a leader. If it would win, it campaigns in the next term.
+
+A member that lost its disk may have forgotten entries that it helped to commit, and votes, so its vote does not count.
+With two voters it counts if the candidate kept its disk: nothing is committed and nobody elected without either.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class _VoteRound:
     not_ready: int = 0
     newer_logs: int = 0
     has_leader: bool = False
+    has_lost_log: bool = False
 
 
 class Election:
@@ -209,13 +213,15 @@ class Election:
         if votes is not self._round:
             return
         votes.responses += 1
-        if isinstance(response, VoteResponse) and response.vote_result is not VoteResult.UNKNOWN:
-            votes.valid += 1
+        if isinstance(response, VoteResponse):
             self._count(votes, response)
         self._check(votes)
 
     def _count(self, votes: _VoteRound, response: VoteResponse) -> None:
         result = response.vote_result
+        if response.is_without_log and self._member.needs_no_other_log:
+            result, votes.has_lost_log = VoteResult.ACCEPT, True
+        votes.valid += int(result is not VoteResult.UNKNOWN)
         if result is VoteResult.ACCEPT:
             votes.accepted += int(response.term == votes.term)
         elif result is VoteResult.REJECT_TERM_NOT_READY:
@@ -243,6 +249,7 @@ class Election:
         has_own = member.vote == member.self_id
         if votes.accepted >= member.quorum:
             if has_own and not self._may_have_led:
+                member.owes_entry = votes.has_lost_log
                 member.become(Role.LEADER, member.self_id)
             else:
                 self._must_raise_term, self._next_vote_at = True, member.now
@@ -269,10 +276,13 @@ class Election:
         elif (older_log := self._judge_log(request)) is not None:
             self._respond_vote(request, token, older_log)
         elif request.term <= member.term or member.adopt(request.term):
-            result = self._judge(request)
-            if result is VoteResult.ACCEPT and not self._give_vote(request.leader_id):
+            result, is_without_log = self._judge(request), False
+            if result is VoteResult.ACCEPT and not member.can_vote:
+                # To all others but the other one of two as if it did not respond.
+                result, is_without_log = VoteResult.UNKNOWN, self._is_one_of_two_with(request.leader_id)
+            if (result is VoteResult.ACCEPT or is_without_log) and not self._give_vote(request.leader_id):
                 return
-            self._respond_vote(request, token, result)
+            self._respond_vote(request, token, result, is_without_log)
 
     def _judge_log(self, request: VoteRequest) -> VoteResult | None:
         """Why the candidate's log is rejected; None if it is not older than this one."""
@@ -301,8 +311,12 @@ class Election:
         is_equal_log = request.ledger_end_term == end_term and request.ledger_end_index == end_index
         if self._take_leadership_term == member.term and is_equal_log:
             return VoteResult.REJECT_TAKING_LEADERSHIP
-        # As if it did not respond.
-        return VoteResult.ACCEPT if member.can_vote else VoteResult.UNKNOWN
+        return VoteResult.ACCEPT
+
+    def _is_one_of_two_with(self, candidate: str) -> bool:
+        """Whether that member of this package is the only other one."""
+        member = self._member
+        return member.members.takes_controls(candidate) and member.peers == {member.self_id, candidate}
 
     def _give_vote(self, candidate: str) -> bool:
         """Save the vote. Returns False (no response) if it cannot be saved."""
@@ -313,7 +327,9 @@ class Election:
         self._next_vote_at = max(self._next_vote_at, member.now + self._vote_delay())
         return True
 
-    def _respond_vote(self, request: VoteRequest, token: object, result: VoteResult) -> None:
+    def _respond_vote(
+        self, request: VoteRequest, token: object, result: VoteResult, is_without_log: bool = False
+    ) -> None:
         response = VoteResponse(
             group=request.group,
             remote_id=request.remote_id,
@@ -321,6 +337,7 @@ class Election:
             leader_id=request.leader_id,
             term=self._member.term,
             vote_result=result,
+            is_without_log=is_without_log,
         )
         self._member.reply(token, response)
 

@@ -1,7 +1,7 @@
 """Asks other members for the list of members: after a reset of the log, or while no leader is known.
 
 A log that was reset lacks the entries before its first one. A member that was down may know no member that leads by
-now.
+now, or may have been removed. Others refuse the hello of a removed one, and tell it the list.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, Respo
 
 _ASK_EVERY_MS = 1000
 _JOINING = "joining"
+_REMOVED = "removed"
 _REPORT_MS = 60_000
 
 
@@ -41,6 +42,7 @@ class ListCopy:
                 _JOINING,
                 _REPORT_MS,
             )
+        self._report_removed()
         if member.members.is_complete and member.role is not Role.CANDIDATE:
             return
         peers = [peer_id for peer_id in member.others if member.members.takes_controls(peer_id)]
@@ -54,8 +56,21 @@ class ListCopy:
     def _on_response(self, _: object, response: Response | None) -> None:
         if not isinstance(response, MembersResponse) or response.code != ResponseCode.SUCCESS:
             return
+        self.heard(response.members or "")
+
+    def _report_removed(self) -> None:
+        member = self._member
+        if member.members.is_removed:
+            found = member.members.current
+            text = f"the group removed this member, by entry {found.index}: stop it"
+            member.report_problem(text, _REMOVED, _REPORT_MS)
+        else:
+            member.resolve_problem(_REMOVED)
+
+    def heard(self, text: str) -> None:
+        """Another member's latest committed list."""
         try:
-            values = json.loads(response.members or "")
+            values = json.loads(text)
             self._member.members.heard(list_of(values), int(values["committed"]))
         except (KeyError, TypeError, ValueError) as error:
             self._member.report_problem(f"a member sent a list of members that cannot be used: {error}")

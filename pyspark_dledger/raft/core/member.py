@@ -79,6 +79,8 @@ class Member:
         self.elections = self.found_damaged = self.repaired = 0
         # Messages whose term was more than `MAX_TERM_RISE` above the present one.
         self.limited_terms = 0
+        # Whether a member that lost its disk elected this leader: it waits for an entry of this term.
+        self.owes_entry = False
         self._reported: dict[str, int] = {}
         self._latest = _NO_PROBLEM
         self.role_listeners: list[RoleListener] = []
@@ -286,10 +288,20 @@ class Member:
     def can_vote(self) -> bool:
         """Whether this member has every entry that it helped to commit; false for a while after a restore.
 
-        A leader of ``restored_term`` or a later one was elected without this member's vote, so its log has all
+        A leader of ``restored_term`` or a later one was elected by others that kept their disks, so its log has all
         committed entries. They precede its own entries, of which this member needs one. The same with a new disk.
         """
         return not self.is_behind_restore and not self.members.is_joining
+
+    @property
+    def needs_no_other_log(self) -> bool:
+        """Whether this member has all committed entries, and was asked for each vote: it is one of two voters.
+
+        Only a list that is committed and final shows that: no list with a third voter follows without this member.
+        """
+        members = self.members
+        is_pair = self.is_voter and len(self.voters) == 1 and members.current.is_final
+        return is_pair and members.is_committed and members.is_complete and self.can_vote
 
     @property
     def can_campaign(self) -> bool:

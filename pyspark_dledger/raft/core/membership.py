@@ -105,6 +105,34 @@ class Membership:
         return next((each for each in reversed(self._lists) if each.index <= index), self._first)
 
     @property
+    def is_removed(self) -> bool:
+        """Whether the group removed this member: a committed list of the log lacks it. One that joins was never in."""
+        is_known = self.is_committed or (self._heard is not None and self._heard[:2] == self.current[:2])
+        return self.is_by_log and is_known and not self.is_joining and self._self_id not in self.current.addresses
+
+    @property
+    def text(self) -> str:
+        """The present list, for clients."""
+        return self._text_of(self.current)
+
+    @property
+    def told(self) -> str:
+        """The latest committed list, for other members."""
+        return self._text_of(self.committed)
+
+    @property
+    def told_by_log(self) -> str:
+        """The same, if it is of the log; else "": members of a group may be started with other lists."""
+        return self.told if self.committed.index >= 0 else ""
+
+    def _text_of(self, found: MemberList) -> str:
+        return json.dumps({**found.values(), "committed": self._store.committed_index}, separators=(",", ":"))
+
+    def had(self, member_id: str) -> bool:
+        """Whether a list that this member knows has that member. Lists whose entries expired are forgotten."""
+        return any(member_id in each.addresses for each in (self._first, *self._lists))
+
+    @property
     def others(self) -> tuple[str, ...]:
         """All members except this one."""
         return tuple(member_id for member_id in self.current.addresses if member_id != self._self_id)
@@ -179,7 +207,7 @@ class Membership:
             self._lists = [*earlier, *(each for each in self._lists if each.index >= self.unknown_before)]
             self.unknown_before = -1
             self._save()
-        if found.index > self.current.index:
+        if found[:2] >= self.current[:2]:
             self._heard = found
         self._take_over()
 
@@ -192,7 +220,7 @@ class Membership:
 
     def _latest(self) -> MemberList:
         known = [self._first, *self._lists, *([self._heard] if self._heard is not None else [])]
-        return max(known, key=lambda each: each.index)
+        return max(known, key=lambda each: each[:2])
 
     def _valid(self) -> list[MemberList]:
         """The lists whose entries the log has, and the latest one whose entry has expired."""

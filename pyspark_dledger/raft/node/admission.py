@@ -26,6 +26,8 @@ class Admission:
         self._own_hello = own_hello
         self._refusal = refusal
         self.refused_for: ConnectionRefusal = "secret"
+        # The hello for a sender that is not in the list of members.
+        self.told: str | None = None
         self._acts_as: set[str] = set()
 
     def first_refusal(self, received: ReceivedRequest) -> str | None:
@@ -46,7 +48,13 @@ class Admission:
             hello = read_hello(text)
         except WireError as error:
             return str(error)
-        return self._own_hello().mismatch(hello) or self._refusal(self.shown, hello.id)
+        own = self._own_hello()
+        if (reason := own.mismatch(hello)) is not None:
+            return reason
+        reason = self._refusal(self.shown, hello.id)
+        if reason is not None:
+            self.told = own.text()
+        return reason
 
     def forget(self) -> None:
         """Other members: judge again."""

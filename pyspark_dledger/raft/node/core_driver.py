@@ -131,6 +131,11 @@ class CoreDriver:
         takes_controls = hello is not None and hello.controls >= NOOP
         self._run(lambda: self._core.set_peer_binary(peer_id, is_binary, takes_controls), lambda: True)
 
+    def peer_refused(self, hello: MemberHello) -> None:
+        """A peer refuses this member, which it may have removed."""
+        if hello.members:
+            self._run(lambda: self._core.heard_members(hello.members, self._now()), lambda: True)
+
     def flushed_in_thread(self, index: int) -> None:
         """The log is durable up to that index; called by the flush thread."""
         self._persisted = index

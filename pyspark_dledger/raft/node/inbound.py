@@ -355,7 +355,7 @@ class Inbound(Channel):
         if reason is None:
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
-        self._refuse(received, Refusal(NO_PERMISSION, reason))
+        self._refuse(received, Refusal(NO_PERMISSION, reason), self.admission.told)
         self._refuse_connection(self.admission.refused_for, reason)
         return False
 
@@ -434,10 +434,10 @@ class Inbound(Channel):
         self.write(parts)
         self._handler.flush_later(self)
 
-    def _refuse(self, received: ReceivedRequest, refusal: Refusal) -> None:
+    def _refuse(self, received: ReceivedRequest, refusal: Refusal, member: str | None = None) -> None:
         self._registry.refused.requests[refusal.code] += 1
         if not received.is_one_way:
-            self.write(self.wire.refuse(received, refusal))
+            self.write(self.wire.refuse(received, refusal, member))
             self._handler.flush_later(self)
 
     def write(self, parts: Sequence[Buffer]) -> None:

@@ -78,11 +78,12 @@ class Node:
         core_config = self.config.core_config()
         metrics = self.config.metrics_address()
         _check_metrics(metrics)
-        self._store = self._open_store()
         try:
-            await self._start_parts(self._store, core_config, contexts)
             if metrics is not None:
-                await self._start_metrics(metrics)
+                self._metrics = await self._start_metrics(metrics)
+            self._store = self._open_store()
+            await self._start_parts(self._store, core_config, contexts)
+            self._watch()
         except BaseException:
             await self.stop()
             raise
@@ -212,6 +213,7 @@ class Node:
             "committedIndex": store.committed_index,
             "flushedIndex": store.flushed_index,
             "damagedEntries": core.damaged_entries,
+            **({"removed": True} if core.is_removed else {}),
         }
 
     # Constructing the parts
@@ -238,24 +240,31 @@ class Node:
         if self._driver is not None:
             self._driver.flushed_in_thread(index)
 
-    async def _start_metrics(self, address: Address) -> None:
-        # These load prometheus_client, which only nodes with metrics need.
+    async def _start_metrics(self, address: Address) -> Endpoint:
+        # It loads prometheus_client, which only nodes with metrics need.
         from pyspark_dledger.raft.node.metrics.endpoint import Endpoint
-        from pyspark_dledger.raft.node.metrics.watched_node import WatchedNode
 
-        assert self._driver is not None
         try:
             sockets = await listening_sockets(address)
         except OSError as error:
             raise DLedgerError(f"metrics: cannot listen at {address} ({error}): use another address") from None
-        watched = WatchedNode(
-            *(self.config, self.store, self.core, self._driver, self._connections, self._links, self._application)
-        )
-        self._metrics = Endpoint(watched, sockets)
-        self._metrics.start()
+        endpoint = Endpoint(self.config, sockets)
+        endpoint.start()
         record(logging.INFO, "metrics", listen=address)
         if not address.is_loopback:
             record(logging.WARNING, "open", listen=address, found="everyone who reaches it can read the metrics")
+        return endpoint
+
+    def _watch(self) -> None:
+        """The metrics are those of the running node."""
+        if self._metrics is None:
+            return
+        from pyspark_dledger.raft.node.metrics.watched_node import WatchedNode
+
+        assert self._driver is not None
+        self._metrics.node = WatchedNode(
+            *(self.config, self.store, self.core, self._driver, self._connections, self._links, self._application)
+        )
 
     async def _listen_at(self, address: Address, tls: TlsContext | None) -> None:
         try:
@@ -285,6 +294,7 @@ class Node:
             *(peer_id, address, hello, tls, config.max_frame_bytes),
             *(driver.handle_response, driver.peer_connected, config.secrets().of_links, self._hello),
             own_host=own_source(self._members[config.self_id]),
+            on_refused=driver.peer_refused,
         )
 
     def _take_members(self, addresses: Mapping[str, str]) -> None:
@@ -316,6 +326,7 @@ class Node:
             dataFileSize=data_size,
             indexFileSize=index_size,
             controls=max(KINDS),
+            members=self.core.members.told_by_log,
         )
 
     def _hosts_of(self, member_id: str) -> Collection[str]:

@@ -336,12 +336,13 @@ def _from_vote_request(own: Values, body: memoryview) -> dict[str, Any]:
 
 
 def _vote_response(response: m.VoteResponse) -> tuple[Values, Sequence[Buffer]]:
-    return (_VOTE_NUMBERS[response.vote_result],), ()
+    return (_VOTE_NUMBERS[response.vote_result], response.is_without_log), ()
 
 
 def _from_vote_response(own: Values, body: memoryview) -> dict[str, Any]:
     _check_empty(body)
-    return {"vote_result": _enum_value(layout.VOTE_RESULTS, own[0], "voteResult")}
+    result = _enum_value(layout.VOTE_RESULTS, own[0], "voteResult")
+    return {"vote_result": result, "is_without_log": bool(own[1])}
 
 
 def _push_request(request: m.PushRequest) -> tuple[Values, Sequence[Buffer]]:

@@ -72,7 +72,10 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
         WireField("ledgerEndIndex", "q"),
         WireField("ledgerEndTerm", "q"),
     ),
-    (RequestCode.VOTE, True): (WireField("voteResult", "B", _numbered(VOTE_RESULTS)),),
+    (RequestCode.VOTE, True): (
+        WireField("voteResult", "B", _numbered(VOTE_RESULTS)),
+        WireField("isWithoutLog", "B", "1: the vote of a member that lost its disk"),
+    ),
     (RequestCode.HEART_BEAT, False): (),
     (RequestCode.HEART_BEAT, True): (),
     (RequestCode.PUSH, False): (

@@ -66,11 +66,13 @@ def encode_response(
     return _encode(response, opaque, is_binary, offers_binary, is_response=True, member=member)
 
 
-def encode_refusal(refusal: Refusal, opaque: int, is_binary: bool = False, request_code: int = 0) -> list[Buffer]:
+def encode_refusal(
+    refusal: Refusal, opaque: int, is_binary: bool = False, request_code: int = 0, member: str | None = None
+) -> list[Buffer]:
     """The refusal of the request with that opaque."""
     if is_binary:
         return frame(KIND_BINARY, *binary.encode_refusal(refusal, request_code, opaque))
-    header = Header(refusal.code, opaque, is_response=True, remark=refusal.remark)
+    header = Header(refusal.code, opaque, is_response=True, remark=refusal.remark, member=member)
     return frame(KIND_JSON, encode_header(header), [])
 
 

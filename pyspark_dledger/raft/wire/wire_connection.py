@@ -139,9 +139,9 @@ class WireConnection:
         member = None if received.member is None or self._member is None else self._member()
         return encode_response(response, received.opaque, received.is_binary, offers, member)
 
-    def refuse(self, received: ReceivedRequest, refusal: Refusal) -> list[Buffer]:
-        """The buffers of a refusal."""
-        return encode_refusal(refusal, received.opaque, received.is_binary, received.request_code)
+    def refuse(self, received: ReceivedRequest, refusal: Refusal, member: str | None = None) -> list[Buffer]:
+        """The buffers of a refusal. ``member`` is the hello for a member that is refused."""
+        return encode_refusal(refusal, received.opaque, received.is_binary, received.request_code, member)
 
     def _free_opaque(self) -> int:
         """The next number that no outstanding request has."""

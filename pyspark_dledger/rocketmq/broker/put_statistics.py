@@ -23,7 +23,9 @@ class PutStatistics:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # Since the start.
-        self.all_messages = self.all_duplicates = self.all_rejected = 0
+        self.all_messages = self.all_duplicates = 0
+        # By the limit that was reached, topics or queues; "invalid" without one.
+        self.all_rejected = {"invalid": 0, "queues": 0, "topics": 0}
         self._reset()
 
     def _reset(self) -> None:
@@ -53,9 +55,9 @@ class PutStatistics:
             )
         self.log_if_due()
 
-    def add_rejected(self) -> None:
+    def add_rejected(self, reason: str) -> None:
         self._rejected += 1
-        self.all_rejected += 1
+        self.all_rejected[reason] += 1
 
     def log_if_due(self) -> None:
         """Log the figures if a minute has passed."""

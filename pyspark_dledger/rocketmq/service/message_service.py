@@ -38,7 +38,7 @@ from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, Lea
 from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_counts
 from pyspark_dledger.rocketmq.service.raw_entries import RawEntryCheck, messages_of
 from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
-from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
+from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits
 
 # RocketMQ's own topic for messages that nobody reads.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"
@@ -272,7 +272,7 @@ class MessageService:
         """Whether puts are accepted: this leader's tables are rebuilt, and an old CommitLog is dispatched."""
         return self._leader_tables() is not None
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[str, float | Mapping[tuple[str, ...], float]]:
         dispatcher, statistics = self._dispatcher, self._puts.statistics
         return {
             "dledger_topics": self._metadata.topic_count,
@@ -280,7 +280,7 @@ class MessageService:
             "dledger_dispatched_index": -1 if dispatcher is None else dispatcher.dispatched_index,
             "dledger_put_messages_total": statistics.all_messages,
             "dledger_put_duplicates_total": statistics.all_duplicates,
-            "dledger_put_rejected_total": statistics.all_rejected,
+            "dledger_put_rejected_total": {(reason,): count for reason, count in statistics.all_rejected.items()},
         }
 
     # Puts
@@ -308,7 +308,13 @@ class MessageService:
         try:
             return RawEntryCheck(tables, self._dispatched, self._puts.limits).ends(messages)
         except ValueError as error:
-            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+            return self._rejected(error)
+
+    def _rejected(self, error: ValueError) -> Rejected:
+        """The rejection of a request that creates topics or queues without a put."""
+        if isinstance(error, LimitError):
+            self._puts.statistics.add_rejected(error.limit)
+        return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
     def entries_appended(self, checked: object) -> None:
         assert isinstance(checked, dict)
@@ -352,7 +358,7 @@ class MessageService:
                 self._metadata, {name: changed[name] for name in changed if not tables.queue_count(name)}
             )
         except ValueError as error:
-            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+            return self._rejected(error)
         if changed:
             self._metadata.add_topics(changed)
         return counts, self._host

@@ -25,7 +25,7 @@ from pyspark_dledger.rocketmq.dedup.identity_arrays import split_ids
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
-from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
+from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits
 
 _LENGTH = np.dtype(">u4")
 _LOCATION = np.dtype(">i8")
@@ -68,7 +68,7 @@ class PutHandler:
         try:
             return self._admitted(tables, store, bodies, queue_nums)
         except ValueError as error:
-            self.statistics.add_rejected()
+            self.statistics.add_rejected(error.limit if isinstance(error, LimitError) else "invalid")
             return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
     def _admitted(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted:

@@ -13,7 +13,7 @@ from pyspark_dledger.format.message import Message, has_message_magic, parse_mes
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
 from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
-from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
+from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits
 
 # Source: RocketMQ 5.3.3 TopicValidator.
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}|%(?:RETRY|DLQ)%[%|a-zA-Z0-9_-]{1,248}")
@@ -57,7 +57,7 @@ class RawEntryCheck:
             ends[queue] = max(end, message.queue_offset + 1)
             limit = self.limits.queues
             if not end and limit is not None and self.tables.queues.count + len(ends) > limit:
-                raise ValueError(f"expected at most {limit} queues (maxQueues), found more with {topic}")
+                raise LimitError("queues", f"expected at most {limit} queues (maxQueues), found more with {topic}")
         return ends
 
     def _end(self, queue: QueueName) -> int:

@@ -8,6 +8,14 @@ from typing import NamedTuple
 from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
 
 
+class LimitError(ValueError):
+    """A limit was reached; ``limit`` is "topics" or "queues"."""
+
+    def __init__(self, limit: str, text: str) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
 class TopicLimits(NamedTuple):
     """The maximum of topics, and of the queues of all topics; None is no limit."""
 
@@ -15,18 +23,20 @@ class TopicLimits(NamedTuple):
     queues: int | None = None
 
     def check(self, metadata: BrokerMetadata, wanted: Mapping[str, int]) -> None:
-        """Raises ValueError if topics with these queue counts would be too many."""
+        """Raises LimitError if topics with these queue counts would be too many."""
         if not wanted:
             return
         known = {name: metadata.queue_count(name) for name in wanted}
         topics = metadata.topic_count + sum(count is None for count in known.values())
         if self.topics is not None and None in known.values() and topics > self.topics:
-            raise ValueError(f"expected at most {self.topics} topics (maxTopics), found {topics} with {_first(known)}")
+            text = f"expected at most {self.topics} topics (maxTopics), found {topics} with {_first(known)}"
+            raise LimitError("topics", text)
         more = sum(count - (known[name] or 0) for name, count in wanted.items())
         if self.queues is not None and more > 0 and metadata.all_queues + more > self.queues:
-            raise ValueError(
+            raise LimitError(
+                "queues",
                 f"expected at most {self.queues} queues (maxQueues), found {metadata.all_queues + more} with "
-                f"{next(iter(wanted))}"
+                f"{next(iter(wanted))}",
             )
 
 

@@ -7,8 +7,6 @@ replaces. Any leader continues a change. A leader that removed itself ends its l
 
 from __future__ import annotations
 
-import json
-
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, OptionError
 from pyspark_dledger.format.control import MEMBERS
@@ -74,9 +72,7 @@ class MembershipChanges:
             member.reject(token, request, response, refused.code)
             return
         # A list that is not committed may end, so others must not hear of it.
-        found = member.members.current if request.action else member.members.committed
-        committed = member.store.committed_index
-        response.members = json.dumps({**found.values(), "committed": committed}, separators=(",", ":"))
+        response.members = member.members.told if not request.action else member.members.text
         member.reply(token, response)
 
     def _change(self, request: MembersRequest) -> None:
@@ -98,6 +94,8 @@ class MembershipChanges:
             self._check_no_change()
             return self._with_learner(found, name, request.address or "")
         if request.action == "remove":
+            if not self._member.members.had(name):
+                raise _RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
             if name not in found.addresses or found.leaving == name:
                 return None
             if name in found.learners:

@@ -1,4 +1,7 @@
-"""A new leader's NOOP: it commits entries of earlier terms that no other entry of the leader's term commits."""
+"""A new leader's NOOP: it commits entries of earlier terms that no other entry of the leader's term commits.
+
+A member that lost its disk needs an entry of the leader's term, too (`Member.can_vote`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class Noop:
 
     def tick(self) -> None:
         member, store = self._member, self._member.store
-        if not member.is_leader or store.committed_index == store.ledger_end_index:
+        if not member.is_leader or (store.committed_index == store.ledger_end_index and not member.owes_entry):
             return
         if member.others and not member.members.not_taking_controls:
             self.append()

@@ -26,7 +26,8 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     "member": (
         Metric("dledger_build_info", GAUGE, "Versions of the package and of Python.", ("version", "python")),
         Metric("dledger_member_info", GAUGE, "Group, id and flush mode of this member.", ("group", "id", "flush")),
-        Metric("dledger_role", GAUGE, "1 for the role of this member, 0 for the others.", ("role",)),
+        Metric("dledger_role", GAUGE, "1 for the role of this member, STARTING while its store is opened.", ("role",)),
+        Metric("dledger_removed", GAUGE, "1 if the group removed this member."),
         Metric("dledger_has_leader", GAUGE, "1 if this member leads or follows a leader."),
         Metric("dledger_term", GAUGE, "The term of this member."),
         Metric("dledger_elections_total", COUNTER, "Rounds of vote requests that this member began."),
@@ -64,6 +65,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     "disk": (
         Metric("dledger_store_failed", GAUGE, "1 after a failure of the store, until a restart."),
         Metric("dledger_disk_full", GAUGE, "1 while a full disk rejects appends."),
+        Metric("dledger_disk_slow", GAUGE, "1 while a flush takes longer than maxFlushTimeMs."),
         Metric("dledger_disk_free_bytes", GAUGE, "Free room of the disk of a folder.", ("folder",)),
         Metric("dledger_disk_size_bytes", GAUGE, "Size of the disk of a folder.", ("folder",)),
     ),
@@ -83,7 +85,10 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("dledger_put_messages_total", COUNTER, "Messages that this member appended as leader."),
         Metric("dledger_put_duplicates_total", COUNTER, "Messages that it did not append again."),
         Metric(
-            "dledger_put_rejected_total", COUNTER, "Puts that are invalid, or above the limits of topics or queues."
+            "dledger_put_rejected_total",
+            COUNTER,
+            "Rejected puts, also above maxTopics or maxQueues.",
+            ("reason",),
         ),
     ),
 }

@@ -39,6 +39,22 @@ Values = dict[str, float | Labelled | Histogram]
 """The values of metrics by name."""
 
 
+STARTING = "STARTING"
+"""The role of a member whose store is being opened."""
+_ROLES = (*(role.value for role in (Role.LEADER, Role.FOLLOWER, Role.CANDIDATE)), STARTING)
+
+
+def role_values(role: str) -> Labelled:
+    return {(each,): each == role for each in _ROLES}
+
+
+def info_values(config: NodeConfig) -> Values:
+    return {
+        "dledger_build_info": {(__version__, platform.python_version()): 1},
+        "dledger_member_info": {(config.group, config.self_id, config.flush_mode()): 1},
+    }
+
+
 class WatchedNode(NamedTuple):
     """The parts of a running node."""
 
@@ -62,13 +78,17 @@ class WatchedNode(NamedTuple):
         """Why the node should get no requests; None if it is ready."""
         if (failure := self.failure()) is not None:
             return failure
+        if self.core.is_removed:
+            return "the group removed this member: stop it"
         if self.driver.threads.busy_seconds > _BUSY_SECONDS:
             return f"the disk does not respond for more than {_BUSY_SECONDS:g} s"
         status, limit = self.core.status(), self.core.max_lag
         if status.leader_id is None:
-            return "; ".join(("no leader", *self._mismatches()))
+            return "; ".join(filter(None, ("no leader", status.problem, *self._mismatches())))
         if self.store.metrics().is_disk_full:
             return "the disk is full: appends are rejected"
+        if problem := self.core.flush_problem:
+            return f"{problem} (maxFlushTimeMs)"
         if status.lag > limit:
             return f"lacks {status.lag} committed entries: expected at most {limit} (maxLeadershipTransferWaitIndex)"
         if self.core.needs_summary:
@@ -94,13 +114,10 @@ class WatchedNode(NamedTuple):
         }
 
     def _member_values(self, status: Status) -> Values:
-        config = self.config
         values: Values = {
-            "dledger_build_info": {(__version__, platform.python_version()): 1},
-            "dledger_member_info": {(config.group, config.self_id, config.flush_mode()): 1},
-            "dledger_role": {
-                (role.value,): status.role is role for role in (Role.LEADER, Role.FOLLOWER, Role.CANDIDATE)
-            },
+            **info_values(self.config),
+            "dledger_role": role_values(status.role.value),
+            "dledger_removed": self.core.is_removed,
             "dledger_has_leader": status.leader_id is not None,
             "dledger_term": status.term,
             "dledger_elections_total": status.elections,
@@ -154,6 +171,7 @@ class WatchedNode(NamedTuple):
         values: Values = {
             "dledger_store_failed": self.store.failure is not None,
             "dledger_disk_full": metrics.is_disk_full,
+            "dledger_disk_slow": bool(self.core.flush_problem),
         }
         if metrics.flushes is not None:
             scrub = metrics.scrub
