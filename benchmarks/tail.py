@@ -17,7 +17,8 @@ from benchmarks.generate import RAW_1K, SEGMENT_SIZE, Store, ensure, new_folder
 from benchmarks.measure import Result
 from benchmarks.tailing import LOOKS, TIME, delays, idle_seconds, latency_result
 from pyspark_dledger.log.options import parse_options
-from pyspark_dledger.log.tail.store_tail import StoreTail, read_planned
+from pyspark_dledger.log.plan import read_partition
+from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import TailOffset, stream_options
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
@@ -81,7 +82,7 @@ def write(folder: Path) -> None:
 
 def rows_behind(tail: StoreTail, start: TailOffset, end: TailOffset) -> Iterator[bytes]:
     for part in tail.plan(start, end):
-        for batch in read_planned(part, fail_on_data_loss=True):
+        for batch in read_partition(part):
             yield from batch.column(1).to_pylist()
 
 

@@ -32,6 +32,7 @@ _OF_TABLES = {
     "lost": _STORE | {"replicas", "maxBatchRows"},
     "diff": _STORE | _PARTITIONS | {"replicas", "groupSize"},
 }
+SPARK_LOG = "spark.read of table log"
 STREAM = "a stream"
 GROUP_STREAM = "a stream of a live group"
 SCAN = "open_log and scan"
@@ -47,6 +48,7 @@ BACKUP = "a backup"
 
 USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
+    SPARK_LOG: _LOG | {"pushFilters"},
     STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound"},
     GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
     "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
@@ -81,12 +83,6 @@ def check_use(options: ReadOptions, use: str) -> None:
         raise OptionError("option groupSize has no effect without option replicas: give both, or neither")
     if options.heal:
         _check_heal(options)
-    is_batch = use not in (STREAM, GROUP_STREAM)
-    if is_batch and not options.fail_on_data_loss and options.starting_offsets.kind not in ("index", "pos"):
-        raise OptionError(
-            f"option failOnDataLoss has no effect on {use} without an index or a pos as option startingOffsets: "
-            "leave it out"
-        )
 
 
 def _check_heal(options: ReadOptions) -> None:
@@ -109,6 +105,8 @@ def _uses(name: str) -> str:
     """The tables and streams that an option has an effect on."""
     if name == "table":
         return "spark.read and dledger dump"
+    if name == "pushFilters":
+        return SPARK_LOG
     tables = [table for table, names in _OF_TABLES.items() if name in names]
     streams = [use for use in (STREAM, GROUP_STREAM) if name in USES[use]]
     return " and ".join([*([f"table {', '.join(tables)}"] if tables else []), *streams[:1]])

@@ -194,7 +194,8 @@ class ReadOptions:
     )
     max_offsets_per_trigger: int | None = option(None, COUNT, "maximum entries of a micro-batch", scope=STREAM)
     max_bytes_per_trigger: int | None = option(None, SIZE, "maximum size of a micro-batch", scope=STREAM)
-    fail_on_data_loss: bool = option(True, BOOLEAN, "streams: fail if unread entries are lost")
+    fail_on_data_loss: bool = option(True, BOOLEAN, "fail if unread entries are lost")
+    push_filters: bool = option(False, BOOLEAN, "push [filters](#filter-pushdown)", scope=BATCH)
     self_id: str | None = option(None, TEXT, "which node, if the root has several")
     data_dirs: tuple[str, ...] | None = option(
         None, _PATHS, "list of further data folders; or the path is `STORE,DIR,DIR`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.integers import INT64_MAX
@@ -14,6 +14,7 @@ from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
+from pyspark_dledger.log.origin import Origin, is_there_as_planned, origin_of, with_fingerprints
 from pyspark_dledger.log.store_view import StoreView
 
 if TYPE_CHECKING:
@@ -28,10 +29,15 @@ _WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
 
 @dataclass(frozen=True)
 class Partition:
-    """The input of one task: ranges of segments and gaps between them, in the order of the log."""
+    """The input of one task: ranges of segments and gaps between them, in the order of the log.
+
+    ``origin`` is what the plan was made of; ``fails`` is the option failOnDataLoss.
+    """
 
     ranges: tuple[ScanRequest | FileGap, ...]
     engine: str
+    origin: Origin | None = field(default=None, repr=False)  # an export of a log that grows compares plans
+    fails: bool = field(default=True, repr=False)
 
     @property
     def size(self) -> int:
@@ -60,31 +66,41 @@ class _Window:
 
 
 def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError."""
-    for part in partition.ranges:
-        yield from _read(partition, part)
+    """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError.
+
+    A file that expired since it was planned is data loss, see `report_loss`; another one, or none, is an error.
+    """
+    for part in _as_planned(partition):
+        yield from scan_range(part, partition.engine)
 
 
 def read_judged(partition: Partition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, which have the column problem; for those who say what is damaged.
+    """As `read_partition`, for rows with the column problem, and for those who say what is damaged.
 
     Raises UnreadableError for a file that cannot be read from some byte on: the rest is not damaged, it is unknown.
     """
     from pyspark_dledger.log.io.unread_files import check_read  # loads numpy
 
-    for part in partition.ranges:
-        for batch in _read(partition, part):
+    for part in _as_planned(partition):
+        for batch in scan_range(part, partition.engine):
             if isinstance(part, ScanRequest):
                 check_read(part.segment, batch["problem"])
             yield batch
 
 
-def _read(partition: Partition, part: ScanRequest | FileGap) -> Iterator[pa.RecordBatch]:
+def _as_planned(partition: Partition) -> Iterator[ScanRequest | FileGap]:
+    for part in partition.ranges:
+        if isinstance(part, FileGap) or is_there_as_planned(part, partition.origin, partition.fails):
+            yield part
+
+
+def scan_range(part: ScanRequest | FileGap, engine: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in the process that planned it: its file is not compared with the plan."""
     from pyspark_dledger.format.scan.bodies import expand
 
     if isinstance(part, FileGap):
         return gap_batches(part)
-    return expand(engine_of(partition.engine, part.segment).scan(part), part)
+    return expand(engine_of(engine, part.segment).scan(part), part)
 
 
 def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
@@ -160,6 +176,8 @@ def _plan(
         max_batch_bytes=options.max_batch_bytes,
     )
     ranges = list(_ranges(store, template, window))
+    if not ranges:
+        return []
     selective = _is_selective(columns, filters)
     target = options.max_partition_bytes or (_SELECTIVE_PARTITION_BYTES if selective else _MAX_PARTITION_BYTES)
     total = sum(part.end - part.start for part in ranges)
@@ -174,7 +192,16 @@ def _plan(
             break
     is_grouped = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
     groups = _group(splits, target) if is_grouped else [[part] for part in splits]
-    return [Partition(tuple(group), store.engine.NAME) for group in groups]
+    origin = origin_of(store)
+    return [
+        Partition(
+            tuple(part if isinstance(part, FileGap) else with_fingerprints(store, part) for part in group),
+            store.engine.NAME,
+            origin,
+            options.fail_on_data_loss,
+        )
+        for group in groups
+    ]
 
 
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:

@@ -109,15 +109,18 @@ class DLedgerDataSource(DataSource):
 
     @plain_errors
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
-        """Return the reader of the columns in `schema`. That of the log takes filters if Spark pushes some."""
-        from pyspark_dledger.log.option_uses import check_use
+        """Return the reader of the columns in `schema`. That of the log takes filters if the user asks for it.
+
+        Spark plans other queries of one ``load()`` with the filters of the first, so it is no default.
+        """
+        from pyspark_dledger.log.option_uses import SPARK_LOG, check_use
         from pyspark_dledger.spark.read import batch_reader
 
         path, options = self._path(), self.read_options
-        check_use(options, f"table {options.table}")
+        check_use(options, SPARK_LOG if options.table == "log" else f"table {options.table}")
         if options.table != "log":
             return batch_reader.TableReader(path, options, schema)
-        if _pushes_filters():
+        if options.push_filters and _pushes_filters():
             from pyspark_dledger.spark.read.pushdown import PushdownReader
 
             return PushdownReader(path, options, schema)

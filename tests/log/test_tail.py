@@ -10,6 +10,7 @@ import shutil
 import signal
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.committed import proven_by_queues
 from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.log.tail import store_tail as module
 from pyspark_dledger.log.tail.queue_tail import QueueTails
-from pyspark_dledger.log.tail.store_tail import StoreTail, read_planned
+from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, TailOffset, offset_from_json, stream_options
 from pyspark_dledger.store.files.node_files import write_checkpoint
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -47,7 +49,7 @@ def tail_of(path: Path, columns: tuple[str, ...] = COLUMNS, **options: Any) -> S
 
 
 def rows(tail: StoreTail, start: TailOffset, end: TailOffset) -> list[dict[str, Any]]:
-    batches = (batch for part in tail.plan(start, end) for batch in read_planned(part, fail_on_data_loss=True))
+    batches = (batch for part in tail.plan(start, end) for batch in read_partition(part))
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -767,8 +769,8 @@ def test_a_file_that_expires_before_it_is_read_is_noticed(
     parts = tail.plan(NOTHING, tail.latest(NOTHING, NO_LIMITS))
     store.delete_expired(0, force=True)
     with pytest.raises(DataLossError, match="found the file deleted"):
-        list(read_planned(parts[0], fail_on_data_loss=True))
-    found = [row for part in parts for batch in read_planned(part, False) for row in batch.to_pylist()]
+        list(read_partition(replace(parts[0], fails=True)))
+    found = [row for part in parts for batch in read_partition(part) for row in batch.to_pylist()]
     assert [row["index"] for row in found] == [10, 11]
     assert "found the file deleted" in caplog.text and "they are skipped" in caplog.text
 

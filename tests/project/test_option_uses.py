@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,12 +25,14 @@ from pyspark_dledger.log.option_uses import (
     RECOVERY,
     REPORT,
     SCAN,
+    SPARK_LOG,
     STATISTICS,
     STREAM,
     USES,
 )
 from pyspark_dledger.log.options import OPTIONS, TABLES, Offset, ReadOptions, parse_options
-from pyspark_dledger.log.tail.store_tail import StoreTail, read_planned
+from pyspark_dledger.log.plan import read_partition
+from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, stream_options
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.spark.schema import whole_schema
@@ -67,6 +68,7 @@ VALUES = {
     "maxOffsetsPerTrigger": "5",
     "maxBytesPerTrigger": "1m",
     "failOnDataLoss": "false",
+    "pushFilters": "true",
     "selfId": "n0",
     "dataDirs": REPLICA,
     "includeEntryBody": "true",
@@ -79,7 +81,7 @@ VALUES = {
     "engine": "python",
 }
 # Options that an option needs to have an effect.
-WITH = {"groupSize": {"replicas": REPLICA}, "heal": {"replicas": REPLICA}, "failOnDataLoss": {"startingOffsets": "1"}}
+WITH = {"groupSize": {"replicas": REPLICA}, "heal": {"replicas": REPLICA}}
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +194,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "readStream": (STREAM, spark_stream),
     "readStream of a group": (GROUP_STREAM, spark_group_stream),
     **{f"read_table {name}": (f"table {name}", table(name)) for name in TABLES[1:]},
-    **{f"spark.read {name}": (f"table {name}", spark_batch(name)) for name in TABLES},
+    "spark.read log": (SPARK_LOG, spark_batch("log")),
+    **{f"spark.read {name}": (f"table {name}", spark_batch(name)) for name in TABLES[1:]},
     **{f"export {form}": (f"an export to {form}", export(form)) for form in FORMS},
     **{f"dledger dump {name}": (f"table {name}", verb(f"dump --json --table {name}")) for name in TABLES},
     **{f"dledger {name}": (f"table {name}", verb(name)) for name in ("segments", "state", "audit", "consumers")},
@@ -248,10 +251,6 @@ def test_the_error_names_the_option_and_where_it_works(store: Path) -> None:
 @pytest.mark.parametrize("entry", [scan, opened, spark_batch("log"), verb("dump")])
 def test_options_that_need_others_are_refused_without_them(entry: Entry, store: Path) -> None:
     assert "option groupSize has no effect without option replicas" in entry(store, {"groupSize": "3"})
-    for start in ({}, {"startingOffsets": "earliest"}):
-        error = entry(store, {"failOnDataLoss": "false", **start})
-        assert "option failOnDataLoss has no effect" in error
-        assert re.search("without an index or a pos as (option startingOffsets|--from): leave it out", error)
 
 
 def test_the_body_of_entries_is_refused_where_the_columns_leave_it_out(store: Path) -> None:
@@ -314,7 +313,7 @@ def test_a_stream_reads_the_options_that_it_takes(store: Path) -> None:
         chosen = stream_options(options, {"startingOffsets": "1"})
         tail = StoreTail(str(store), chosen, ("pos", "body"))
         for part in tail.plan(NOTHING, tail.latest(NOTHING, NO_LIMITS)):
-            list(read_planned(part, fail_on_data_loss=True))
+            list(read_partition(part))
 
     found = read_by(read, starting_offsets=Offset("index", 1))
     by_spark, after_a_loss = {"includeEntryBody", "maxOffsetsPerTrigger", "maxBytesPerTrigger"}, {"failOnDataLoss"}

@@ -102,36 +102,6 @@ def store(case_folder: Callable[[str], Path]) -> Path:
     return case_folder("mq-53-upgrade")
 
 
-FEW, LAST = "SELECT index FROM {0} WHERE index < 10", "SELECT index FROM {0} WHERE index >= 530"
-QUERIES = {
-    "union": (f"SELECT count(*) FROM ({FEW} UNION ALL {LAST})", 19),
-    "self-join": (f"SELECT count(*) FROM ({FEW}) a JOIN ({LAST}) b ON a.index + 530 = b.index", 9),
-    "scalar subquery": (f"SELECT count(*) + (SELECT count(*) FROM ({FEW})) FROM ({LAST})", 19),
-}
-
-
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="with spark.sql.python.filterPushdown.enabled a part of a query is read with the filters of another part",
-)
-def test_filters_of_one_part_of_a_query_do_not_change_another(
-    spark: SparkSession, store: Path, name: str, settings: Callable[..., None], query: str
-) -> None:
-    sql, expected = QUERIES[query]
-
-    def answer() -> int:
-        spark.read.format("dledger").schema("index long").load(str(store)).createOrReplaceTempView(name)
-        ((number,),) = spark.sql(sql.format(name)).collect()
-        return number
-
-    assert answer() == expected
-    settings(spark_sql_python_filterPushdown_enabled="true")
-    found = answer()
-    should(found == expected, f"{found} with pushdown, {expected} without")
-
-
 @pytest.mark.xfail(strict=True, raises=DefectShown, reason="without a schema of the user all columns are read")
 def test_sql_reads_only_the_columns_of_the_query(spark: SparkSession, store: Path, name: str) -> None:
     load(spark, store).createOrReplaceTempView(name)

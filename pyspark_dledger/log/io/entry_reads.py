@@ -73,10 +73,14 @@ def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
     """The header of the DLedger entry at `pos`, or None if there is no entry with that position."""
     if not segment.base <= pos < segment.end:
         return None
-    data = read_at(segment.path, pos - segment.base, ENTRY_HEADER_SIZE)
+    return entry_in(read_at(segment.path, pos - segment.base, ENTRY_HEADER_SIZE), segment, pos)
+
+
+def entry_in(data: bytes, segment: Segment, pos: int) -> EntryHeader | None:
+    """The header of the DLedger entry that begins with `data`, read at `pos` of a segment, or None."""
     if len(data) < ENTRY_HEADER_SIZE:
         return None
-    header = decode_entry_header(data)
+    header = decode_entry_header(data[:ENTRY_HEADER_SIZE])
     fits = (
         header.magic in ENTRY_MAGICS and header.body_size >= 0 and header.size == ENTRY_HEADER_SIZE + header.body_size
     )

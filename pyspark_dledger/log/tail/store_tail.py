@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import check_local
@@ -19,9 +19,8 @@ from pyspark_dledger.errors import DataLossError, StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.committed import Bound
-from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.options import ReadOptions, option_filters
-from pyspark_dledger.log.plan import Partition, plan_between, read_partition
+from pyspark_dledger.log.plan import Partition, plan_between, scan_range
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.entry_ref import EntryRef, is_complete_message
 from pyspark_dledger.log.tail.tail import (
@@ -31,17 +30,12 @@ from pyspark_dledger.log.tail.tail import (
     Tail,
     TailOffset,
     TailProgress,
-    report_loss,
     whole_segments,
 )
 from pyspark_dledger.log.tail.tail_bound import TailBound
 from pyspark_dledger.log.tail.tail_loss import DataLoss, ResumePoint, expired_positions, lost_entry, lost_message
 from pyspark_dledger.log.tail.tail_start import TailStart, first_row_in
 from pyspark_dledger.log.tail.tail_view import TailView
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _LOG = logging.getLogger(__name__)
 # Copying an entry into the file takes less.
@@ -310,8 +304,9 @@ class StoreTail(Tail):
         batch_rows = min(rows_left, bytes_left // ENTRY_HEADER_SIZE + 1, _MAX_BATCH_ROWS)
         options = replace(whole_segments(self.options), max_batch_rows=batch_rows)
         found: tuple[str, int] | None = None
-        for part in plan_between(view.store, ("pos", "size", "kind", "source"), options, Filters(), None, start, end):
-            for batch in filter(len, read_partition(part)):
+        parts = plan_between(view.store, ("pos", "size", "kind", "source"), options, Filters(), None, start, end)
+        for each, engine in ((each, part.engine) for part in parts for each in part.ranges):
+            for batch in filter(len, scan_range(each, engine)):
                 used = np.cumsum(batch.column(1).to_numpy(), dtype=np.int64)
                 fitting = min(rows_left, int(np.searchsorted(used, bytes_left, side="right")))
                 entries = np.flatnonzero([kind != "corrupt" for kind in batch.column(2).to_pylist()])
@@ -356,15 +351,3 @@ class StoreTail(Tail):
         if self._replaced_until is None or self._replaced_until[0] != until:
             self._replaced_until = until, end
         return self._replaced_until[1]
-
-
-def read_planned(partition: Partition, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
-    """The rows of a planned partition. A file that expired since is data loss; see `report_loss`."""
-    for part in partition.ranges:
-        try:
-            yield from read_partition(replace(partition, ranges=(part,)))
-        except StoreError:
-            if isinstance(part, FileGap) or os.path.lexists(part.segment.path):
-                raise
-            problem = f"{part.segment.path}: expected positions {part.start} to {part.end - 1}, found the file deleted"
-            report_loss(problem, "they are skipped", fail_on_data_loss)

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.errors import DataLossError, OptionError
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.log.data_loss import report_loss
 from pyspark_dledger.log.option_uses import GROUP_STREAM, STREAM, check_use
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
 
-_LOG = logging.getLogger(__name__)
 _FIELDS = ("index", "term", "pos", "crc")
 _FORM = '{"index": n, "term": n, "pos": n, "crc": n}'
 
@@ -161,19 +160,6 @@ class Tail(ABC):
 
     def close(self) -> None:  # noqa: B027 - most tails have nothing to free
         """Free resources."""
-
-
-def report_loss(problem: str, resumed: str, fail: bool) -> None:
-    """Report that data before an offset was lost: raise DataLossError if `fail`, else log a warning.
-
-    `problem` has the log, expected and found; `resumed` says where reading continues and what is skipped.
-    """
-    if fail:
-        raise DataLossError(
-            f"{problem}: restore the log, start a new checkpointLocation, or set failOnDataLoss=false, and then "
-            f"{resumed}"
-        )
-    _LOG.warning("%s (failOnDataLoss=false): %s", problem, resumed)
 
 
 def stream_options(options: ReadOptions, given: Mapping[str, Any]) -> ReadOptions:

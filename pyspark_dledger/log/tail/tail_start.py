@@ -7,7 +7,7 @@ from dataclasses import replace
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
-from pyspark_dledger.log.plan import plan_between, plan_up_to, read_partition
+from pyspark_dledger.log.plan import plan_between, plan_up_to, scan_range
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import whole_segments
 from pyspark_dledger.log.tail.tail_view import TailView
@@ -76,7 +76,7 @@ def first_row_in(store: StoreView, options: ReadOptions, low: int, end: int, fil
         parts = plan_up_to(store, ("pos",), replace(options, starting_offsets=EARLIEST), filters, None)
     else:
         parts = plan_between(store, ("pos",), options, filters, None, low, end)
-    batches = (batch for part in parts for batch in read_partition(part))
+    batches = (batch for part in parts for each in part.ranges for batch in scan_range(each, part.engine))
     first = next((batch for batch in batches if batch.num_rows), None)
     pos = first.column(0)[0].as_py() if first is not None else None
     return pos if pos is not None and pos < end else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_dledger.log.options import ReadOptions, option_filters
+from pyspark_dledger.log.origin import Origin, check_origin, origin_of
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.spark.plain_errors import plain_errors
@@ -41,6 +42,13 @@ class PartReader(ABC):
             yield pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
 
 
+class _PlannedPart(NamedTuple):
+    """A part of a table, and the stores that it was planned on."""
+
+    part: Any
+    origins: tuple[Origin, ...]
+
+
 class TableReader(PartReader, DataSourceReader):
     """Reads any table but ``log``."""
 
@@ -55,10 +63,13 @@ class TableReader(PartReader, DataSourceReader):
 
     def plan(self, store: StoreView) -> Iterable[Any]:
         """Return the parts of the table, one for each task."""
-        return self._table().plan(store, self.options)
+        origins = tuple(map(origin_of, (store, *store.replicas)))
+        return [_PlannedPart(part, origins) for part in self._table().plan(store, self.options)]
 
     def read_part(self, part: Any) -> Iterator[pa.RecordBatch]:
-        return self._table().read(part)
+        for origin in part.origins:
+            check_origin(origin)
+        return self._table().read(part.part)
 
     def _table(self) -> Table:
         from pyspark_dledger.rocketmq.tables.registry import TABLES

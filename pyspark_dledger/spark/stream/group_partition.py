@@ -18,8 +18,8 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.log.data_loss import report_loss
 from pyspark_dledger.log.options import ReadOptions, option_filters
-from pyspark_dledger.log.tail.tail import report_loss
 from pyspark_dledger.spark.group_address import GroupAddress
 from pyspark_dledger.spark.stream.group_log import GroupLog, begin_index
 

@@ -19,8 +19,8 @@ from pyspark.sql.types import StructType
 from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import Partition
-from pyspark_dledger.log.tail.store_tail import StoreTail, read_planned
+from pyspark_dledger.log.plan import Partition, read_partition
+from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, Tail, TailOffset, furthest, offset_from_json
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.read.batch_reader import PartReader
@@ -173,4 +173,4 @@ class StoreStreamReader(StreamReader):
         return StoreTail(self.path, self.options, self.columns)
 
     def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
-        return read_planned(part, self.options.fail_on_data_loss)
+        return read_partition(part)

@@ -1,0 +1,240 @@
+"""What a plan was made of, and whether its reader, perhaps on another machine, finds the same log.
+
+Bytes are compared, not inodes: these differ between mounts, and a restored copy is the same log. A remote file has the
+stamp of its listing, which its reader compares.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, is_segment_name
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import DLEDGER, Fingerprint, ScanRequest, Segment
+from pyspark_dledger.log.data_loss import report_loss
+from pyspark_dledger.log.io.entry_reads import entry_in, read_at
+from pyspark_dledger.log.io.files import is_remote_path, is_there, names_in, open_file, path_of
+from pyspark_dledger.log.io.healed_path import HealedPath
+from pyspark_dledger.log.store_view import StoreView
+
+# A page: the scan reads it anyway.
+_MAX_BYTES = 4096
+_END_BYTES = 64
+_AFTER_BYTES = 8
+# Copying an entry into the file takes less.
+_WRITING_SECONDS = 0.005
+_REMEDY = "mount the same store at this path on every host, or plan the read again"
+
+_Read = Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The store that a plan was made of, and the host.
+
+    ``lasts`` are the last file of each folder, with the position after it. The ``anchor`` is the beginning of the last
+    written segment, which expires last.
+    """
+
+    path: str
+    host: str
+    folders: tuple[str, ...]
+    lasts: tuple[tuple[str, int], ...]
+    anchor: tuple[Segment, Fingerprint] | None
+
+
+def origin_of(store: StoreView) -> Origin:
+    """What readers need to tell the store from another one, and an expired file from an absent one."""
+    paths = store.paths
+    folders = (*paths.data_dirs, *paths.commitlog_dirs) if paths.only is None else (paths.only.parent,)
+    lasts = {path_of(segment.path).parent: (segment.path, segment.end) for segment in store.segments}
+    return Origin(
+        store.path, socket.gethostname(), tuple(map(str, folders)), tuple(lasts.values()), _anchor(store.segments)
+    )
+
+
+def _anchor(segments: Sequence[Segment]) -> tuple[Segment, Fingerprint] | None:
+    for segment in reversed(segments):
+        if isinstance(segment.path, HealedPath):
+            return None
+        try:
+            with _opened(segment.path) as read:
+                found = _first_entry(read, segment, segment.base, True)
+        except OSError:
+            continue
+        if found is not None:
+            return replace(segment, before=None, after=None, witness=None), found
+    return None
+
+
+def with_fingerprints(store: StoreView, request: ScanRequest) -> ScanRequest:
+    """The request with what its reader has to find at the begin and at the end of its range."""
+    end = store.ends.get(request.segment.source)
+    last = end[1].last_pos if end is not None else -1
+    return replace(request, fingerprints=tuple(_fingerprints(request, last)))
+
+
+def _fingerprints(request: ScanRequest, last: int) -> Iterator[Fingerprint]:
+    """At the begin of a range its first entry, or bytes that are none; at the end its last bytes, or the last entry.
+
+    `last` is the position of the log's last entry: only its header is sure to be written completely.
+    """
+    segment, start, end = request.segment, request.start, min(request.end, request.segment.end)
+    if isinstance(segment.path, RemoteUri) or start >= end:
+        return
+    try:
+        with _opened(segment.path) as read:
+            first = _first_entry(read, segment, start, start == last)
+            if first is None:
+                first = _fingerprint(start, read(start - segment.base, min(_MAX_BYTES, end - start)))
+            yield first
+            if start < last < end:
+                yield _fingerprint(last, read(last - segment.base, ENTRY_HEADER_SIZE))
+            elif start != last and first.pos + first.size < end - _END_BYTES:
+                yield _fingerprint(end - _END_BYTES, read(end - _END_BYTES - segment.base, _END_BYTES))
+    except OSError:
+        return  # the scan reports it
+
+
+def _first_entry(read: _Read, segment: Segment, pos: int, may_be_last: bool) -> Fingerprint | None:
+    """The first bytes of the entry or message at `pos`, or None. The body of the last one can still be being copied."""
+    data = read(pos - segment.base, _MAX_BYTES)
+    index = term = None
+    if segment.source == DLEDGER:
+        header = entry_in(data, segment, pos)
+        if header is None:
+            return None
+        size, index, term = header.size, header.index, header.term
+    elif has_message_magic(data, 0, len(data)):
+        size = int.from_bytes(data[:4], "big")
+    else:
+        return None
+    if may_be_last and not read(pos - segment.base + size, _AFTER_BYTES).strip(b"\0"):
+        time.sleep(_WRITING_SECONDS)
+        data = read(pos - segment.base, _MAX_BYTES)
+    return _fingerprint(pos, data[:size], index, term)
+
+
+def _fingerprint(pos: int, data: bytes, index: int | None = None, term: int | None = None) -> Fingerprint:
+    return Fingerprint(pos, len(data), zlib.crc32(data), index, term)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[_Read]:
+    """A function that reads bytes of a file at an offset. Raises OSError, for a remote file StoreError."""
+    if isinstance(path, HealedPath):
+        yield lambda offset, size: read_at(path, offset, size)
+        return
+    with open_file(path) as file:
+        yield file.read
+
+
+def is_there_as_planned(request: ScanRequest, origin: Origin | None, fail_on_data_loss: bool) -> bool:
+    """Whether the file of a range is the one that was planned on; false if it has expired and may be skipped.
+
+    Raises StoreError for another file, or none, and DataLossError for an expired one with `fail_on_data_loss`.
+    """
+    segment = request.segment
+    try:
+        with _opened(segment.path) as read:
+            for planned in request.fingerprints:
+                _check(segment, planned, read, origin)
+        return True
+    except OSError as error:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            return True  # the scan reports it
+    except StoreError:
+        if not isinstance(segment.path, RemoteUri) or is_there(path_of(segment.path)):
+            raise
+    _check_expired(request, origin)
+    problem = f"{segment.path}: expected positions {request.start} to {request.end - 1}, found the file deleted"
+    report_loss(problem, "they are skipped", fail_on_data_loss, "plan the read again")
+    return False
+
+
+def check_origin(origin: Origin) -> None:
+    """Raise StoreError unless the store is the one that was planned on."""
+    _check_folders(origin)
+    if origin.anchor is None:
+        return
+    segment, planned = origin.anchor
+    try:
+        with _opened(segment.path) as read:
+            _check(segment, planned, read, origin)
+    except OSError as error:
+        raise StoreError(
+            f"{segment.path}: expected {_text(planned)}{_planned(origin)}, found no "
+            f"readable file ({error.strerror}) on {_host()}: {_REMEDY}"
+        ) from None
+
+
+def _check(segment: Segment, planned: Fingerprint, read: _Read, origin: Origin | None) -> None:
+    """Raise StoreError if a file has other bytes than planned."""
+    data = read(planned.pos - segment.base, planned.size)
+    if len(data) == planned.size and zlib.crc32(data) == planned.crc:
+        return
+    if len(data) < planned.size:
+        found = f"{len(data)} of {planned.size} bytes"
+    else:
+        header = entry_in(data, segment, planned.pos) if segment.source == DLEDGER else None
+        there = _fingerprint(planned.pos, data)
+        found = _text(there if header is None else there._replace(index=header.index, term=header.term))
+    raise StoreError(
+        f"{segment.path}: expected {_text(planned)} at pos "
+        f"{planned.pos}{_planned(origin)}, found {found} on {_host()}: {_REMEDY}"
+    )
+
+
+def _check_expired(request: ScanRequest, origin: Origin | None) -> None:
+    """Raise StoreError unless the store proves that a file which is not there has expired.
+
+    Its first segment begins after the file, what is missing of the plan is before that, and it is the same log.
+    """
+    segment = request.segment
+    begin = None
+    if origin is not None and origin.anchor is not None:
+        check_origin(origin)
+        begin = _first_base(origin.folders)
+        lasts_are_there = all(end <= (begin or 0) or is_there(path_of(last)) for last, end in origin.lasts)
+        if begin is not None and segment.end <= begin and lasts_are_there:
+            return
+    found = "" if begin is None else f", and a log that begins at pos {begin}"
+    raise StoreError(
+        f"{segment.path}: expected positions {request.start} to {request.end - 1}{_planned(origin)}, found no file on "
+        f"{_host()}{found}: {_REMEDY}"
+    )
+
+
+def _check_folders(origin: Origin) -> None:
+    """Raise StoreError if a folder of the store is absent or empty."""
+    for text in origin.folders:
+        folder = path_of(text)
+        if is_remote_path(folder) or (is_there(folder) and (folder.is_dir() or not origin.lasts)):
+            continue
+        raise StoreError(f"{text}: expected the folder{_planned(origin)}, found none on {_host()}: {_REMEDY}")
+
+
+def _first_base(folders: Iterable[str]) -> int | None:
+    """The base of the first segment in some folders; None without one."""
+    names = (name for folder in folders for name in names_in(path_of(folder)))
+    return min((int(name) for name in names if is_segment_name(name)), default=None)
+
+
+def _text(found: Fingerprint) -> str:
+    crc = f"CRC-32 {found.crc} of {found.size} bytes"
+    return crc if found.index is None else f"index {found.index} (term {found.term}, {crc})"
+
+
+def _planned(origin: Origin | None) -> str:
+    return "" if origin is None else f" as planned on {origin.host}"
+
+
+def _host() -> str:
+    return socket.gethostname()
