@@ -16,12 +16,12 @@ _MAX_SHOWN = 500
 _MAX_TEXT = 64 * 1024
 _NUMBERS = ("dataFileSize", "indexFileSize", "controls")
 # The fields that must be equal, with their names in messages, and what to do. Empty values are unknown.
+# Positions in the log depend on the size of data files. Index files are each member's own.
 _COMPARED = {
     "group": ("group", "correct group or peers"),
     "cluster": ("cluster id", "two groups have one name, correct peers"),
     "peers": ("list of peers", "correct peers, or set one commonPeers at all members"),
     "dataFileSize": ("data file size", "start an empty member with mappedFileSizeForEntryData of the group"),
-    "indexFileSize": ("index file size", "delete index/ of one member and start it with the size of the group"),
 }
 
 

@@ -10,6 +10,7 @@ from pyspark_dledger.common.durable import open_own, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, StoreError, UnreadableError
 from pyspark_dledger.format.codec import (
+    EntryHeader,
     IndexUnit,
     decode_entry_header,
     decode_index_unit,
@@ -19,7 +20,14 @@ from pyspark_dledger.format.codec import (
 from pyspark_dledger.format.control import control_kind_at
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER,
+    ENTRY_HEADER_SIZE,
+    INDEX_UNIT,
+    INDEX_UNIT_SIZE,
+    MAGIC_BLANK,
+    MAGIC_NORMAL,
+)
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.store.dledger_store import Entry, EntryRange, ReadCheck
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
@@ -210,6 +218,34 @@ class EntryReader:
             _overwrite(_existing(self._index.find(offset), index), offset, encode_index_unit(unit))
         else:
             raise ValueError(f"expected an entry as its index unit {decode_index_unit(expected)}, found {unit}")
+
+    def rebuild_unit(self, index: int, begin: int, end: int) -> bool:
+        """Overwrite a wrong index unit if the entry's checksum and its neighbours prove it. Raises OSError.
+
+        Returns whether it was overwritten.
+        """
+        try:
+            pos = self._data.files[0].base if index == begin else self._following(self.locate(index - 1).end, index)
+            file = _existing(self._data.find(pos), index)
+            header = self._header(file, pos)
+            unit = IndexUnit(MAGIC_NORMAL, pos, header.size, index, header.term)
+            low = self.locate(index - 1).term if index > begin else header.term
+            high = self.locate(index + 1).term if index < end else header.term
+            if bytes(self._units(index, index)) == encode_index_unit(unit) or not low <= header.term <= high:
+                return False
+            self.repair(index, self._data.read(file, pos, min(pos + header.size, file.end)), begin, end)
+        except (IndexError, StoreError, ValueError):
+            return False
+        return True
+
+    def _following(self, end: int, index: int) -> int:
+        """Where the entry with that index begins, if the one before ends at `end`: there, or in the next file."""
+        file = _existing(self._data.find(end), index)
+        is_closed = end + ENTRY_HEADER_SIZE > file.end or self._header(file, end).magic == MAGIC_BLANK
+        return file.end if is_closed else end
+
+    def _header(self, file: MappedFile, pos: int) -> EntryHeader:
+        return decode_entry_header(bytes(self._data.read(file, pos, min(pos + ENTRY_HEADER_SIZE, file.end))))
 
     def _check_copy(self, unit: IndexUnit, data: Buffer) -> None:
         """Raises ValueError unless the bytes are one intact entry with a checksum."""

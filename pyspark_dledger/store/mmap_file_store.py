@@ -185,7 +185,7 @@ class MmapFileStore(DLedgerStore):
         size = self.end_pos - first.base if first is not None else 0
         progress = ScrubProgress(log_bytes=size)
         if scrub is not None:
-            progress = ScrubProgress(scrub.checked_bytes, scrub.pass_bytes, size, scrub.last_pass)
+            progress = ScrubProgress(scrub.checked_bytes, scrub.pass_bytes, size, scrub.last_pass, scrub.rebuilt_units)
         return StoreMetrics(self._is_disk_full, folders, self._flushes, progress)
 
     @property
@@ -400,7 +400,7 @@ class MmapFileStore(DLedgerStore):
         """Start a thread that reads the log until shutdown. It calls `on_damage` with what is wrong, by index."""
         rate = self.config.scrub_bytes_per_second
         if rate:
-            self._scrub_service = ScrubService(self._scrub_bounds, self.scrub, on_damage, rate)
+            self._scrub_service = ScrubService(self._scrub_bounds, self.scrub, on_damage, self.rebuild_unit, rate)
             self._scrub_service.start()
 
     def scrub(self, first: int, last: int) -> ScrubbedRange:
@@ -410,6 +410,12 @@ class MmapFileStore(DLedgerStore):
     def _scrub_bounds(self) -> tuple[int, int]:
         # A full disk can keep units of durable entries out of the index.
         return self._begin, self._files.pending.last_before(min(self.committed_index, self.flushed_index))
+
+    def rebuild_unit(self, index: int) -> bool:
+        """Overwrite a damaged index unit that its entry proves; False if none does. Any thread may call it."""
+        with self._files.lock:
+            begin, last = self._scrub_bounds()
+            return begin <= index <= last and self._reader.rebuild_unit(index, begin, self.ledger_end_index)
 
     def repair(self, index: int, data: Buffer) -> None:
         self._check_started()

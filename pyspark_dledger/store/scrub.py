@@ -116,14 +116,14 @@ def _is_intact(engine: Engine, data: bytes, units: Units) -> bool:
 
 
 def _units(index: MappedFileList, first: int, last: int) -> Units | None:
-    """The units from index `first` on in its file; None if that has expired, or they are not written yet."""
+    """The units from index `first` on in its file; None if that has expired."""
     file = index.find(first * INDEX_UNIT_SIZE)
     if file is None:
         return None
     size = min((last + 1) * INDEX_UNIT_SIZE, file.end) - first * INDEX_UNIT_SIZE
     data = read_at(str(file.path), first * INDEX_UNIT_SIZE - file.base, size)
     units = np.frombuffer(data[: len(data) // INDEX_UNIT_SIZE * INDEX_UNIT_SIZE], _UNIT)
-    return units if len(units) and units[0].tobytes().strip(b"\0") else None
+    return units if len(units) else None
 
 
 def _wrong_unit(units: Units, first: int, file_size: int) -> int:
@@ -138,7 +138,8 @@ def _wrong_unit(units: Units, first: int, file_size: int) -> int:
 class ScrubService:
     """A thread that scrubs ``bounds()`` again and again at `bytes_per_second`.
 
-    `check` reads a range and returns what it found. `on_damage` gets the damaged entries of each range, in this thread.
+    `check` reads a range and returns what it found. `rebuild` repairs the index unit of an entry, if it can: the range
+    is then read again. `on_damage` gets the damaged entries of each range, in this thread.
     """
 
     def __init__(
@@ -146,18 +147,21 @@ class ScrubService:
         bounds: Callable[[], tuple[int, int]],
         check: Callable[[int, int], ScrubbedRange],
         on_damage: Callable[[dict[int, str]], None],
+        rebuild: Callable[[int], bool],
         bytes_per_second: int,
         min_pass_seconds: float = _MIN_PASS_SECONDS,
     ) -> None:
         self._bounds = bounds
         self._check = check
         self._on_damage = on_damage
+        self._rebuild = rebuild
         self._rate = bytes_per_second
         self._min_pass_seconds = min_pass_seconds
         self.next_index = -1
         """The next entry to read; -1 before the first pass."""
         self.checked_bytes = self.pass_bytes = 0
         self.last_pass = 0.0
+        self.rebuilt_units = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ScrubService", daemon=True)
 
@@ -186,6 +190,8 @@ class ScrubService:
                 return
             try:
                 found = self._check(first, end)
+                if any(self._is_rebuilt(index, text) for index, text in found.damaged.items()):
+                    continue
             except OSError as error:
                 _LOG.warning("scrubbing stopped at index %d until the next pass: %s", first, error)
                 return
@@ -195,3 +201,10 @@ class ScrubService:
             self.checked_bytes += found.size
             self.pass_bytes += found.size
             self._stopping.wait(found.size / self._rate)
+
+    def _is_rebuilt(self, index: int, text: str) -> bool:
+        if not self._rebuild(index):
+            return False
+        self.rebuilt_units += 1
+        _LOG.warning("rebuilt the index unit of entry %d: %s", index, text)
+        return True

@@ -11,13 +11,15 @@ from pyspark_dledger.common.histogram import Histogram
 class ScrubProgress(NamedTuple):
     """Bytes that the scrubber has read since the start and in this pass, and those that a pass reads.
 
-    ``last_pass`` is when the last whole pass ended, in seconds since 1970; 0 for none.
+    ``last_pass`` is when the last whole pass ended, in seconds since 1970; 0 for none. ``rebuilt_units`` counts index
+    units since the start.
     """
 
     checked_bytes: int = 0
     pass_bytes: int = 0
     log_bytes: int = 0
     last_pass: float = 0.0
+    rebuilt_units: int = 0
 
 
 class StoreMetrics(NamedTuple):

@@ -19,7 +19,7 @@ from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.wire import Refusal, WireConnection, WireError
 from pyspark_dledger.store.files.node_files import CLUSTER, load_cluster_id, write_cluster_id
 from tests.raft.test_core import Group
-from tests.support.groups import Nodes, eventually, nodes, peers_text
+from tests.support.groups import SMALL, Nodes, eventually, nodes, peers_text
 
 HELLO = MemberHello("n0", "0.1.0", "g", "n0-a:1;n1-b:1", "0f", 1 << 20, 1 << 15)
 
@@ -48,16 +48,10 @@ MISMATCH = (
                 "start an empty member with mappedFileSizeForEntryData of the group"
             ),
         ),
-        (
-            {"indexFileSize": 7},
-            (
-                "expected one index file size in a group, found 32768 at n0 and 7 at n1: "
-                "delete index/ of one member and start it with the size of the group"
-            ),
-        ),
         ({"id": "n2"}, "expected member n1, found n2"),
         ({"cluster": ""}, None),
         ({"dataFileSize": 0, "indexFileSize": 0}, None),
+        ({"indexFileSize": 7}, None),
         ({"version": "9"}, None),
         ({"peers": "n1-B.:1;n0-A:1"}, None),
         *(
@@ -116,6 +110,17 @@ def test_common_peers_replace_peers_that_differ() -> None:
 
 def reasons(caplog: pytest.LogCaptureFixture, event: str) -> set[str]:
     return {each.fields["reason"] for each in caplog.records if each.getMessage() == event}  # type: ignore[attr-defined]
+
+
+def test_members_may_have_index_files_of_other_sizes(tmp_path: Path) -> None:
+    with closing(Nodes(tmp_path, 2)) as group:
+        for number, node_id in enumerate(group.ids):
+            group.start(node_id, store_options={**SMALL, "index_file_size": 320 << number})
+        with closing(group.caller(group.leader())) as caller:
+            assert caller.hello().append(*[b"%d" % number for number in range(50)]).code == 200
+        eventually(lambda: min(group.status(each)["committedIndex"] for each in group.ids) >= 49)
+        for node_id in group.ids:
+            assert group.nodes[node_id].store.get(30).body
 
 
 def test_members_of_other_lists_refuse_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -148,6 +148,34 @@ def test_repair_does_not_trust_a_damaged_unit(store: MmapFileStore) -> None:
     store.shutdown()
 
 
+@pytest.mark.parametrize("index", [0, 9, 10, 12, COUNT - 1], ids=["first", "last of file", "next file", "", "last"])
+@pytest.mark.parametrize(("at", "data"), [(4, b"\1"), (0, bytes(32)), (12, b"\7"), (27, b"?"), (31, b"?")])
+def test_damaged_unit_is_rebuilt_from_its_entry(store: MmapFileStore, index: int, at: int, data: bytes) -> None:
+    """Also at a member without peers."""
+    before = content(index_files(store))
+    change(index_files(store)[index // 10], index % 10 * 32 + at, data)
+    reported: dict[int, str] = {}
+    service = ScrubService(store._scrub_bounds, store.scrub, reported.update, store.rebuild_unit, 1 << 40)
+    service._pass()
+    assert (service.rebuilt_units, reported) == (1, {})
+    assert content(index_files(store)) == before
+    assert damaged(store) == {}
+    assert [entry.body for entry in entries(store)] == bodies(0, COUNT)
+    store.shutdown()
+
+
+@pytest.mark.parametrize("at", [2, 15, 23, 31, 60])
+def test_unit_is_not_rebuilt_from_a_damaged_entry(store: MmapFileStore, at: int) -> None:
+    change(index_files(store)[1], 2 * 32 + 4, b"\1")
+    change(data_files(store)[2], 2 * 148 + at, b"\7")
+    before = content(index_files(store))
+    assert not store.rebuild_unit(12)
+    assert not store.rebuild_unit(COUNT + 1)
+    assert content(index_files(store)) == before
+    assert list(damaged(store)) == [12]
+    store.shutdown()
+
+
 def test_only_committed_and_durable_entries_are_read(store: MmapFileStore) -> None:
     store.append_as_leader(bodies(COUNT, 3))
     change(data_files(store)[-1], 4 * 148 + 60, b"?")
@@ -197,7 +225,7 @@ def test_service_reads_again_and_again_at_its_rate() -> None:
             is_done.set()
         return ScrubbedRange(first + 3, 10, {first: "bad"} if first == 8 else {})
 
-    service = ScrubService(lambda: bounds, check, found.append, 10_000, min_pass_seconds=0.0)
+    service = ScrubService(lambda: bounds, check, found.append, lambda index: index == 7, 10_000, min_pass_seconds=0.0)
     service.start()
     assert is_done.wait(10)
     service.stop()

@@ -74,6 +74,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("dledger_scrub_pass_bytes", GAUGE, "Bytes of entries read in this pass of the scrubber."),
         Metric("dledger_scrub_log_bytes", GAUGE, "Bytes that a pass of the scrubber reads."),
         Metric("dledger_scrub_last_pass_timestamp_seconds", GAUGE, "End of the last whole pass; 0 before."),
+        Metric("dledger_scrub_rebuilt_units_total", COUNTER, "Damaged index units that the scrubber has rebuilt."),
         Metric("dledger_damaged_entries", GAUGE, "Damaged entries that are not repaired."),
         Metric("dledger_damaged_entries_found_total", COUNTER, "Damaged entries that were found."),
         Metric("dledger_damaged_entries_repaired_total", COUNTER, "Damaged entries that were repaired."),

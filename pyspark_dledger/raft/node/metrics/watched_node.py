@@ -181,5 +181,6 @@ class WatchedNode(NamedTuple):
                 "dledger_scrub_pass_bytes": scrub.pass_bytes,
                 "dledger_scrub_log_bytes": scrub.log_bytes,
                 "dledger_scrub_last_pass_timestamp_seconds": scrub.last_pass,
+                "dledger_scrub_rebuilt_units_total": scrub.rebuilt_units,
             }
         return values
