@@ -47,13 +47,17 @@ class Damage:
             return True
 
     def is_named(self, finding: Finding) -> bool:
-        """Whether a finding is about this damage. A term that is too high is one of the next entry, too."""
+        """Whether a finding is about this damage.
+
+        A wrong index contradicts the unit of that index; a term that is too high the next entry and currterm.
+        """
         if self.unit is None:
             return finding.file.endswith("checkpoint")
         pos, size = self.unit.pos, self.unit.size
-        if finding.file.endswith(f"index/{self.path.name}") and finding.offset is not None:
-            return finding.offset // INDEX_UNIT_SIZE == self.offset // INDEX_UNIT_SIZE
-        return finding.index in (self.unit.index, self.unit.index + 1) or pos <= (finding.pos or -1) <= pos + size
+        is_near = finding.index in (self.unit.index, self.unit.index + 1) or pos <= (finding.pos or -1) <= pos + size
+        is_at = self.kind == "unit" and finding.offset == self.offset // INDEX_UNIT_SIZE * INDEX_UNIT_SIZE
+        is_elsewhere = finding.code == "indexUnit" and f"pos {pos}, " in str(finding.expected)
+        return is_near or is_at or is_elsewhere or finding.code == "currtermBelowLog"
 
     def __str__(self) -> str:
         where = "" if self.unit is None else f" of entry {self.unit.index}"

@@ -124,9 +124,7 @@ class Faults:
 
     def flip_running(self) -> None:
         """A bit of a committed entry of a running member, which has to find and repair it."""
-        statuses = None
-        while self.settle() and statuses is None:
-            statuses = self._statuses()
+        statuses = self._statuses() if self.settle() else None
         last = min((status.committed_index for status in statuses or ()), default=-1)
         node = self.any()
         self._flipped(node, flip(node, self.group.store(node), self.rng.choice(KINDS[:3]), last, self.rng))
@@ -195,15 +193,18 @@ class Faults:
                 self._damage = None
 
     def settle(self) -> bool:
-        """Wait until earlier damage is repaired."""
+        """Wait until earlier damage is repaired, and no member has a problem: one with an empty disk does not vote."""
         deadline = time.monotonic() + HUNG_SECONDS
-        while self._damage is not None and not self.violations:
-            if self._damage.is_repaired:
+        while not self.violations:
+            self.tend()
+            if self._damage is not None and self._damage.is_repaired:
                 self.counts[f"repaired {self._damage.kind}"] += 1
                 self._damage = None
-            elif time.monotonic() > deadline:
-                self.violations.append(f"not repaired within {HUNG_SECONDS:.0f} s: {self._damage}")
-            else:
-                self.tend()
-                time.sleep(0.1)
-        return not self.violations
+            found = self._statuses()
+            if self._damage is None and found is not None and not any(status.problem for status in found):
+                return True
+            if time.monotonic() > deadline:
+                text = [status.problem for status in found or ()]
+                self.violations.append(f"not repaired within {HUNG_SECONDS:.0f} s: {self._damage}, {text}")
+            time.sleep(0.1)
+        return False

@@ -286,7 +286,7 @@ def test_random_courses(tmp_path: Path) -> None:
 
 
 def _random_course(choice: random.Random, folder: Path) -> None:
-    others = [choice.choice((OURS, NEW, NEW, OLD)) for _ in range(choice.choice((2, 2, 4)))]
+    others = [choice.choice((OURS, "0.2.7", NEW, "0.3.2", OLD)) for _ in range(choice.choice((2, 2, 4)))]
     kinds = {f"n{number}": kind for number, kind in enumerate([OURS, *others])}
     # A 0.2.2 leader with batch push never updates lagging followers (DLedger issue 162).
     settings = dict(BATCHES) if OLD not in kinds.values() and choice.random() < 0.5 else {}
