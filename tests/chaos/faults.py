@@ -193,16 +193,19 @@ class Faults:
                 self._damage = None
 
     def settle(self) -> bool:
-        """Wait until earlier damage is repaired, and no member has a problem: one with an empty disk does not vote."""
-        deadline = time.monotonic() + HUNG_SECONDS
+        """Wait until earlier damage is repaired, and no member is behind: one with an empty disk does not vote."""
+        deadline, target = time.monotonic() + HUNG_SECONDS, 2**62
         while not self.violations:
             self.tend()
             if self._damage is not None and self._damage.is_repaired:
                 self.counts[f"repaired {self._damage.kind}"] += 1
                 self._damage = None
             found = self._statuses()
-            if self._damage is None and found is not None and not any(status.problem for status in found):
-                return True
+            committed = [status.committed_index for status in found or () if not status.problem]
+            if self._damage is None and len(committed) == len(self.group.ids):
+                if min(committed) >= target:
+                    return True
+                target = min(target, max(committed))
             if time.monotonic() > deadline:
                 text = [status.problem for status in found or ()]
                 self.violations.append(f"not repaired within {HUNG_SECONDS:.0f} s: {self._damage}, {text}")

@@ -64,9 +64,9 @@ def run(
             _round(load, faults, report)
             report.outcomes["acknowledged"] = load.acknowledged
             log(f"round {number + 1} of {rounds}: {report}")
+        settled = faults.settle()
         load.stop()
-        if not report.violations:
-            faults.settle()
+        if settled:
             _settle(group, load, faults, report)
     finally:
         if load is not None:
