@@ -112,5 +112,5 @@ def units(store: Path) -> list[Unit]:
 
 
 def problems(root: Path) -> list[Finding]:
-    """What `dledger verify` finds in a store that is not in use."""
+    """The warnings and errors of `dledger verify` in a store that is not in use."""
     return [finding for finding in dl.open_log(root).findings() if finding.severity != INFO]

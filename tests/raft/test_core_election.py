@@ -255,3 +255,9 @@ def test_a_list_of_two_voters_must_be_committed_and_final(committed: int, voters
     store.update_committed_index(9, committed)
     is_safe = (committed, voters, learners) == (1, "n0 n1", "")
     assert voted_without_log(OneCore(store, peers=2)) is (Role.LEADER if is_safe else Role.CANDIDATE)
+
+
+def test_a_member_that_joins_says_so_at_once() -> None:
+    """An operator waits until it has no problem."""
+    core = OneCore(joins=True)
+    assert "this member joins: it does not vote" in problem_of(core)

@@ -27,6 +27,7 @@ class ListCopy:
         self._turn = 0
         self._ask_at = member.now + _ASK_EVERY_MS
         member.role_listeners.append(self._role_changed)
+        self._report_joining()
 
     def _role_changed(self) -> None:
         self._ask_at = max(self._ask_at, self._member.now + _ASK_EVERY_MS)
@@ -36,12 +37,7 @@ class ListCopy:
         if member.now < self._ask_at:
             return
         self._ask_at = member.now + _ASK_EVERY_MS
-        if member.members.is_joining:
-            member.report_problem(
-                "this member joins: it does not vote until an entry of the leader's term is committed: append one",
-                _JOINING,
-                _REPORT_MS,
-            )
+        self._report_joining()
         self._report_removed()
         if member.members.is_complete and member.role is not Role.CANDIDATE:
             return
@@ -52,6 +48,14 @@ class ListCopy:
         self._turn += 1
         request = MembersRequest(group=member.group, remote_id=peer_id, local_id=member.self_id)
         member.send(peer_id, request, self._on_response, None)
+
+    def _report_joining(self) -> None:
+        if self._member.members.is_joining:
+            self._member.report_problem(
+                "this member joins: it does not vote until an entry of the leader's term is committed: append one",
+                _JOINING,
+                _REPORT_MS,
+            )
 
     def _on_response(self, _: object, response: Response | None) -> None:
         if not isinstance(response, MembersResponse) or response.code != ResponseCode.SUCCESS:
