@@ -51,7 +51,7 @@ test-fast: $(INSTALLED) ## run the tests that need no Spark and no Java and are 
 	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 -m "not spark and not java and not slow" $(ARGS)
 
 .PHONY: test-spark-versions
-test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0, 4.1 and 4.2
+test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0, 4.1 and 4.2, without and with the extension of Spark's optimizer
 
 .PHONY: interop
 interop: $(INSTALLED) ## compare stores, groups, messages and tails with Java DLedger and RocketMQ (needs Maven); SECONDS=120
@@ -171,3 +171,4 @@ build/spark-%/.installed: $(DECLARED) | $(INSTALLED)
 .PHONY: $(PYSPARK_VERSIONS:%=test-spark-%)
 $(PYSPARK_VERSIONS:%=test-spark-%): test-spark-%: build/spark-%/.installed
 	@PYSPARK_PYTHON=build/spark-$*/bin/python build/spark-$*/bin/python -m pytest -m smoke $(ARGS)
+	@DLEDGER_SPARK_EXTENSION=1 PYSPARK_PYTHON=build/spark-$*/bin/python build/spark-$*/bin/python -m pytest -m smoke $(ARGS)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from pyspark_dledger.log import Log
     from pyspark_dledger.raft.client import Client, PartialAppendError
+    from pyspark_dledger.spark.extension import enable
     from pyspark_dledger.spark.source import DefaultSource
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "backup",
     "connect",
+    "enable",
     "export",
     "open_log",
     "rebuild",
@@ -60,6 +62,7 @@ _MODULES = {
     "UnknownOutcomeError": "errors",
     "backup": "api",
     "connect": "api",
+    "enable": "spark.extension",
     "export": "api",
     "open_log": "api",
     "rebuild": "api",

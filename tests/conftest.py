@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pyspark.sql import SparkSession
 
+from pyspark_dledger import enable
 from pyspark_dledger.format.engine import Engine, get_engine
 from tests.support import golden, spark_archive
 from tests.support.spark_cluster import SHORT_LIVED
@@ -142,6 +143,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
+    if "DLEDGER_SPARK_EXTENSION" in os.environ:
+        enable(session)
     yield session
     session.stop()
 

@@ -153,6 +153,14 @@ def plan_between(
     return _plan(store, columns, options, filters, committed, _Window(start, end, start, end))
 
 
+def estimated_rows(store: StoreView, size: int) -> int:
+    """About how many rows `size` bytes of the log have; -1 if unknown: a CommitLog does not count its messages."""
+    whole = store.max_offset - store.min_offset
+    if len(store.ledger_segments) < len(store.segments) or whole <= 0:
+        return -1
+    return round((store.end.last_index - store.begin_index + 1) * size / whole)
+
+
 def _plan(
     store: StoreView,
     columns: tuple[str, ...],

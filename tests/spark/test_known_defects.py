@@ -63,53 +63,12 @@ def messages(spark: SparkSession, path: Path, *columns: str) -> list[tuple[Any, 
     return [tuple(row) for row in load(spark, path).where("kind = 'message'").selectExpr(*columns).collect()]
 
 
-# A view is planned for each query
-
-
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a view keeps the plan of its first query")
-def test_view_has_the_rows_that_were_appended(spark: SparkSession, root: Path, name: str) -> None:
-    write_small(numbers(spark, 10), root)
-    load(spark, root).createOrReplaceTempView(name)
-    assert spark.table(name).count() == 10
-    write_small(numbers(spark, 5), root)
-    assert load(spark, root).count() == 15
-    found = spark.table(name).count()
-    should(found == 15, f"the view has {found} of 15 rows")
-
-
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a view reads the files of its first query")
-def test_view_is_read_after_a_file_expired(spark: SparkSession, root: Path, name: str) -> None:
-    write_small(numbers(spark, 40, 1), root, dataFileSize="1k")
-    load(spark, root).createOrReplaceTempView(name)
-    assert spark.table(name).count() == 40
-    min(root.glob("dledger-n0/data/*")).unlink()
-    left = load(spark, root).count()
-    assert 0 < left < 40
-    try:
-        found = spark.table(name).count()
-    except PySparkException as error:
-        should("StoreError" not in str(error), str(error))
-        raise
-    assert found == left
-
-
-# Filters and columns
 
 
 @pytest.fixture
 def store(case_folder: Callable[[str], Path]) -> Path:
     """Messages in a CommitLog, and 539 entries with the indexes 0 to 538."""
     return case_folder("mq-53-upgrade")
-
-
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="without a schema of the user all columns are read")
-def test_sql_reads_only_the_columns_of_the_query(spark: SparkSession, store: Path, name: str) -> None:
-    load(spark, store).createOrReplaceTempView(name)
-    query = spark.sql(f"SELECT topic, max(index) FROM {name} GROUP BY topic")
-    scan = query._jdf.queryExecution().optimizedPlan().collectLeaves().head()
-    columns = re.findall(r"(\w+)#", scan.output().mkString(" "))
-    assert {"topic", "index"} <= set(columns)
-    should(len(columns) == 2, f"the query of two columns reads {len(columns)}")
 
 
 # Tables of the catalog

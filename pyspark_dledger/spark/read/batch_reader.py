@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.origin import Origin, check_origin, origin_of
-from pyspark_dledger.log.plan import Partition, plan_read, read_partition
+from pyspark_dledger.log.plan import Partition, estimated_rows, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.schema import LOG, arrow_schema, column_names
@@ -59,7 +59,13 @@ class TableReader(PartReader, DataSourceReader):
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(part) for part in self.plan(StoreView(self.path, self.options))]
+        store = StoreView(self.path, self.options)
+        parts = [InputPartition(part) for part in self.plan(store)]
+        self.add_statistics(store, parts)
+        return parts
+
+    def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
+        """Write into the first part what the optimizer's extension reads there: rows and bytes of the whole read."""
 
     def plan(self, store: StoreView) -> Iterable[Any]:
         """Return the parts of the table, one for each task."""
@@ -86,6 +92,11 @@ class LogReader(TableReader):
 
     def plan(self, store: StoreView) -> Iterable[Partition]:
         return plan_read(store, self.columns, self.options, self.filters)
+
+    def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
+        if parts:
+            size = sum(part.value.size for part in parts)
+            parts[0].statistics = f"dledger-statistics rows={estimated_rows(store, size)} bytes={size};"
 
     def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
         return read_partition(part)

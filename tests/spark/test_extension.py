@@ -1,0 +1,171 @@
+"""The extension of Spark's optimizer: queries read their columns only and are planned each time, with equal rows."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+import pyspark_dledger as dl
+from pyspark_dledger.spark import extension
+from tests.spark.test_spark_writer import numbers, write_small
+
+pytestmark = pytest.mark.spark
+
+_NAMES = (f"extended_{number}" for number in itertools.count())
+QUERIES = {
+    "columns": "SELECT topic, max(index) FROM {0} GROUP BY topic ORDER BY topic",
+    "no column": "SELECT count(*) FROM {0}",
+    "all columns": "SELECT * FROM {0} WHERE index = 5",
+    "filter": "SELECT count(*) FROM {0} WHERE kind = 'message' AND index BETWEEN 100 AND 200 AND length(body) > 10",
+    "union": "SELECT index FROM {0} WHERE index < 10 UNION ALL SELECT index FROM {0} WHERE index >= 530 ORDER BY 1",
+    "self-join": "SELECT a.topic, count(*) FROM {0} a JOIN {0} b ON a.index = b.index WHERE b.queueId = 1 GROUP BY 1 ORDER BY 1",
+    "scalar subquery": "SELECT max(index), (SELECT min(pos) FROM {0}) FROM {0} WHERE index > (SELECT avg(index) FROM {0})",
+    "exists": "SELECT count(*) FROM {0} a WHERE EXISTS (SELECT 1 FROM {0} b WHERE b.index = a.index + 1 AND b.topic = a.topic)",
+    "anti-join": "SELECT count(*) FROM {0} a LEFT ANTI JOIN (SELECT index FROM {0} WHERE term > 1) b ON a.index = b.index",
+    "common table": "WITH few AS (SELECT * FROM {0} WHERE index < 10) SELECT count(*) FROM few a JOIN few b USING (index)",
+    "window": "SELECT index, row_number() OVER (PARTITION BY topic ORDER BY pos) FROM {0} ORDER BY pos LIMIT 5",
+    "distinct": "SELECT count(DISTINCT topic), count(DISTINCT tags) FROM {0} WHERE tags IS NOT NULL",
+    "map": "SELECT sum(size(properties)), max(properties['UNIQ_KEY']) FROM {0}",
+    "nothing": "SELECT topic FROM {0} WHERE index < 0",
+}
+
+
+@pytest.fixture(scope="module")
+def extended(spark: SparkSession) -> SparkSession:
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    dl.enable(session)
+    return session
+
+
+@pytest.fixture
+def name(spark: SparkSession, extended: SparkSession) -> Iterator[str]:
+    """A name for a view in both sessions."""
+    name = next(_NAMES)
+    yield name
+    for session in (spark, extended):
+        session.catalog.dropTempView(name)
+
+
+@pytest.fixture
+def store(case_folder: Callable[[str], Path]) -> Path:
+    """Messages in a CommitLog, and 539 entries with the indexes 0 to 538."""
+    return case_folder("mq-53-upgrade")
+
+
+def rows(session: SparkSession, path: Path, name: str, query: str) -> list[Row]:
+    session.read.format("dledger").load(str(path)).createOrReplaceTempView(name)
+    return session.sql(query.format(name)).collect()
+
+
+def scans(query: DataFrame) -> list[list[str]]:
+    """The columns of each scan in the physical plan of a query."""
+    plan = query._jdf.queryExecution().executedPlan().toString()
+    return [re.findall(r"(\w+)#", columns) for columns in re.findall(r"BatchScan dledger\[(.*?)\]", plan)]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_rows_are_those_without_the_extension(
+    spark: SparkSession, extended: SparkSession, store: Path, name: str, query: str
+) -> None:
+    assert rows(extended, store, name, QUERIES[query]) == rows(spark, store, name, QUERIES[query])
+
+
+def test_query_reads_only_its_columns(extended: SparkSession, store: Path, name: str) -> None:
+    extended.read.format("dledger").load(str(store)).createOrReplaceTempView(name)
+    assert scans(extended.sql(QUERIES["columns"].format(name))) == [["index", "topic"]]
+    assert scans(extended.sql(QUERIES["no column"].format(name))) == [["pos"]]
+    assert scans(extended.sql(f"SELECT topic FROM {name} WHERE body IS NULL")) == [["topic", "body"]]
+
+
+def test_scans_of_one_table_read_the_columns_of_all(extended: SparkSession, store: Path, name: str) -> None:
+    """So they are one plan, and see the same rows."""
+    extended.read.format("dledger").load(str(store)).createOrReplaceTempView(name)
+    query = f"SELECT a.index FROM {name} a JOIN {name} b ON a.index = b.index WHERE b.queueId = 1"
+    assert scans(extended.sql(query)) == [["index", "queueId"]] * 2
+
+
+@pytest.mark.smoke
+def test_view_has_the_rows_that_were_appended(extended: SparkSession, tmp_path: Path, name: str) -> None:
+    write_small(numbers(extended, 10), tmp_path / "log")
+    extended.read.format("dledger").load(str(tmp_path / "log")).createOrReplaceTempView(name)
+    assert extended.table(name).count() == 10
+    write_small(numbers(extended, 5), tmp_path / "log")
+    assert extended.table(name).count() == 15
+
+
+def test_view_is_read_after_a_file_expired(extended: SparkSession, tmp_path: Path, name: str) -> None:
+    write_small(numbers(extended, 40, 1), tmp_path, dataFileSize="1k")
+    extended.read.format("dledger").load(str(tmp_path)).createOrReplaceTempView(name)
+    assert extended.table(name).count() == 40
+    min(tmp_path.glob("dledger-n0/data/*")).unlink()
+    assert 0 < extended.table(name).count() < 40
+
+
+def test_small_table_is_broadcast(extended: SparkSession, store: Path) -> None:
+    log = extended.read.format("dledger").load(str(store))
+    joined = log.alias("a").join(log.where("queueId = 1").alias("b"), "uniqKey").select("a.index")
+    assert "BroadcastHashJoin" in joined._jdf.queryExecution().executedPlan().toString()
+
+
+def test_filters_of_the_only_scan_are_pushed(extended: SparkSession, store: Path, name: str) -> None:
+    if extended.version < "4.1":
+        pytest.skip("Spark 4.0 pushes no filters into Python data sources")
+    extended.read.format("dledger").load(str(store)).createOrReplaceTempView(name)
+    query = extended.sql(f"SELECT topic FROM {name} WHERE index < 10")
+    scan = query._jdf.queryExecution().optimizedPlan().collectLeaves().head().scan()
+    assert "LessThan(index,10)" in scan.getMetaData().apply("PushedFilters")
+    assert query.count() == 10
+
+
+def test_other_tables_have_the_same_rows(spark: SparkSession, extended: SparkSession, store: Path) -> None:
+    found, expected = (
+        session.read.format("dledger").option("table", "segments").load(str(store)).select("source", "entries").collect()
+        for session in (extended, spark)
+    )
+    assert found == expected
+
+
+def test_extension_is_added_once(extended: SparkSession) -> None:
+    def count() -> int:
+        return extended._jsparkSession.experimental().extraOptimizations().size()  # type: ignore[no-any-return]
+
+    before = count()
+    dl.enable(extended)
+    assert count() == before == 1
+
+
+def test_unknown_version_of_spark_keeps_its_plans(
+    spark: SparkSession, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for source in extension.sources():
+        text = source.read_text().replace("4\\\\.[0-3]", "5\\\\.[0-3]")
+        (tmp_path / source.name).write_text(text)
+    monkeypatch.setattr(extension, "sources", lambda: sorted(tmp_path.iterdir()))
+    session = spark.newSession()
+    dl.enable(session)
+    (columns,) = scans(session.read.format("dledger").load(str(store)).groupBy("topic").count())
+    assert len(columns) > 2
+
+
+@pytest.mark.slow
+def test_jar_extends_a_session_by_configuration(store: Path, tmp_path: Path) -> None:
+    jar = tmp_path / "extension.jar"
+    subprocess.run([sys.executable, "-m", "pyspark_dledger.spark.extension", jar], check=True)
+    query = f"""
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.jars", {str(jar)!r}).config("spark.sql.extensions", {extension.EXTENSIONS!r}).getOrCreate()
+log = spark.read.format("dledger").load({str(store)!r}).groupBy("topic").count()
+print(log._jdf.queryExecution().executedPlan().toString())
+"""
+    printed = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True, check=True).stdout
+    (columns,) = re.findall(r"BatchScan dledger\[(.*?)\]", printed)
+    assert re.findall(r"(\w+)#", columns) == ["topic"]
