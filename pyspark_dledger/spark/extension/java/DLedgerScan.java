@@ -47,7 +47,7 @@ final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetad
         CaseInsensitiveStringMap given = options;
         if (filters.length > 0 && SparkVersion.pushesFilters()) {
             Map changed = new HashMap(options.asCaseSensitiveMap());
-            //changed.put("pushFilters", "true");
+            changed.put("pushFilters", "true");
             given = new CaseInsensitiveStringMap(changed);
             pushed = push(source, name, schema, given, filters);
         }
