@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 import pyspark_dledger as dl
 from pyspark_dledger.spark import extension
 from tests.spark.test_spark_writer import numbers, write_small
+from tests.support.long_runs import some
 
 pytestmark = pytest.mark.spark
 
@@ -25,11 +26,11 @@ QUERIES = {
     "all columns": "SELECT * FROM {0} WHERE index = 5",
     "filter": "SELECT count(*) FROM {0} WHERE kind = 'message' AND index BETWEEN 100 AND 200 AND length(body) > 10",
     "union": "SELECT index FROM {0} WHERE index < 10 UNION ALL SELECT index FROM {0} WHERE index >= 530 ORDER BY 1",
-    "self-join": "SELECT a.topic, count(*) FROM {0} a JOIN {0} b ON a.index = b.index WHERE b.queueId = 1 GROUP BY 1 ORDER BY 1",
-    "scalar subquery": "SELECT max(index), (SELECT min(pos) FROM {0}) FROM {0} WHERE index > (SELECT avg(index) FROM {0})",
-    "exists": "SELECT count(*) FROM {0} a WHERE EXISTS (SELECT 1 FROM {0} b WHERE b.index = a.index + 1 AND b.topic = a.topic)",
-    "anti-join": "SELECT count(*) FROM {0} a LEFT ANTI JOIN (SELECT index FROM {0} WHERE term > 1) b ON a.index = b.index",
-    "common table": "WITH few AS (SELECT * FROM {0} WHERE index < 10) SELECT count(*) FROM few a JOIN few b USING (index)",
+    "self-join": "SELECT a.topic, count(*) FROM {0} a JOIN {0} b USING (pos) WHERE b.queueId = 1 GROUP BY 1 ORDER BY 1",
+    "scalar subquery": "SELECT max(index), (SELECT min(pos) FROM {0}) FROM {0} WHERE pos > (SELECT avg(pos) FROM {0})",
+    "exists": "SELECT count(*) FROM {0} a WHERE EXISTS (SELECT 1 FROM {0} b WHERE b.index = a.index + 1)",
+    "anti-join": "SELECT count(*) FROM {0} a LEFT ANTI JOIN (SELECT pos FROM {0} WHERE term > 1) b ON a.pos = b.pos",
+    "common table": "WITH f AS (SELECT * FROM {0} WHERE index < 10) SELECT count(*) FROM f a JOIN f b USING (index)",
     "window": "SELECT index, row_number() OVER (PARTITION BY topic ORDER BY pos) FROM {0} ORDER BY pos LIMIT 5",
     "distinct": "SELECT count(DISTINCT topic), count(DISTINCT tags) FROM {0} WHERE tags IS NOT NULL",
     "map": "SELECT sum(size(properties)), max(properties['UNIQ_KEY']) FROM {0}",
@@ -71,11 +72,23 @@ def scans(query: DataFrame) -> list[list[str]]:
     return [re.findall(r"(\w+)#", columns) for columns in re.findall(r"BatchScan dledger\[(.*?)\]", plan)]
 
 
-@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("query", some(QUERIES, 7))
 def test_rows_are_those_without_the_extension(
     spark: SparkSession, extended: SparkSession, store: Path, name: str, query: str
 ) -> None:
     assert rows(extended, store, name, QUERIES[query]) == rows(spark, store, name, QUERIES[query])
+
+
+@pytest.mark.parametrize("query", ["union", "self-join", "scalar subquery"])
+def test_filters_of_one_part_of_a_query_do_not_change_another(
+    spark: SparkSession, extended: SparkSession, store: Path, name: str, query: str
+) -> None:
+    extended.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        found = rows(extended, store, name, QUERIES[query])
+    finally:
+        extended.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert found == rows(spark, store, name, QUERIES[query])
 
 
 def test_query_reads_only_its_columns(extended: SparkSession, store: Path, name: str) -> None:
@@ -127,7 +140,11 @@ def test_filters_of_the_only_scan_are_pushed(extended: SparkSession, store: Path
 
 def test_other_tables_have_the_same_rows(spark: SparkSession, extended: SparkSession, store: Path) -> None:
     found, expected = (
-        session.read.format("dledger").option("table", "segments").load(str(store)).select("source", "entries").collect()
+        session.read.format("dledger")
+        .option("table", "segments")
+        .load(str(store))
+        .select("source", "entries")
+        .collect()
         for session in (extended, spark)
     )
     assert found == expected
@@ -162,7 +179,8 @@ def test_jar_extends_a_session_by_configuration(store: Path, tmp_path: Path) -> 
     query = f"""
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-spark = builder.config("spark.jars", {str(jar)!r}).config("spark.sql.extensions", {extension.EXTENSIONS!r}).getOrCreate()
+builder = builder.config("spark.jars", {str(jar)!r}).config("spark.sql.extensions", {extension.EXTENSIONS!r})
+spark = builder.getOrCreate()
 log = spark.read.format("dledger").load({str(store)!r}).groupBy("topic").count()
 print(log._jdf.queryExecution().executedPlan().toString())
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -61,8 +60,6 @@ def load(spark: SparkSession, path: Path) -> DataFrame:
 
 def messages(spark: SparkSession, path: Path, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in load(spark, path).where("kind = 'message'").selectExpr(*columns).collect()]
-
-
 
 
 @pytest.fixture

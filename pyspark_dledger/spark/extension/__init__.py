@@ -65,7 +65,9 @@ def compiled(jvm: Any) -> dict[str, bytes]:
     janino, util = jvm.org.codehaus.janino, jvm.org.codehaus.commons.compiler.util.resource
     created = jvm.java.util.HashMap()
     compiler = janino.Compiler()
-    compiler.setIClassLoader(janino.ClassLoaderIClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader()))
+    compiler.setIClassLoader(
+        janino.ClassLoaderIClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+    )
     compiler.setClassFileCreator(util.MapResourceCreator(created))
     files = sources()
     given = jvm.java.lang.reflect.Array.newInstance(util.Resource._java_lang_class, len(files))

@@ -96,7 +96,8 @@ class LogReader(TableReader):
     def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
         if parts:
             size = sum(part.value.size for part in parts)
-            parts[0].statistics = f"dledger-statistics rows={estimated_rows(store, size)} bytes={size};"
+            written: Any = parts[0]
+            written.statistics = f"dledger-statistics rows={estimated_rows(store, size)} bytes={size};"
 
     def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
         return read_partition(part)
