@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 import pyspark_dledger as dl
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError
+from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.raft.client import Client
+from pyspark_dledger.raft.messages import AppendRequest, PutRequest
 from tests.known_defects import should
 from tests.support.dispatching import units
 from tests.support.groups import eventually
@@ -96,3 +99,15 @@ def test_raw_messages_must_not_skip_queue_offsets(group: MessageNodes, client: C
     client.append(encode_message(b"Orders", b"4", 0, queue_offset=4))
     wait_for_dispatch(group, client)
     assert len(queued(group.root("n0"), "Orders")) == 5
+
+
+@pytest.mark.parametrize(
+    ("count", "block"),
+    [(1, b"\xff\xff\xff\xff"), (1, b"\x00\x00\x00\x09x"), (1, bytes(5)), (2, b"\x00\x00\x00\x01\xff\xff\xff\xffx")],
+)
+def test_an_append_with_impossible_bodies_is_rejected(group: MessageNodes, count: int, block: bytes) -> None:
+    with closing(group.caller("n0")) as caller:
+        caller.hello()
+        for request in (AppendRequest(bodies=Bodies(count, block)), PutRequest(bodies=Bodies(count, block))):
+            assert caller.call(request).code == ResponseCode.UNEXPECTED_ARGUMENT
+        assert caller.append(b"x").code == ResponseCode.SUCCESS

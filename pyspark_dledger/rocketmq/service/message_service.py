@@ -298,7 +298,10 @@ class MessageService:
         return self._puts.appended(self._tables, admitted, appended)
 
     def check_entries(self, bodies: Bodies) -> object | Rejected:
-        messages = messages_of(self._engine, bodies)
+        try:
+            messages = messages_of(self._engine, bodies)
+        except ValueError as error:
+            return self._rejected(error)
         if not messages:
             return {}
         self._running()
