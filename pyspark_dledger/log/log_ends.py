@@ -156,6 +156,8 @@ class LogEnds:
         if end.entries == 0 and not self._is_blank(segment):
             # Its first entry may just have been written.
             end = self._engine.log_end(segment, start, False)
+            if end.entries == 0 and start > segment.base:
+                return self._new_end_in(segment, segment.base)  # a file that was cut has not all of this entry
             if end.entries == 0:
                 end = self._engine.log_end(segment, start, True)
         if segment.source != DLEDGER:

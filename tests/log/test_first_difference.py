@@ -41,6 +41,15 @@ def test_fields(other: bytes, expected: tuple[int, str, tuple[str, ...]]) -> Non
     assert first_difference([ENTRY, other]) == Difference(*expected)
 
 
+def test_the_values_of_a_long_property_show_where_they_differ() -> None:
+    one, other = (
+        encode_entry(7, 2, 0, encode_message(b"T", b"", 48, properties=b"KEYS\x01" + b"k" * 60 + end + b"\x02"))
+        for end in (b"1", b"2")
+    )
+    found = first_difference([one, other])
+    assert found is not None and found.values == ("KEYS=kkk...1", "KEYS=kkk...2")
+
+
 def test_equal_entries_and_bodies_that_are_no_messages() -> None:
     assert first_difference([ENTRY, ENTRY]) is None
     copies = [encode_entry(7, 2, 0, data) for data in (b"abc", b"abd", b"abc")]

@@ -150,6 +150,7 @@ def test_a_finished_salvage_is_in_its_manifest(tmp_path: Path) -> None:
     salvage(SalvageRequest.of(group.members), tmp_path / "result")
     manifest = json.loads((tmp_path / "result/_export.json").read_text())
     assert (manifest["state"], manifest["form"]) == ("finished", "salvage")
+    assert (tmp_path / "result").stat().st_mode & 0o777 == 0o700
 
 
 def test_times_of_damaged_units_are_no_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,23 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
+from pyspark_dledger.log import open_log
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import headline
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
-from tests.salvage.groups import Group, change, damage, differences, generated_plain_group, golden_group, lose
+from tests.salvage.groups import (
+    Group,
+    change,
+    damage,
+    differences,
+    generated_plain_group,
+    golden_group,
+    lose,
+    older_terms_group,
+)
 from tests.salvage.run import group_of
 from tests.salvage.story import story_differences
+from tests.support.long_runs import some
 
 pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
 
@@ -42,6 +54,52 @@ def test_damaged_groups(tmp_path: Path, seed: int) -> None:
     group = group_of(tmp_path, seed)
     damage(group, seed, 4 + seed % 12, is_lossless=False)
     assert list(story_differences(group.members)) == []
+
+
+STALE_TAILS = [
+    (20024, 12),
+    (20026, 14),
+    (20047, 11),
+    (20036, 12),
+    (12, 28),
+    (13, 29),
+    (27, 18),
+    (19, 35),
+    (20066, 6),
+    (42, 33),
+    (47, 38),
+]
+
+
+@pytest.mark.parametrize(("seed", "damages"), some(STALE_TAILS, 4))
+def test_damaged_groups_with_stale_tails_of_later_terms(tmp_path: Path, seed: int, damages: int) -> None:
+    """Some lost a whole log, cut files, first entries or all index units; the order of the members does not matter."""
+    group = older_terms_group(tmp_path, seed)
+    damage(group, seed, damages, is_lossless=False)
+    for members in (group.members, group.members[::-1]):
+        assert list(story_differences(members)) == []
+
+
+def test_an_entry_that_a_cut_file_has_in_part_does_not_hide_those_before(tmp_path: Path) -> None:
+    """The index says where it is, and the checkpoint that it is committed."""
+    group = golden_group(tmp_path, "raw-three")
+    (member, extent) = group.members[0], group.extents[40]
+    file = min((member / "data").iterdir())
+    for other in (member / "data").iterdir():
+        if other != file:
+            other.unlink()
+    os.truncate(file, extent.pos + extent.size - 1)
+    (member / "checkpoint").write_text("committedIndex=40\nendIndex=40\n")
+    assert open_log(member).end.last_index == 39
+
+
+def test_committed_entries_of_a_source_without_a_common_file_are_restored(tmp_path: Path) -> None:
+    """The others lost their first files; what the source has after its committed index is left out."""
+    group = golden_group(tmp_path, "mq-498-three-diverged")
+    for member in group.members[:2]:
+        min(next(member.glob("dledger-*/data")).iterdir()).unlink()
+    (log,) = plan_of(group).logs
+    assert (log.pieces[0].first_index, min(each.index for each in log.lost)) == (0, 178)
 
 
 def test_equal_copies_that_fail_their_checksum_are_undecided(tmp_path: Path) -> None:

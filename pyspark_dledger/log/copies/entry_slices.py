@@ -55,8 +55,8 @@ class EntrySlice:
     """Entries of one replica with consecutive indexes.
 
     The column ``position`` has their positions; there is a column ``pos`` only if the replica checks it. ``isWrong``:
-    a checksum or the structure shows damage. ``isFiller``: a salvage wrote it. ``isOdd``: it has a field that no
-    version of Java sets, or a time outside the years 1 to 9999. ``isChecked``: a checksum confirms the body.
+    a checksum, the structure or a field that no version of Java sets shows damage. ``isFiller``: a salvage wrote it.
+    ``isOdd``: it has a time outside the years 1 to 9999. ``isChecked``: a checksum confirms the body.
     """
 
     first: int
@@ -155,7 +155,9 @@ def _columns(batch: pa.RecordBatch, share: ReplicaShare) -> dict[str, Array]:
     columns["isFiller"][share.fillers.numbers(batch) if share.fillers is not None else []] = True
     if "entryBody" in batch.schema.names:
         is_set = (columns["channel"] != 0) | (columns["chainCrc"] != 0)
-        columns["isOdd"] = is_damage(problems, POSITION) | (is_set & ~are_controls(columns))
+        # No version of Java sets these fields.
+        columns["isWrong"] |= is_set & ~are_controls(columns)
+        columns["isOdd"] = is_damage(problems, POSITION)
         is_message = pc.equal(batch.column("kind"), "message").to_numpy(zero_copy_only=False)
         columns["isChecked"] = is_message | (columns["bodyCrc"] != 0) | (columns["size"] == ENTRY_HEADER_SIZE)
     return columns

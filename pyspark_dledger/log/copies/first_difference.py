@@ -17,14 +17,14 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.message import has_message_magic, host_sizes, parse_message
 
-_SHOWN_BYTES = 32
+_SHOWN_BYTES, _SHOWN_NAME = 32, 8
 
 
 class Difference(NamedTuple):
     """The first difference of copies: the offset of its byte in the entry, its field, and the value of each copy.
 
     Numbers are decimal, hosts in hex. Of other fields, the values are the bytes from the first different one on; of
-    properties the first different one.
+    properties the first different one, of a long one its begin and the bytes from there on.
     """
 
     byte: int
@@ -99,5 +99,8 @@ def _value(entry: bytes, part: _Part, byte: int) -> str:
         start = max(entry.rfind(separator, part.start, byte) + 1, part.start)
         found = entry.find(separator, byte)
         end = found if found >= 0 else end
-    shown = entry[start : min(end, start + _SHOWN_BYTES)].replace(bytes([NAME_VALUE_SEPARATOR]), b"=")
+    shown = entry[start : min(end, start + _SHOWN_BYTES)]
+    if byte >= start + _SHOWN_BYTES:
+        shown = entry[start : start + _SHOWN_NAME] + b"..." + entry[byte : min(end, byte + _SHOWN_BYTES)]
+    shown = shown.replace(bytes([NAME_VALUE_SEPARATOR]), b"=")
     return repr(shown)[2:-1]

@@ -5,7 +5,7 @@ Entries have the same position on all replicas (up to DLedger 0.3), so copies ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -105,7 +105,7 @@ def compare_copies(part: SegmentPart) -> Evidence:
         _leave_out_torn(table, files)
         committed = {copy.source: copy.committed for copy in part.copies}
         variants = _different(table, files, unequal, committed)
-    runs = sorted(_runs(table, variants, part.source == DLEDGER))
+    runs = sorted(_runs(table, variants, sorted({*committed.values()}) if part.source == DLEDGER else None))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages))
 
 
@@ -326,8 +326,11 @@ def _unequal_bytes(one: bytes, two: bytes, size: int) -> Longs:
     return np.concatenate([np.flatnonzero(first != second), np.arange(common, size)])
 
 
-def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bool) -> Iterator[Run]:
-    """The runs of a table. Logs that diverged overlap, so each set of sources has its own runs."""
+def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], committed: Sequence[int] | None) -> Iterator[Run]:
+    """The runs of a table. Logs that diverged overlap, so each set of sources has its own runs.
+
+    They end at the `committed` indexes of sources, up to which a log can be of the group; None without indexes.
+    """
     holders, is_suspect = table.holders, table.intact == 0
     is_single = np.zeros(len(table), np.bool_)
     is_single[list(variants)] = True
@@ -341,8 +344,8 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], has_index: bo
         rows = np.flatnonzero(kinds == kind)
         pos, size, index, term = (table.columns[name][rows] for name in _KEYS)
         is_cut = (pos[1:] != (pos + size)[:-1]) | (np.diff(term) != 0) | is_single[rows][1:] | is_single[rows][:-1]
-        if has_index:
-            is_cut |= np.diff(index) != 1
+        if committed is not None:
+            is_cut |= (np.diff(index) != 1) | np.isin(index[:-1], committed)
         cuts = np.flatnonzero(is_cut) + 1
         for low, high in zip(np.append(0, cuts).tolist(), np.append(cuts, len(rows)).tolist(), strict=True):
             last = high - 1

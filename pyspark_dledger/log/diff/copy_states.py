@@ -95,6 +95,11 @@ class CopyStates:
         """Whether the CommitLogs of all replicas were compared."""
         return bool(self._rows)
 
+    @property
+    def last_index(self) -> int:
+        """The last index of all logs; -1 without entries."""
+        return self._ranges[-1].last if self._ranges else -1
+
     def is_replaced(self, index: int) -> bool:
         """Whether the group's log has another entry at this index, of which a replica has a copy."""
         found = self._at(index)

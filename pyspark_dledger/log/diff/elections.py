@@ -60,7 +60,7 @@ def missing_entries(
     if first is None or group.members[holder].end < 0:
         return None
     replica = replicas[holder]
-    return first, replica.end, max(replica.store.end.pos - replica.position(first), 0)
+    return first, replica.end, max(replica.end_pos - replica.position(first), 0)
 
 
 def _losses(group: ReplicaGroup, replicas: list[Replica], elected: int) -> Iterator[Loss]:

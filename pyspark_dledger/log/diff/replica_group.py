@@ -16,8 +16,9 @@ from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.codec import EntryHeader, decode_blank
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
-from pyspark_dledger.format.spec import DLEDGER, Segment, TermRun
+from pyspark_dledger.format.spec import Segment, TermRun
 from pyspark_dledger.log.committed import Bound, best, own_bound
+from pyspark_dledger.log.copies.stale_tails import Bounds, highest_term, is_stale, own_end
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.io.queue_files import FOLDER
@@ -115,6 +116,7 @@ class Replica:
         self.begin = self.firsts[0][1].index if self.firsts else -1
         self.end = store.end.last_index if self.firsts else -1
         self.end_term = _unit_term(store, store.end.last_index, store.end.last_term) if self.firsts else -1
+        self.end_pos = store.end.pos
         self.check_pos = store.dialect != "0.4"
 
     @property
@@ -131,13 +133,13 @@ class Replica:
     @property
     def last_segment(self) -> tuple[Segment, int] | None:
         """The segment in which the log ends, and the position of the end."""
-        found = self.store.ends.get(DLEDGER)
-        return (found[0], found[1].pos) if found is not None else None
+        found = segment_at(self.store.ledger_segments, max(self.end_pos - 1, 0)) if self.firsts else None
+        return (found, self.end_pos) if found is not None else None
 
     @property
     def size(self) -> int:
         """Bytes from the first entry to the end of the log."""
-        return self.store.end.pos - self.firsts[0][0] if self.firsts else 0
+        return self.end_pos - self.firsts[0][0] if self.firsts else 0
 
     @cached_property
     def terms(self) -> Terms:
@@ -162,7 +164,7 @@ class Replica:
     def position(self, index: int) -> int:
         """The position of the first entry with at least `index`; the end of the log without one."""
         if index > self.end:
-            return self.store.end.pos
+            return self.end_pos
         indexed = self.store.indexed(index)
         if indexed is not None:
             return indexed
@@ -178,7 +180,7 @@ class Replica:
             if header is None or following is None or index == header.index or following.index == header.index + 1:
                 return pos
             pos += header.size
-        return self.firsts[place + 1][0] if place + 1 < len(self.firsts) else self.store.end.pos
+        return self.firsts[place + 1][0] if place + 1 < len(self.firsts) else self.end_pos
 
     def entry(self, index: int) -> tuple[int, Segment] | None:
         """The position of an entry and its segment; None if it cannot be read."""
@@ -199,6 +201,18 @@ class Replica:
                 return True
             pos += header.size
         return True
+
+    def first_after(self, index: int) -> EntryHeader | None:
+        """The header of the first entry after `index`; None if it is damaged, or there is none."""
+        pos = self.position(index + 1)
+        segment = segment_at(self.store.ledger_segments, pos) if self.end > index else None
+        return entry_at(segment, pos) if segment is not None else None
+
+    def cut_after(self, index: int, term: int) -> None:
+        """Let the log end after `index`, with this term: the later entries are stale."""
+        self.end_pos = self.position(index + 1)
+        self.end, self.end_term = index, term
+        self.firsts = [first for first in self.firsts if first[1].index <= index]
 
     def cuts(self, target: int) -> Iterator[int]:
         """Indexes that split the log into parts of about `target` bytes."""
@@ -270,7 +284,7 @@ def _term_runs(replica: Replica) -> list[TermRun]:
             continue
         segment = segment_at(store.ledger_segments, pos)
         assert segment is not None
-        found = store.engine.term_runs(segment, pos, store.segment_end(segment))
+        found = store.engine.term_runs(segment, pos, min(store.segment_end(segment), max(replica.end_pos, pos)))
         runs += [run._replace(index=_index_of_run(segment, run)) for run in found]
     runs = _ascending(runs, replica.end)
     known = [run._replace(term=_term_of_run(store, runs, number)) for number, run in enumerate(runs)]
@@ -349,6 +363,7 @@ def _without_odd_runs(runs: list[TermRun], end: int) -> list[TermRun]:
 def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, list[Replica]]:
     """The group of a store and its replicas. Raises OptionError without replicas, and for one that is given twice."""
     replicas = _replicas(store)
+    _cut_stale_tails(replicas)
     _include_damaged_fronts(replicas)
     _align_terms(replicas)
     agreed = _agreements(replicas)
@@ -407,6 +422,27 @@ def _replicas(store: StoreView) -> list[Replica]:
     return [Replica(name, one) for name, one in zip(replica_names(stores), stores, strict=True)]
 
 
+def _cut_stale_tails(replicas: list[Replica]) -> None:
+    """A log ends before entries that its node wrote as the leader of a term that is over, which damage hides.
+
+    Only the ends of other logs show that.
+    """
+    ends = [own_end(replica.store) for replica in replicas]
+    for shorter in sorted(replicas, key=lambda replica: replica.end):
+        longer = [replica for replica in replicas if replica.end > shorter.end >= 0]
+        tails = [(replica, replica.first_after(shorter.end)) for replica in longer]
+        if not tails or any(header is None or header.index == shorter.end + 1 for _, header in tails):
+            continue
+        committed = max(
+            max(own_bound(each.store).index or -1, each.store.checkpoint_committed_index) for each in replicas
+        )
+        bounds = Bounds(committed, highest_term(replica.store for replica in replicas))
+        for replica, header in tails:
+            is_single = [other for _, other in tails].count(header) == 1
+            if header and is_single and is_stale(header.index, replica.end_term, shorter.end, ends, bounds):
+                replica.cut_after(shorter.end, shorter.end_term)
+
+
 def _include_damaged_fronts(replicas: list[Replica]) -> None:
     """A log whose file begins with damage begins before the damage: its first entries are damaged, not expired."""
     for replica in replicas:
@@ -418,10 +454,19 @@ def _include_damaged_fronts(replicas: list[Replica]) -> None:
         head = read_at(segment.path, 0, MIN_BLANK_SIZE)
         if pos == segment.base or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == pos - segment.base):
             continue
-        others = (segment_at(other.store.ledger_segments, segment.base) for other in replicas if other is not replica)
-        headers = [entry_at(other, segment.base) for other in others if other is not None]
-        lost = [header.index for header in headers if header is not None and header.index < replica.begin]
-        replica.begin = max(lost, default=max(replica.begin - 1, 0))
+        others = (_first_index_at(other.store, segment.base) for other in replicas if other is not replica)
+        lost = [index for index in others if index is not None and index < replica.begin]
+        replica.begin = max(lost, default=max(replica.begin - 1, 0)) if segment.base else 0
+
+
+def _first_index_at(store: StoreView, base: int) -> int | None:
+    """The index with which a file begins; by the file before if its first entry is damaged. None if unknown."""
+    segment, before = (segment_at(store.ledger_segments, pos) for pos in (base, base - 1))
+    header = entry_at(segment, base) if segment is not None else None
+    if header is not None:
+        return header.index
+    end = store.engine.log_end(before, before.base, True) if before is not None and segment is not None else None
+    return end.last_index + 1 if end is not None and end.entries else None
 
 
 def _align_terms(replicas: list[Replica]) -> None:

@@ -20,6 +20,7 @@ from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import Evidence, Run
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.salvage.matching import without_overlaps
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
 from pyspark_dledger.log.verify.verify_store import plan_findings
@@ -158,12 +159,14 @@ class _Elsewhere:
 
 
 def _intact(runs: Sequence[Run], source: int) -> tuple[_Longs, _Longs]:
-    """Where intact entries of a source begin, and -1 and where they end; overlaps are joined."""
+    """Where intact entries of a source begin, and -1 and where they end; overlaps are joined.
+
+    Those with a damaged index contradict the entries around them.
+    """
     starts: list[int] = []
     ends = [-1]
-    for run in sorted(runs):
-        if run.is_suspect or source not in run.sources:
-            continue
+    own, _ = without_overlaps(run for run in runs if not run.is_suspect and source in run.sources)
+    for run in own:
         if starts and run.start <= ends[-1]:
             ends[-1] = max(ends[-1], run.end)
         else:

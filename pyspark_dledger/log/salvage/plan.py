@@ -16,12 +16,12 @@ from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Evidence, Run, SegmentPart, compare_copies
 from pyspark_dledger.log.copies.segment_copy import SegmentCopy
+from pyspark_dledger.log.copies.stale_tails import highest_term, own_end
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
-from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import check_distinct
 from pyspark_dledger.log.salvage.last_copies import judged
@@ -37,7 +37,6 @@ from pyspark_dledger.log.salvage.pieces import (
     Undecided,
 )
 from pyspark_dledger.log.salvage.restored_log import RestoredLog, Witnesses, restore
-from pyspark_dledger.log.salvage.stale_tails import OwnEnd
 from pyspark_dledger.log.store_view import StoreView
 
 REFUSE, FILL, BY_MAJORITY = "refuse", "filler", "majority"
@@ -136,11 +135,7 @@ def plan_salvage(
     check_log_of(options.log_of, names)
     take = _taken(options.take, names)
     logs = []
-    committed = {
-        number: bound
-        for number, store in enumerate(stores)
-        if store.ledger_segments and (bound := _committed(store)) is not None
-    }
+    committed = {number: bound for number, store in enumerate(stores) if (bound := _committed(store)) is not None}
     parts = [*segment_parts(stores, COMMITLOG), *segment_parts(stores, DLEDGER, committed)]
     found = list(_compared(parts, map_parts, progress))
     for source in (COMMITLOG, DLEDGER):
@@ -308,28 +303,16 @@ def _committed(store: StoreView) -> int | None:
     return found if found >= 0 else None
 
 
-def _checkpoint_end(store: StoreView) -> int:
-    end = store.checkpoint.end_index if store.checkpoint is not None else None
-    return -1 if end is None else end
-
-
 def _witnesses(
     stores: Sequence[StoreView], names: tuple[str, ...], source: str, committed: dict[int, int], file_size: int
 ) -> Witnesses:
-    terms = [
-        term.curr_term
-        for store in stores
-        if store.paths.node_dir is not None
-        for term, file in [read_current_term(store.paths.node_dir)]
-        if term is not None and term.curr_term is not None and file == "currterm"
-    ]
     segments = [[part for part in store.segments if part.source == source] for store in stores]
     return Witnesses(
         names,
         tuple(store.index_files for store in stores),
-        tuple(OwnEnd(store.end.last_index, _checkpoint_end(store)) for store in stores),
+        tuple(map(own_end, stores)),
         committed if source == DLEDGER else {},
-        max(terms) if terms and source == DLEDGER else None,
+        highest_term(stores) if source == DLEDGER else None,
         partial(_has_blank, segments, file_size),
         partial(_read, segments),
     )

@@ -12,6 +12,7 @@ from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.runs import Evidence, Run
 from pyspark_dledger.log.copies.segment_copy import Damage
+from pyspark_dledger.log.copies.stale_tails import Bounds, OwnEnd, stale_runs
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.salvage.lost_entries import (
     Gap,
@@ -24,7 +25,6 @@ from pyspark_dledger.log.salvage.lost_entries import (
 from pyspark_dledger.log.salvage.matching import LastEntry, Tail, common_end, last_entries, matching, tails
 from pyspark_dledger.log.salvage.pieces import Decide, Piece, Undecided, chosen_pieces
 from pyspark_dledger.log.salvage.repairs import ReadSource, Repair, has_damaged_header, repaired
-from pyspark_dledger.log.salvage.stale_tails import OwnEnd, stale_runs
 
 _HEAD_BYTES = 88
 """Of a message, up to its storeTimestamp and some more."""
@@ -133,8 +133,8 @@ def restore(
     runs = [_checked(run, witnesses.max_term) for each in evidence for run in each.runs]
     stale: list[Run] = []
     if source == DLEDGER and log_of is None:
-        committed = max(witnesses.committed.values(), default=-1)
-        stale = stale_runs([run for run in runs if not run.is_suspect], witnesses.ends, committed, witnesses.max_term)
+        bounds = Bounds(max(witnesses.committed.values(), default=-1), witnesses.max_term)
+        stale = stale_runs([run for run in runs if not run.is_suspect], witnesses.ends, bounds)
         runs = [run for run in runs if run not in stale]
     lasts = last_entries(runs, range(len(witnesses.names)))
     if not lasts:
@@ -144,6 +144,9 @@ def restore(
     if source == DLEDGER:
         leader, limits = _leader(runs, lasts, witnesses, log_of)
         _check_same_group(runs, lasts, limits, witnesses)
+        if log_of is None:
+            # Of a source without an intact entry, checkpoint and index still count.
+            limits |= {number: index for number, index in witnesses.committed.items() if number not in lasts}
     else:
         leader, limits = max(lasts, key=lambda number: (lasts[number].end, -number)), dict.fromkeys(lasts, -1)
         if log_of is not None:

@@ -85,15 +85,18 @@ def check_apart(log: StoreView, sources: Sequence[str], target: Path) -> None:
 
 
 @contextmanager
-def locked_folder(target: Path) -> Iterator[None]:
+def locked_folder(target: Path, mode: int = 0o777) -> Iterator[None]:
     """Lock the target, creating it and its parents if needed; new folders that stay empty are removed at the end.
+
+    A new target gets `mode`.
 
     Raises StoreError if it is a file, StoreInUseError if another export has it locked.
     """
     new = [folder for folder in (target, *target.parents) if not folder.exists()]
     if target.exists() and not target.is_dir():
         raise StoreError(f"{target}: expected a new or empty folder, found a file: name a folder")
-    make_dir(target)
+    make_dir(target.parent)
+    make_dir(target, mode)
     descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

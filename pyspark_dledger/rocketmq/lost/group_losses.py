@@ -209,18 +209,18 @@ def _placed(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
 
 
 def _is_uncommitted(lost: LostMessage, replicas: list[_Replica]) -> bool:
-    """Whether the group has another entry at its index.
+    """Whether the group has another entry at its index, or neither a log nor a checkpoint reaches this.
 
     Or unknown bytes follow the log of another replica that has all committed entries, or the longest log.
     """
     states = replicas[0].states
+    committed = max(each.log.checkpoint_committed_index for each in replicas)
     if states is not None and lost.source == DLEDGER and lost.index is not None and lost.is_for_good:
-        return states.is_replaced(lost.index)
+        return states.is_replaced(lost.index) or lost.index > max(states.last_index, committed)
     if lost.entries is not None:
         return False
     if lost.source == COMMITLOG:
         return any(each.states is not None and lost.pos >= each.states.commit_log_end for each in replicas)
-    committed = max(each.log.checkpoint_committed_index for each in replicas)
     return any(
         each.name not in lost.lost_on and each.log.max_offset <= lost.pos and 0 <= committed <= each.log.end.last_index
         for each in replicas

@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.common.durable import write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, write_durably
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError, StoreError
@@ -149,7 +149,7 @@ def salvage_store(
     for store in sources.stores:
         target_folder.check_apart(store, (store.path,), folder)
     try:
-        with target_folder.locked_folder(folder):
+        with target_folder.locked_folder(folder, PRIVATE_FOLDER):
             return _Job(sources, folder, run, progress).run(began)
     except OSError as error:
         raise target_folder.cannot_write(folder, error) from error
