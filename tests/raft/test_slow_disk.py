@@ -235,6 +235,20 @@ def test_a_data_file_in_another_folder_is_created_while_the_event_loop_runs(tmp_
         disk.loop_thread = -1
 
 
+def test_a_store_is_opened_and_closed_while_the_event_loop_runs(tmp_path: Path, disk: Disk) -> None:
+    """The loop may serve other nodes."""
+    with closing(Nodes(tmp_path, 1, flush="async", core_options={})) as group:
+        watched(group, disk)
+        for _ in range(2):
+            group.start()
+            group.leader()
+            with closing(group.caller("n0")) as caller:
+                assert caller.append(b"some").code == 200
+            group.stop()
+        assert disk.in_loop == []
+        disk.loop_thread = -1
+
+
 def test_a_member_whose_disk_hangs_is_healthy_but_not_ready(tmp_path: Path, disk: Disk) -> None:
     with nodes(tmp_path, 1, core_options={}, metrics=True) as group:
         group.leader()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -81,37 +81,35 @@ class Node:
         try:
             if metrics is not None:
                 self._metrics = await self._start_metrics(metrics)
-            self._store = self._open_store()
-            await self._start_parts(self._store, core_config, contexts)
+            await _in_thread(lambda: self._open(core_config))
+            await self._start_parts(contexts)
             self._watch()
         except BaseException:
             await self.stop()
             raise
 
-    async def _start_parts(
-        self,
-        store: DLedgerStore,
-        core_config: CoreConfig,
-        contexts: tuple[TlsContext | None, TlsContext | None],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        addresses = {peer_id: str(address) for peer_id, address in self._members.items()}
-        now = int(loop.time() * 1000)
+    def _open(self, core_config: CoreConfig) -> None:
+        """Open the store, and start application and core, which may save a term."""
+        self._store = store = self._open_store()
         if self._application is not None:
             self._application.started(store)
             self._is_application_started = True
+        addresses = {peer_id: str(address) for peer_id, address in self._members.items()}
+        now = int(time.monotonic() * 1000)
         self._core = Core(core_config, store, random.SystemRandom(), now, addresses, self._application)
-        config = self.config
+
+    async def _start_parts(self, contexts: tuple[TlsContext | None, TlsContext | None]) -> None:
+        store, config = self.store, self.config
         self._threads = DiskThreads(store)
         store.is_undo_deferred = True
         self._reads = CommittedReads(store, self._threads, config.group, config.self_id)
-        self._driver = driver = CoreDriver(self._core, self._reads, self._threads, lambda: store.failure, self._fail)
+        self._driver = driver = CoreDriver(self.core, self._reads, self._threads, lambda: store.failure, self._fail)
         await self._listen_at(self._listen, contexts[0])
         self._tls = contexts[1]
         driver.start(self._links, self._take_members)
         store.start_scrubbing(driver.damaged_in_thread)
         self._connections.start()
-        self._take_members(self._core.members.known_addresses)
+        self._take_members(self.core.members.known_addresses)
         record(logging.INFO, "started", group=config.group, id=config.self_id, listen=self.address, **self.status())
         if config.tls is None and not self.address.is_loopback:
             risk = "reaches it can write" if config.secret is None else "reads the network can read the secret"
@@ -135,6 +133,9 @@ class Node:
         await self._close_connections()
         self._connections.stop()
         self._server = None
+        await _in_thread(self._close)
+
+    def _close(self) -> None:
         try:
             if self._application is not None and self._is_application_started:
                 self._is_application_started = False
@@ -340,6 +341,16 @@ class Node:
         self._fail_local_requests()
         if not self.failed.done():
             self.failed.set_result(error)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Call `work` in another thread, to its end also if this task is cancelled."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def _check_metrics(address: Address | None) -> None:
