@@ -38,6 +38,7 @@ from pyspark_dledger.store.files.node_files import (
     CHECKPOINT,
     Reset,
     load_checkpoint,
+    load_reset,
     remove_reset,
     write_checkpoint,
     write_reset,
@@ -147,17 +148,23 @@ class LogFiles:
             {*config.all_data_dirs, *config.read_only_data_dirs}, config.data_file_size
         )
         index_files, index_size, unusable = load_index_files(index_dir, config.index_file_size)
-        data_files, checkpoint = finish_reset(node_dir, data_files, index_files, load_checkpoint(node_dir))
+        boot = load_boot(node_dir)
+        # Units and entries are as the last node wrote them. Java writes units before entries are durable.
+        is_sync = boot.flush == "sync"
+        # Without a checkpoint file nothing is known to be durable, and everything would need a checksum.
+        is_rebooted = (node_dir / CHECKPOINT).exists() and boot.id not in ("", boot_id())
+        data_files, checkpoint = finish_reset(
+            *(node_dir, data_files, index_files, load_checkpoint(node_dir)),
+            self._engine,
+            needs_checksum=is_rebooted and not is_sync,
+        )
         check_order(data_files)
         self.data = MappedFileList(data_files, data_size, self._data_dir, self._engine.map_file)
         self.index = MappedFileList(index_files, index_size, lambda _: index_dir, self._engine.map_file)
-        boot = load_boot(node_dir)
         found = Recovery(
             *(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable),
-            # Units and entries are as the last node wrote them. Java writes units before entries are durable.
-            is_sync=boot.flush == "sync",
-            # Without a checkpoint file nothing is known to be durable, and everything would need a checksum.
-            is_rebooted=(node_dir / CHECKPOINT).exists() and boot.id not in ("", boot_id()),
+            is_sync=is_sync,
+            is_rebooted=is_rebooted,
             is_own=bool(boot.flush),
         ).run()
         if found.saved_tail is not None:
@@ -272,6 +279,9 @@ class LogFiles:
     def finish_reset(self, committed: int, last: int) -> None:
         """Delete the files from before a reset; entries of the new log are durable up to index `last`."""
         replaced, self._replaced = self._replaced, []
+        reset = load_reset(self._config.node_dir)
+        assert reset is not None
+        write_reset(self._config.node_dir, reset._replace(is_durable=True))
         self.data.delete(replaced)
         self.data.sync()
         write_checkpoint(self._config.node_dir, committed, last)

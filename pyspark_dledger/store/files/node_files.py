@@ -35,13 +35,18 @@ RESET = "reset"
 MEMBERS = "members"
 CLUSTER = "cluster"
 _STATE = "state"
+_DURABLE = "durable"
 
 
 class Reset(NamedTuple):
-    """An unfinished reset: index and position of the first entry of the new log."""
+    """An unfinished reset: index and position of the first entry of the new log.
+
+    ``is_durable``: the new log is durable, and files of the old one may be missing.
+    """
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     pos: int
+    is_durable: bool = False
 
 
 def write_properties(file: Path, properties: dict[str, object]) -> None:
@@ -158,8 +163,9 @@ def load_restored_term(node_dir: Path) -> int:
 
 
 def write_reset(node_dir: Path, reset: Reset) -> None:
-    """Write durably that a reset has begun."""
-    write_properties(node_dir / RESET, reset._asdict())
+    """Write durably how far a reset is."""
+    durable = {_DURABLE: "true"} if reset.is_durable else {}
+    write_properties(node_dir / RESET, {"index": reset.index, "pos": reset.pos, **durable})
 
 
 def load_reset(node_dir: Path) -> Reset | None:
@@ -169,7 +175,7 @@ def load_reset(node_dir: Path) -> Reset | None:
         return None
     try:
         properties = parse_properties_file(file.read_bytes())
-        return Reset(int(properties["index"]), int(properties["pos"]))
+        return Reset(int(properties["index"]), int(properties["pos"]), properties.get(_DURABLE) == "true")
     except (KeyError, ValueError) as error:
         raise StoreError(f"{file}: expected the lines index=N and pos=P, found {error}: move it away") from None
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir, sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_entry_header, decode_index_unit
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     INDEX_UNIT_SIZE,
+    MAX_ENTRY_SIZE,
     MIN_BLANK_SIZE,
     is_segment_name,
     segment_name,
@@ -21,7 +23,7 @@ from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 from pyspark_dledger.store.files.mapped_files import MappedFile
-from pyspark_dledger.store.files.node_files import Reset, load_reset, remove_reset, write_checkpoint
+from pyspark_dledger.store.files.node_files import Reset, load_reset, remove_reset, write_checkpoint, write_reset
 
 
 def load_data_files(dirs: Iterable[Path], file_size: int) -> tuple[list[MappedFile], int]:
@@ -78,12 +80,19 @@ def load_index_files(folder: Path, file_size: int) -> tuple[list[MappedFile], in
 
 
 def finish_reset(
-    node_dir: Path, files: list[MappedFile], index_files: list[MappedFile], checkpoint: Checkpoint
+    node_dir: Path,
+    files: list[MappedFile],
+    index_files: list[MappedFile],
+    checkpoint: Checkpoint,
+    engine: Engine,
+    *,
+    needs_checksum: bool,
 ) -> tuple[list[MappedFile], Checkpoint]:
     """Finish an interrupted reset if its first entry was written, else undo it. Returns data files and checkpoint.
 
-    After an undone reset the old log is back, see `MmapFileStore.reset`. After a finished one the checkpoint names no
-    durable index, because that was one of the old log.
+    With `needs_checksum`, an index unit does not prove the entry: a power loss can have taken its bytes.
+    After an undone reset the old log is back, see `MmapFileStore.reset`. After a finished one the checkpoint names the
+    first entry of the new log.
     """
     reset = load_reset(node_dir)
     if reset is None:
@@ -91,15 +100,18 @@ def finish_reset(
     new = [file for file in files if file.end > reset.pos]
     old = files[: len(files) - len(new)]
     unit = [file for file in index_files if file.base <= reset.index * INDEX_UNIT_SIZE < file.end]
-    is_done = bool(new) and bool(unit) and _begins(new[0], unit[0], reset)
+    is_written = bool(new) and bool(unit) and _begins(new[0], unit[0], reset, engine if needs_checksum else None)
+    is_done = reset.is_durable or is_written
     if is_done:
-        for file in (new[0], unit[0]):
+        for file in (*new[:1], *unit):
             sync_file(file.path)
             sync_dir(file.path.parent)
+        # From here on a power loss cannot bring the old log back.
+        write_reset(node_dir, reset._replace(is_durable=True))
         committed = checkpoint.committed_index
         if committed is not None:
-            checkpoint = Checkpoint(committed, -1)
-            write_checkpoint(node_dir, committed, -1)
+            checkpoint = Checkpoint(committed, reset.index)
+            write_checkpoint(node_dir, committed, reset.index)
     for file in old if is_done else new:
         file.path.unlink()
         sync_dir(file.path.parent)
@@ -107,14 +119,22 @@ def finish_reset(
     return (new if is_done else old), checkpoint
 
 
-def _begins(file: MappedFile, index_file: MappedFile, reset: Reset) -> bool:
-    """Whether the first entry after a reset was written, and then its index unit."""
+def _begins(file: MappedFile, index_file: MappedFile, reset: Reset, engine: Engine | None) -> bool:
+    """Whether the first entry after a reset was written, and then its index unit; an `engine` checks its checksum."""
     data = read_at(str(file.path), max(reset.pos - file.base, 0), ENTRY_HEADER_SIZE)
     units = read_at(str(index_file.path), reset.index * INDEX_UNIT_SIZE - index_file.base, INDEX_UNIT_SIZE)
     if len(data) < ENTRY_HEADER_SIZE or len(units) < INDEX_UNIT_SIZE:
         return False
     header, unit = decode_entry_header(data), decode_index_unit(units)
-    return (header.index, header.pos) == (unit.index, unit.pos) == reset
+    if not (header.index, header.pos) == (unit.index, unit.pos) == (reset.index, reset.pos):
+        return False
+    if engine is None:
+        return True
+    entry = read_at(str(file.path), reset.pos - file.base, min(unit.size, MAX_ENTRY_SIZE))
+    try:
+        return len(entry) == header.size and engine.find_wrong_body(entry, True) is None
+    except ValueError:
+        return False
 
 
 def check_version(node_dir: Path) -> None:
