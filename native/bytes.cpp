@@ -111,7 +111,8 @@ int take_slot(uintptr_t begin, uintptr_t end) {
 
 }  // namespace
 
-MappedFile::MappedFile(const SegmentBytes& bytes) : path_(bytes.path), is_partial_(bytes.is_partial) {
+MappedFile::MappedFile(const SegmentBytes& bytes, bool is_whole)
+    : path_(bytes.path), is_partial_(bytes.is_partial), is_whole_(is_whole), extents_(bytes.extents) {
   install_handler();
   fd_ = open(bytes.local.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) fail(path_, "cannot be opened", errno);
@@ -122,61 +123,104 @@ MappedFile::MappedFile(const SegmentBytes& bytes) : path_(bytes.path), is_partia
     fail(path_, "is not a readable file", error);
   }
   size_ = status.st_size;
-  if (size_ == 0) return;
   try {
-    map(bytes);
-    const auto begin = reinterpret_cast<uintptr_t>(data_);
-    slot_ = take_slot(begin, begin + static_cast<uintptr_t>(size_));
-    if (slot_ < 0) throw StoreFault(path_ + ": this process maps more than " + std::to_string(kSlots) + " files");
+    window(0, 0);
   } catch (...) {
-    if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
     close(fd_);
     throw;
   }
 }
 
-void MappedFile::map(const SegmentBytes& bytes) {
-  const auto size = static_cast<size_t>(size_);
-  // Pages after the end of a file cannot be read. They are mapped where a partial copy has no bytes.
-  const auto after_end = static_cast<off_t>((static_cast<uintptr_t>(size_) + page_size - 1) & ~(page_size - 1));
-  void* const mapped = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd_, is_partial_ ? after_end : 0);
-  if (mapped == MAP_FAILED) fail(path_, "cannot be mapped", errno);
-  data_ = static_cast<uint8_t*>(mapped);
-  if (!is_partial_) return;
-  for (const auto& [from, to] : bytes.extents) {
-    const int64_t end = std::min(to, size_);
-    if (from < 0 || from >= end || static_cast<uintptr_t>(from) % page_size != 0) continue;
-    if (end < size_ && static_cast<uintptr_t>(end) % page_size != 0) continue;
-    void* const at = data_ + from;
-    if (mmap(at, static_cast<size_t>(end - from), PROT_READ, MAP_SHARED | MAP_FIXED, fd_, from) != at) {
-      fail(path_, "cannot be mapped", errno);
-    }
-  }
+MappedFile::~MappedFile() {
+  for (const Mapping& mapping : windows_) unmap(mapping);
+  if (fd_ >= 0) close(fd_);
 }
 
-MappedFile::~MappedFile() {
-  if (slot_ >= 0) slots[slot_].begin.store(0, std::memory_order_release);
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(size_));
-  if (fd_ >= 0) close(fd_);
+Window MappedFile::window(int64_t offset, int64_t length) {
+  if (size_ == 0) return {};
+  offset = std::clamp<int64_t>(offset, 0, size_);
+  const int64_t end = std::min(size_, offset + length);
+  for (Mapping& mapping : windows_) {
+    const Window& one = mapping.window;
+    if (offset < one.begin || offset >= one.begin + one.reach || end > one.begin + one.size) continue;
+    mapping.used = ++uses_;
+    return one;
+  }
+  constexpr int64_t kAlignment = 64 * 1024;  // at least a page
+  const int64_t begin = is_whole_ ? 0 : std::min(offset, size_ - 1) / kAlignment * kAlignment;
+  const int64_t wanted = std::max(begin + kWindowBytes, end) + kOverlap;
+  while (!is_held_ && is_full()) {
+    const auto oldest = std::min_element(windows_.begin(), windows_.end(),
+                                         [](const Mapping& a, const Mapping& b) { return a.used < b.used; });
+    unmap(*oldest);
+    windows_.erase(oldest);
+  }
+  windows_.push_back(map(begin, is_whole_ ? size_ : std::min(size_, wanted) - begin));
+  windows_.back().used = ++uses_;
+  return windows_.back().window;
+}
+
+MappedFile::Mapping MappedFile::map(int64_t begin, int64_t size) const {
+  // Pages after the end of a file cannot be read. They are mapped where a partial copy has no bytes.
+  const auto after_end = static_cast<off_t>((static_cast<uintptr_t>(size_) + page_size - 1) & ~(page_size - 1));
+  const auto length = static_cast<size_t>(size);
+  void* const mapped = mmap(nullptr, length, PROT_READ, MAP_SHARED, fd_, is_partial_ ? after_end : begin);
+  if (mapped == MAP_FAILED) fail(path_, "cannot be mapped", errno);
+  auto* const data = static_cast<uint8_t*>(mapped);
+  for (const auto& [from, to] : is_partial_ ? extents_ : Extents{}) {
+    const int64_t low = std::max(from, begin), high = std::min({to, size_, begin + size});
+    if (from < 0 || low >= high || static_cast<uintptr_t>(low) % page_size != 0) continue;
+    if (high < std::min(size_, begin + size) && static_cast<uintptr_t>(high) % page_size != 0) continue;
+    void* const at = data + (low - begin);
+    if (mmap(at, static_cast<size_t>(high - low), PROT_READ, MAP_SHARED | MAP_FIXED, fd_, low) != at) {
+      const int error = errno;
+      munmap(mapped, length);
+      fail(path_, "cannot be mapped", error);
+    }
+  }
+  const int slot = take_slot(reinterpret_cast<uintptr_t>(data), reinterpret_cast<uintptr_t>(data) + length);
+  if (slot < 0) {
+    munmap(mapped, length);
+    throw StoreFault(path_ + ": this process maps more than " + std::to_string(kSlots) + " files");
+  }
+  const bool is_last = begin + size == size_;  // the end of the file is a position, too
+  return {{begin, size, is_last ? size + 1 : size - kOverlap, data}, slot, 0};
+}
+
+void MappedFile::unmap(const Mapping& mapping) {
+  fault_ = fault();
+  slots[mapping.slot].begin.store(0, std::memory_order_release);
+  munmap(mapping.window.data, static_cast<size_t>(mapping.window.size));
+}
+
+// The first offset that could not be read; at least the file's size if there is none.
+int64_t MappedFile::fault() const {
+  int64_t first = fault_;
+  for (const Mapping& mapping : windows_) {
+    const Slot& slot = slots[mapping.slot];
+    const auto at = static_cast<int64_t>(slot.fault.load() - slot.begin.load());
+    if (at < mapping.window.size) first = std::min(first, mapping.window.begin + at);
+  }
+  return first;
 }
 
 int64_t MappedFile::readable() {
   if (size_ == 0) return 0;
   if (is_partial_) install_handler();  // missing bytes are frequent, and the handler may have been replaced since
-  const auto fault = static_cast<int64_t>(slots[slot_].fault.load() - slots[slot_].begin.load());
-  if (is_partial_ && fault < size_) throw MissingFault(fault);
+  const int64_t first = fault();
+  if (is_partial_ && first < size_) throw MissingFault(first);
   struct stat status{};
   const int64_t now = fstat(fd_, &status) == 0 ? static_cast<int64_t>(status.st_size) : 0;
-  return std::min({size_, fault, now});
+  return std::min({size_, first, now});
 }
 
 std::string MappedFile::failure() const {
   if (size_ == 0 || is_partial_) return "";
-  const auto fault = static_cast<int64_t>(slots[slot_].fault.load() - slots[slot_].begin.load());
+  const int64_t first = fault();
   struct stat status{};
-  if (fstat(fd_, &status) == 0 && fault >= std::min(size_, static_cast<int64_t>(status.st_size))) return "";
+  if (fstat(fd_, &status) == 0 && first >= std::min(size_, static_cast<int64_t>(status.st_size))) return "";
   char byte;
-  return std::strerror(pread(fd_, &byte, 1, fault) < 0 ? errno : EIO);
+  return std::strerror(pread(fd_, &byte, 1, first) < 0 ? errno : EIO);
 }
 
 void MappedFile::check() {
@@ -184,15 +228,15 @@ void MappedFile::check() {
   if (!reason.empty()) throw UnreadableFault(path_, std::move(reason), readable());
 }
 
-void MappedFile::populate(int64_t from, int64_t length) const {
+int64_t MappedFile::populate(int64_t from, int64_t length) {
+  const Window one = window(from, 0);
+  const int64_t count = std::clamp<int64_t>(one.begin + one.reach - from, 1, std::max<int64_t>(length, 1));
 #ifdef MADV_POPULATE_READ
-  const int64_t first = from & ~static_cast<int64_t>(page_size - 1);
-  const int64_t last = std::min(size_, from + length);
-  if (last > first) madvise(data_ + first, static_cast<size_t>(last - first), MADV_POPULATE_READ);
-#else
-  (void)from;
-  (void)length;
+  const int64_t first = (from - one.begin) & ~static_cast<int64_t>(page_size - 1);
+  const int64_t last = std::min(one.size, from - one.begin + count);
+  if (last > first) madvise(one.data + first, static_cast<size_t>(last - first), MADV_POPULATE_READ);
 #endif
+  return count;
 }
 
 bool MappedFile::load(int64_t from, int64_t to) {
@@ -200,7 +244,7 @@ bool MappedFile::load(int64_t from, int64_t to) {
   install_handler();  // it may have been replaced since
   const auto page = static_cast<int64_t>(page_size);
   for (int64_t at = from; at < to; at = (at / page + 1) * page) {
-    *const_cast<const volatile uint8_t*>(data_ + at);
+    *const_cast<const volatile uint8_t*>(data() + at);
   }
   return readable() >= to;
 }

@@ -115,22 +115,42 @@ struct SegmentBytes {
 constexpr int64_t kPopulateBytes = 16 * 1024 * 1024;
 constexpr int64_t kCacheLine = 64;
 
-// A read-only mapping of a whole file. If a page cannot be read (the file was truncated, the disk failed), it and all
+// A mapped part of a file: `size` bytes from offset `begin` on. From each of its first `reach` offsets, kOverlap bytes
+// are mapped, or all up to the end of the file.
+struct Window {
+  int64_t begin = 0, size = 0, reach = 1;
+  uint8_t* data = nullptr;
+};
+
+// More bytes than any entry or closing blank has, and than a search reads after a position.
+constexpr int64_t kOverlap = 4 * 1024 * 1024 + 64 * 1024;
+// The process may have little address space.
+constexpr int64_t kWindowBytes = 16 * 1024 * 1024;
+
+// A read-only file, mapped in windows. If a page cannot be read (the file was truncated, the disk failed), it and all
 // pages after it read as zeros instead of raising SIGBUS, and `readable()` returns where the real bytes end. Missing
 // parts of a partial copy also read as zeros; `readable()` then throws MissingFault, and nothing read so far is valid.
 class MappedFile {
  public:
-  // Throws StoreFault with the path and the reason.
-  explicit MappedFile(const SegmentBytes& bytes);
+  // With `is_whole`, the only window is the file. Throws StoreFault with the path and the reason.
+  explicit MappedFile(const SegmentBytes& bytes, bool is_whole = false);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  const uint8_t* data() const { return data_; }
+  // The first byte; for files that are mapped as a whole.
+  const uint8_t* data() { return window(0, 0).data; }
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
 
-  // The end of the real bytes: the mapped size, or less if the file shrank or could not be read. Throws MissingFault if
+  // A window with the bytes [offset, offset + length). It stays mapped while kMaxWindows - 1 others are used, and
+  // while the file is held. Throws StoreFault if it cannot be mapped.
+  Window window(int64_t offset, int64_t length);
+  // Until `hold(false)`, all windows stay mapped.
+  void hold(bool is_held) { is_held_ = is_held; }
+  bool is_full() const { return windows_.size() >= kMaxWindows; }
+
+  // The end of the real bytes: the file's size, or less if the file shrank or could not be read. Throws MissingFault if
   // bytes were read that a partial copy does not have.
   int64_t readable();
 
@@ -139,21 +159,34 @@ class MappedFile {
   // Throws UnreadableFault if bytes of the file cannot be read.
   void check();
 
-  // Loads the pages of [from, from + length) in one call, which is cheaper than a fault for every 16 pages.
-  void populate(int64_t from, int64_t length) const;
+  // Loads pages from `from` on in one call, which is cheaper than a fault for every 16 pages. Returns how many of
+  // `length` bytes are in the window; at least 1.
+  int64_t populate(int64_t from, int64_t length);
 
-  // Reads a byte of each page of [from, to). Returns whether all these bytes are the file's.
+  // Reads a byte of each page of [from, to). Returns whether all these bytes are the file's. For a whole file.
   bool load(int64_t from, int64_t to);
 
  private:
-  void map(const SegmentBytes& bytes);
+  struct Mapping {
+    Window window;
+    int slot;
+    uint64_t used;
+  };
+
+  Mapping map(int64_t begin, int64_t size) const;
+  void unmap(const Mapping& mapping);
+  int64_t fault() const;
+
+  static constexpr size_t kMaxWindows = 6;
 
   std::string path_;
-  bool is_partial_ = false;
+  bool is_partial_ = false, is_whole_ = false, is_held_ = false;
+  Extents extents_;
   int fd_ = -1;
-  int slot_ = -1;
-  uint8_t* data_ = nullptr;
   int64_t size_ = 0;
+  int64_t fault_ = INT64_MAX;  // the first offset that could not be read in windows that are no longer mapped
+  uint64_t uses_ = 0;
+  std::vector<Mapping> windows_;
 };
 
 }  // namespace dledger

@@ -17,9 +17,10 @@ int64_t body_start(const uint8_t* message) {
 bool is_closed_in_header(const SegmentView& view, int64_t end) {
   const int64_t stop = end + view.min_size();
   if (view.is_dledger() || stop >= view.file_end()) return false;
-  const int64_t size = load_be32(view.at(end));
-  if ((size >= kMinMessageSize && size <= kMaxEntrySize) || *(view.at(stop) - 1) != 0) return false;
-  return skip_zeros(view.at(end), view.at(stop)) < view.at(stop) && view.is_closed_at(stop);
+  const uint8_t *const header = view.at(end), *const header_end = header + view.min_size();
+  const int64_t size = load_be32(header);
+  if ((size >= kMinMessageSize && size <= kMaxEntrySize) || header_end[-1] != 0) return false;
+  return skip_zeros(header, header_end) < header_end && view.is_closed_at(stop);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ CopiedMessages copy_messages(const SegmentView& view, const int64_t* starts, con
     const bool is_inside = start >= view.base() && start <= view.file_end() && size <= view.file_end() - start;
     if (is_inside && size >= kMinMessageSize) {
       uint8_t* const copy = into + copied.size;
-      std::memcpy(copy, view.at(start), static_cast<size_t>(size));
+      std::memcpy(copy, view.bytes(start, size), static_cast<size_t>(size));
       outcome = move(copy, size, position + copied.size);
       if (outcome <= CopyOutcome::V2) copied.size += size;
     }

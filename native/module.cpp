@@ -169,7 +169,7 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk, bool needs_
   for (int64_t readable = file.readable();;) {
     std::optional<decltype(walk(std::declval<SegmentView>()))> result;
     try {
-      result.emplace(walk(SegmentView(id, file.data(), readable, &file)));
+      result.emplace(walk(SegmentView(id, readable, file)));
     } catch (const std::runtime_error&) {
       file.readable();  // throws MissingFault if the fault comes from bytes that a partial copy does not have
       throw;
@@ -179,6 +179,11 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk, bool needs_
     if (needs_all) file.check();
     readable = now;
   }
+}
+
+const uint8_t* bytes_at(MappedFile& file, int64_t offset, int64_t size) {
+  const Window window = file.window(offset, size);
+  return window.data + (offset - window.begin);
 }
 
 // The records of `size` bytes at `offsets`, an array of int64, in a file; zeros where it cannot be read.
@@ -194,7 +199,7 @@ py::bytearray gather(const std::string& path, const py::object& offsets, int64_t
     for (int64_t i = 0; i < count; i++) {
       const bool is_inside = at[i] >= 0 && at[i] <= readable - size;
       if (is_inside)
-        std::memcpy(to + i * size, file.data() + at[i], static_cast<size_t>(size));
+        std::memcpy(to + i * size, bytes_at(file, at[i], size), static_cast<size_t>(size));
       else
         std::memset(to + i * size, 0, static_cast<size_t>(size));
     }
@@ -458,7 +463,8 @@ PYBIND11_MODULE(_native, module) {
       .def("next", &Scan::next, py::call_guard<py::gil_scoped_release>());
   // Views stay valid as long as they live.
   py::class_<MappedFile>(module, "MappedBytes", py::buffer_protocol())
-      .def(py::init([](const std::string& path) { return std::make_unique<MappedFile>(SegmentBytes{path, path}); }))
+      .def(py::init(
+          [](const std::string& path) { return std::make_unique<MappedFile>(SegmentBytes{path, path}, true); }))
       .def_buffer([](MappedFile& file) { return py::buffer_info(file.data(), file.size()); })
       .def("load", &MappedFile::load)
       .def("readable", &MappedFile::readable);

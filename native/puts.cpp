@@ -326,7 +326,7 @@ PutIds put_ids(const SegmentView& view, int64_t start, int64_t end) {
 
     explicit Find(const SegmentView& v) : view(v) {}
     bool entry(int64_t pos, int64_t size) {
-      const EntryHeader header{view.at(pos)};
+      const EntryHeader header{view.bytes(pos, size)};
       Message message;
       MessageFault fault;
       const int64_t body_size = size - kEntryHeaderSize;

@@ -24,7 +24,7 @@ bool read_entry(const SegmentView& view, int64_t pos, int64_t size, EntryRef& en
   }
   Message message;
   MessageFault fault;
-  if (!parse_message(view.at(pos), size, message, fault)) return false;
+  if (!parse_message(view.bytes(pos, size), size, message, fault)) return false;
   entry = {pos, -1, -1, message.store_timestamp()};
   return true;
 }

@@ -75,9 +75,10 @@ int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit) {
 int64_t Resync::next(const SegmentView& view, int64_t gap, int64_t limit, const Expectation& expected) {
   if (!view.id().witness) return GapSearch(view, expected, nullptr, limit, lookahead_).find(gap, gap);
   if (gap >= view.file_end()) return -1;
-  const uint8_t* const header_end = view.at(std::min(gap + kEntryHeaderSize, view.file_end()));
+  const uint8_t* const header = view.at(gap);
+  const uint8_t* const header_end = header + std::min<int64_t>(kEntryHeaderSize, view.file_end() - gap);
   // The end of a log, and no damage.
-  if (skip_zeros(view.at(gap), header_end) == header_end && view.is_closed_at(gap) &&
+  if (skip_zeros(header, header_end) == header_end && view.is_closed_at(gap) &&
       GapSearch(view, expected, nullptr, limit, lookahead_).find(gap, gap) < 0) {
     return -1;
   }

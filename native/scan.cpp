@@ -121,7 +121,7 @@ std::unique_ptr<Batch> Scan::next() {
     const int64_t pos = pos_;
     const Extent corrupt = corrupt_;
     const WalkHistory history = resync_.history;
-    SegmentView view(request_.segment, file_.data(), readable, &file_);
+    SegmentView view(request_.segment, readable, file_);
     std::unique_ptr<Batch> batch;
     try {
       batch = build(view);
@@ -153,6 +153,8 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   int64_t bytes = 0;
   count_ = 0;
   while (batch->rows + count_ < request_.max_rows) {
+    if (count_ > 0 && file_.is_full()) flush(*batch);
+    file_.hold(count_ > 0);
     Row& row = rows_[count_];
     MessageInfo& info = infos_[count_];
     bool is_stepped = false;
@@ -186,13 +188,12 @@ bool Scan::step(const SegmentView& view, Row& row) {
   if (pos_ < corrupt_.end) return step_corrupt(row);
   while (pos_ < end_) {
     if (pos_ >= populated_) {
-      file_.populate(pos_ - view.base(), std::min(kPopulateBytes, end_ - pos_));
-      populated_ = pos_ + kPopulateBytes;
+      populated_ = pos_ + file_.populate(pos_ - view.base(), std::min(kPopulateBytes, end_ - pos_));
     }
     int64_t size = view.entry_size(pos_);
     if (size > 0 && resync_.is_of_log(view, pos_, size)) {
       check_boundary(view.is_dledger() ? "entry" : "message", size);
-      row = {Kind::Entry, view.at(pos_), pos_, size, -1};
+      row = {Kind::Entry, view.bytes(pos_, size), pos_, size, -1};
       resync_.history.add(pos_);
       prefetch(view, size);
       pos_ += size;
@@ -235,8 +236,8 @@ void Scan::prefetch(const SegmentView& view, int64_t size) {
   const int64_t next = pos_ + kPrefetchEntries * size;
   view.prefetch(next);
   if (!needs_message_) return;
-  __builtin_prefetch(view.at(next + 2 * kCacheLine));
-  for (int line = 1; line <= 3; line++) __builtin_prefetch(view.at(next - line * kCacheLine));
+  __builtin_prefetch(view.near(next + 2 * kCacheLine));
+  for (int line = 1; line <= 3; line++) __builtin_prefetch(view.near(next - line * kCacheLine));
 }
 
 // If the walk passes over a planned end, rows would be returned twice or not at all.

@@ -22,7 +22,7 @@ Code code_of(MessageCheck check) {
 
 class Surveyor : public Visitor {
  public:
-  Surveyor(const SurveyRequest& request, const MappedFile& file, const SegmentView& view)
+  Surveyor(const SurveyRequest& request, MappedFile& file, const SegmentView& view)
       : request_(request), file_(file), view_(view), populated_(request.start) {}
 
   Survey take() {
@@ -74,8 +74,7 @@ class Surveyor : public Visitor {
  private:
   void populate(int64_t until) {
     if (until <= populated_) return;
-    file_.populate(populated_ - view_.base(), until - populated_ + kPopulateBytes);
-    populated_ = until + kPopulateBytes;
+    populated_ = until + file_.populate(until - view_.base(), kPopulateBytes);
   }
 
   void add(ExtentKind kind, int64_t pos, int64_t size) {
@@ -142,7 +141,7 @@ class Surveyor : public Visitor {
 
   // Reports problems of an entry's body. Returns whether it is a message.
   bool check_message_at(int64_t pos, int64_t size, std::optional<int64_t> index) {
-    const uint8_t* bytes = view_.at(pos);
+    const uint8_t* bytes = view_.bytes(pos, size);
     int64_t at = pos, length = size;
     if (index) {
       const EntryHeader header{bytes};
@@ -223,7 +222,7 @@ class Surveyor : public Visitor {
     constexpr int64_t kBlock = 64 * 1024;
     for (int64_t stop = view_.file_end(); stop > start;) {
       const int64_t begin = std::max(start, stop - kBlock);
-      const uint8_t *const from = view_.at(begin), *to = view_.at(stop);
+      const uint8_t *const from = view_.at(begin), *to = from + (stop - begin);
       if (skip_zeros(from, to) < to) {
         while (to[-1] == 0) to--;
         return begin + (to - from);
@@ -234,7 +233,7 @@ class Surveyor : public Visitor {
   }
 
   const SurveyRequest& request_;
-  const MappedFile& file_;
+  MappedFile& file_;
   const SegmentView& view_;
   Survey found_;
   SurveyExtent open_{ExtentKind::Entry, 0, 0};
@@ -247,7 +246,7 @@ class Surveyor : public Visitor {
 Survey survey(const SurveyRequest& request) {
   MappedFile file(request.segment.bytes);
   for (int64_t readable = file.readable();;) {
-    const SegmentView view(request.segment, file.data(), readable, &file);
+    const SegmentView view(request.segment, readable, file);
     Survey found = Surveyor(request, file, view).take();
     const int64_t now = file.readable();
     if (now >= readable) return found;

@@ -104,8 +104,26 @@ const uint8_t* skip_zeros(const uint8_t* from, const uint8_t* to) {
   return from;
 }
 
-SegmentView::SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable, MappedFile* file)
-    : id_(id), data_(data), file_end_(id.base + std::min(id.size, readable)), file_(file) {}
+SegmentView::SegmentView(const SegmentId& id, int64_t readable, MappedFile& file)
+    : id_(id), file_end_(id.base + std::min(id.size, readable)), file_(&file) {}
+
+SegmentView::SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable)
+    : id_(id),
+      file_end_(id.base + std::min(id.size, readable)),
+      data_(data),
+      near_begin_(id.base),
+      near_size_(readable + 1),
+      mapped_end_(id.base + readable) {}
+
+const uint8_t* SegmentView::far(int64_t pos, int64_t size) const {
+  if (file_ == nullptr) return near(pos);
+  const Window window = file_->window(pos - id_.base, size);
+  data_ = window.data;
+  near_begin_ = id_.base + window.begin;
+  near_size_ = window.reach;
+  mapped_end_ = near_begin_ + window.size;
+  return near(pos);
+}
 
 int64_t SegmentView::message_size(int64_t pos) const {
   if (file_end_ - pos < kMinMessageSize) return 0;
@@ -115,7 +133,7 @@ int64_t SegmentView::message_size(int64_t pos) const {
   if (size < kMinMessageSize || size > file_end_ - pos || load_be64(p + kPhysicalOffsetAt) != pos) return 0;
   Message message;
   MessageFault fault;
-  return parse_message(p, size, message, fault) ? size : 0;
+  return parse_message(bytes(pos, size), size, message, fault) ? size : 0;
 }
 
 Blank SegmentView::blank_at(int64_t pos, int64_t& size) const {
@@ -133,15 +151,15 @@ Blank SegmentView::blank_at(int64_t pos, int64_t& size) const {
 
 int64_t SegmentView::next_candidate(int64_t from, int64_t end, bool with_blanks) const {
   const int64_t last = std::min(end, file_end_ - kMinBlankSize + 1);
-  if (from >= last) return end;
-  if (id_.is_dledger) {
-    const uint8_t* const hit = find_magic(at(from), at(last - 1) + 1, with_blanks);
-    const int64_t pos = id_.base + (hit - data_);
-    return pos < last ? pos : end;
+  for (int64_t pos = from; pos < last;) {
+    const uint8_t* const p = at(pos);
+    const int64_t count = near_end(last) - pos;
+    const uint8_t* const hit = id_.is_dledger ? find_magic(p, p + count, with_blanks)
+                                              : find_message_magic(p + 4, p + 4 + count, with_blanks) - 4;
+    if (hit < p + count) return pos + (hit - p);
+    pos += count;
   }
-  const uint8_t* const hit = find_message_magic(at(from) + 4, at(last - 1) + 5, with_blanks);
-  const int64_t pos = id_.base + (hit - 4 - data_);
-  return pos < last ? pos : end;
+  return end;
 }
 
 int64_t SegmentView::find(int64_t from, int64_t end) const {
@@ -210,7 +228,7 @@ std::string SegmentView::message_reason(int64_t pos) const {
   }
   Message message;
   MessageFault fault;
-  parse_message(p, size, message, fault);
+  parse_message(bytes(pos, size), size, message, fault);
   return fault.text(size, pos);
 }
 
@@ -247,8 +265,9 @@ int64_t SegmentView::end_of_zeros(int64_t from, int64_t end) const {
       pos = zeros_end_;
       continue;
     }
-    const int64_t until = pos < zeros_begin_ ? std::min(end, zeros_begin_) : end;
-    pos += skip_zeros(at(pos), at(until)) - at(pos);
+    const uint8_t* const p = at(pos);
+    const int64_t until = near_end(pos < zeros_begin_ ? std::min(end, zeros_begin_) : end);
+    pos += skip_zeros(p, p + (until - pos)) - p;
     if (pos < until) break;
   }
   if (pos - from > kLongRun) {

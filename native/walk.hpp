@@ -43,17 +43,29 @@ enum class Blank { None, ToEnd, Leading, Odd };
 // The readable bytes of a segment. Positions are those of the log. None outside [base, file_end) is read.
 class SegmentView {
  public:
-  // With a `file`, the bytes are its mapping.
-  SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable, MappedFile* file = nullptr);
+  // Of a file, of which some windows are mapped at a time.
+  SegmentView(const SegmentId& id, int64_t readable, MappedFile& file);
+  // Of bytes in memory.
+  SegmentView(const SegmentId& id, const uint8_t* data, int64_t readable);
 
   int64_t base() const { return id_.base; }
   int64_t file_end() const { return file_end_; }
   bool is_dledger() const { return id_.is_dledger; }
-  const uint8_t* at(int64_t pos) const { return data_ + (pos - id_.base); }
+
+  // The bytes from pos on; kOverlap of them may be read. They stay mapped while a few other positions are read.
+  const uint8_t* at(int64_t pos) const { return is_near(pos) ? near(pos) : far(pos, 0); }
+
+  // The `size` bytes at pos.
+  const uint8_t* bytes(int64_t pos, int64_t size) const {
+    return is_near(pos) && pos + size <= mapped_end_ ? near(pos) : far(pos, size);
+  }
+
+  // Where at(pos) is or would be mapped; only for a prefetch, which never faults.
+  const uint8_t* near(int64_t pos) const { return data_ + (pos - near_begin_); }
 
   // Prefetches a header that will be read soon. The position is a guess: entries usually have similar sizes.
   void prefetch(int64_t pos) const {
-    const uint8_t* const p = data_ + (pos - id_.base);  // may be after the end of the file: a prefetch never faults
+    const uint8_t* const p = near(pos);
     __builtin_prefetch(p);
     // The second line only if the header extends into it.
     if ((reinterpret_cast<uintptr_t>(p) & 63) > 64 - kEntryHeaderSize) __builtin_prefetch(p + 64);
@@ -63,7 +75,7 @@ class SegmentView {
   void stream(int64_t pos, int64_t size, int64_t& streamed) const {
     const int64_t until = pos + size + kStreamAhead;
     for (streamed = std::max(streamed, pos); streamed < until; streamed += kCacheLine) {
-      __builtin_prefetch(at(streamed), 0, 0);
+      __builtin_prefetch(near(streamed), 0, 0);
     }
   }
 
@@ -118,13 +130,21 @@ class SegmentView {
     return header.index() >= 0 && header.term() >= -1 ? size : 0;
   }
   int64_t message_size(int64_t pos) const;
+  bool is_near(int64_t pos) const {
+    return static_cast<uint64_t>(pos) - static_cast<uint64_t>(near_begin_) < static_cast<uint64_t>(near_size_);
+  }
+  const uint8_t* far(int64_t pos, int64_t size) const;
+  // `end`, or where the positions of the last window end.
+  int64_t near_end(int64_t end) const { return std::min(end, near_begin_ + near_size_); }
   std::string ledger_reason(int64_t pos) const;
   std::string message_reason(int64_t pos) const;
 
   SegmentId id_;
-  const uint8_t* data_;
   int64_t file_end_;
-  MappedFile* file_;
+  MappedFile* file_ = nullptr;
+  // The window that was used last: its bytes, its first position, how many positions it has, and its end.
+  mutable const uint8_t* data_ = nullptr;
+  mutable int64_t near_begin_ = 0, near_size_ = 0, mapped_end_ = 0;
   mutable int64_t zeros_begin_ = 0, zeros_end_ = 0;  // the last long run of zeros
 };
 

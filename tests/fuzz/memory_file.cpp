@@ -9,15 +9,20 @@ namespace dledger {
 
 fuzz::MemoryFile fuzz::memory_file;
 
-MappedFile::MappedFile(const SegmentBytes& from) : path_(from.path) {
+MappedFile::MappedFile(const SegmentBytes& from, bool) : path_(from.path) {
   const std::vector<uint8_t>& bytes = fuzz::memory_file.bytes;
   size_ = static_cast<int64_t>(bytes.size());
   if (size_ == 0) return;
-  data_ = new uint8_t[bytes.size()];
-  std::memcpy(data_, bytes.data(), bytes.size());
+  auto* const data = new uint8_t[bytes.size()];
+  std::memcpy(data, bytes.data(), bytes.size());
+  windows_.push_back({{0, size_, size_ + 1, data}, 0, 0});
 }
 
-MappedFile::~MappedFile() { delete[] data_; }
+MappedFile::~MappedFile() {
+  for (const Mapping& mapping : windows_) delete[] mapping.window.data;
+}
+
+Window MappedFile::window(int64_t, int64_t) { return windows_.empty() ? Window{} : windows_[0].window; }
 
 int64_t MappedFile::readable() {
   fuzz::MemoryFile& file = fuzz::memory_file;
@@ -26,10 +31,13 @@ int64_t MappedFile::readable() {
     file.shrinks_after--;
     return size_;
   }
-  std::fill(data_ + file.shrinks_to, data_ + size_, uint8_t{0});
+  uint8_t* const data = windows_[0].window.data;
+  std::fill(data + file.shrinks_to, data + size_, uint8_t{0});
   return file.shrinks_to;
 }
 
-void MappedFile::populate(int64_t, int64_t) const {}
+std::string MappedFile::failure() const { return ""; }
+
+int64_t MappedFile::populate(int64_t, int64_t length) { return std::max<int64_t>(length, 1); }
 
 }  // namespace dledger

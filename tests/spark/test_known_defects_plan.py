@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
-import pyspark_dledger as dl
 from tests.known_defects import DefectShown, should
-from tests.spark.test_plans import COUNT, batch, rows, stream, write_log
+from tests.spark.test_plans import batch, rows, stream
 from tests.support.generate import mq_message, write_dledger
 from tests.support.opened_files import opened_files
 
@@ -21,7 +17,6 @@ FIRST_HOUR_MS = 1_700_000_000_000
 SEGMENTS = 100
 MESSAGES = 6  # of one segment of `TIMED_FILE` bytes, ten minutes apart
 TIMED_FILE = 1024
-MEBIBYTE = 1 << 20
 
 # Times
 
@@ -48,7 +43,7 @@ TIMES = {
     "past": ({"endingTimestamp": "1980-01-01"}, 0),
 }
 
-only_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs inotify, or a limit of the address space")
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
 
 
 @only_linux
@@ -74,39 +69,3 @@ def test_stream_finds_its_starting_time_in_few_segments(timed: Path) -> None:
     assert len(rows(planned)) == MESSAGES
     more = len(opened_by["last hour"]) - len(opened_by["earliest"])
     should(more <= 25, f"{more} segments are opened to find the first row")
-
-
-# Memory
-
-
-def limit_memory(room: int) -> None:
-    """Let this process map `room` more bytes than it has mapped."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + room
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def count_rows(path: Path) -> int:
-    return len(rows(batch(path)))
-
-
-@pytest.mark.slow
-@only_linux
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="a segment is mapped as a whole, which spark.executor.pyspark.memory forbids",
-)
-def test_large_segment_is_read_within_a_small_address_space(tmp_path: Path) -> None:
-    """Spark limits the address space of its Python workers to spark.executor.pyspark.memory."""
-    small, path = tmp_path / "small", tmp_path / "log"
-    write_log(small)
-    write_log(path, data_file_size=1024 * MEBIBYTE)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, limit_memory, (512 * MEBIBYTE,)) as process:
-        assert process.submit(count_rows, small).result() == COUNT
-        try:
-            found = process.submit(count_rows, path).result()
-        except dl.StoreError as error:
-            raise DefectShown(str(error)) from None
-    assert found == COUNT

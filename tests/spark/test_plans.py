@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
+import resource
 import shutil
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +138,28 @@ def test_tables_are_not_read_from_another_store(path: Path, table: str) -> None:
         shutil.rmtree(path)
     path.with_name("planned").rename(path)
     assert read() == expected
+
+
+def limit_memory(room: int) -> None:
+    """Let this process map `room` more bytes than it has mapped."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + room
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def count_rows(path: Path, engine: str) -> int:
+    return len(rows(batch(path, engine=engine)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the address space")
+def test_large_segment_is_read_within_a_small_address_space(tmp_path: Path) -> None:
+    """Spark limits the address space of its Python workers to spark.executor.pyspark.memory."""
+    small, path = tmp_path / "small", tmp_path / "log"
+    write_log(small)
+    write_log(path, data_file_size=1 << 30)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, limit_memory, (192 << 20,)) as process:
+        for engine in ("native", "python"):
+            assert process.submit(count_rows, small, engine).result() == COUNT
+            assert process.submit(count_rows, path, engine).result() == COUNT
