@@ -227,7 +227,7 @@ class Core:
     def heard_members(self, text: str, now: int) -> None:
         """A peer refused this member, and sent its latest committed list."""
         self._member.now = now
-        self._list_copy.heard(text)
+        self._list_copy.heard_refusal(text)
 
     def drain(self) -> list[Effect]:
         """The effects to execute, in order; a leader's new entries are among them.

@@ -60,7 +60,7 @@ class ListCopy:
     def _on_response(self, _: object, response: Response | None) -> None:
         if not isinstance(response, MembersResponse) or response.code != ResponseCode.SUCCESS:
             return
-        self.heard(response.members or "")
+        self._heard(response.members or "")
 
     def _report_removed(self) -> None:
         member = self._member
@@ -71,10 +71,16 @@ class ListCopy:
         else:
             member.resolve_problem(_REMOVED)
 
-    def heard(self, text: str) -> None:
+    def heard_refusal(self, text: str) -> None:
+        """The list of a member that refuses this one. It can only say that this one was removed."""
+        self._heard(text, is_refusal=True)
+
+    def _heard(self, text: str, is_refusal: bool = False) -> None:
         """Another member's latest committed list."""
         try:
             values = json.loads(text)
-            self._member.members.heard(list_of(values), int(values["committed"]))
+            found = list_of(values)
+            if not (is_refusal and self._member.self_id in found.addresses):
+                self._member.members.heard(found, int(values["committed"]))
         except (KeyError, TypeError, ValueError) as error:
             self._member.report_problem(f"a member sent a list of members that cannot be used: {error}")

@@ -340,6 +340,7 @@ class Member:
         if after <= before:
             return False
         self.effects.append(Committed(after))
+        self.members.led()
         if self.members.is_joining and self.store.term_at(after) == self.term:
             self.members.joined()
             self.resolve_problem("joining")

@@ -211,6 +211,12 @@ class Membership:
             self._heard = found
         self._take_over()
 
+    def led(self) -> None:
+        """A leader's entries are committed here, so this member is in the group: forget who said that it is not."""
+        if self._heard is not None and self._self_id not in self._heard.addresses:
+            self._heard = None
+            self._take_over()
+
     def _take_over(self) -> None:
         before, self.current = self.current, self._latest()
         if self.current != before:
