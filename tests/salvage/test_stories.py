@@ -11,6 +11,7 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.diff.comparison import compare
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import headline
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
@@ -100,6 +101,21 @@ def test_committed_entries_of_a_source_without_a_common_file_are_restored(tmp_pa
         min(next(member.glob("dledger-*/data")).iterdir()).unlink()
     (log,) = plan_of(group).logs
     assert (log.pieces[0].first_index, min(each.index for each in log.lost)) == (0, 178)
+
+
+def test_a_first_file_of_zeros_is_damaged_and_not_expired(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    file = min((group.members[1] / "data").iterdir())
+    size = file.stat().st_size
+    file.write_bytes(bytes(size))
+    extents = [extent for extent in group.extents if extent.pos < size]
+    lose(group, 0, [extents[3].index])
+    assert list(story_differences(group.members)) == []
+    log = open_log(str(group.members[0]), replicas=[str(member) for member in group.members[1:]])
+    verdict = compare(log).verdict
+    n0, n1, _ = verdict.members
+    assert n0.damaged.ranges == verdict.unclear_entries.ranges == ((3, 3),)
+    assert (n1.begin, n1.damaged.ranges) == (0, ((0, extents[-1].index),))
 
 
 def test_equal_copies_that_fail_their_checksum_are_undecided(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from pyspark_dledger.log.diff.diff_table import (
 from pyspark_dledger.log.diff.elections import Candidate, candidates, missing_entries
 from pyspark_dledger.log.diff.index_ranges import IndexRange
 from pyspark_dledger.log.diff.ranges import MAX_LISTED, RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
+from pyspark_dledger.log.diff.replica import Replica
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup, group_of
 from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberEvidence, judge
 from pyspark_dledger.log.store_view import StoreView
 

@@ -22,7 +22,8 @@ from pyspark_dledger.log.diff.diff_table import (
     unread_on,
 )
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica_group import Replica, group_of
+from pyspark_dledger.log.diff.replica import Replica
+from pyspark_dledger.log.diff.replica_group import group_of
 from pyspark_dledger.log.store_view import StoreView
 
 INTACT, DAMAGED, ABSENT, UNCLEAR = range(4)

@@ -14,7 +14,8 @@ from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.copies.entry_slices import ENTRY_COLUMNS, ReplicaShare
 from pyspark_dledger.log.diff.index_ranges import IndexRange, compare_entries
-from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup, group_of
+from pyspark_dledger.log.diff.replica import Replica
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup, group_of
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_partition

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup
+from pyspark_dledger.log.diff.replica import Replica
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from pyspark_dledger.log.diff.elections import Candidate, Loss
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica_group import Replica, ReplicaGroup
+from pyspark_dledger.log.diff.replica import Replica
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
