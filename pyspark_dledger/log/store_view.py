@@ -14,7 +14,7 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
-from pyspark_dledger.log.io.files import map_reads
+from pyspark_dledger.log.io.files import OnUnreadable, map_reads, raise_error
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
 from pyspark_dledger.log.io.store_paths import find_store, not_files, with_data_dirs
@@ -74,6 +74,11 @@ class StoreView:
 
         last = self.segments[-1].base if self.segments else -1
         return UnreadFiles(self.paths, self._segments.unread, last, self.indexes_in)
+
+    @property
+    def on_unreadable(self) -> OnUnreadable:
+        """Called with a file other than a log's that cannot be read: adds it to `unread`, or raises without that."""
+        return raise_error if self.options.unread is None else self.unread.add
 
     def indexes_in(self, unread: Segment) -> tuple[int, int] | None:
         """The first and last index that a file which was left out can have; None for a CommitLog's."""

@@ -173,8 +173,8 @@ def test_a_store_that_cannot_be_read_does_not_end_the_search(
     file.unlink()
     file.mkdir()
     done = run("find", *paths, row["uniqKey"], "--json")
-    assert done.code == 2 and {found["index"] for found in done.rows} == {row["index"]}
-    assert f"{file}: cannot be read" in done.err and f"{paths[1]}: found, 1 row, intact" in done.err
+    assert done.code == 1 and {found["index"] for found in done.rows} == {row["index"]}
+    assert f"{file}: not a file" in done.err and f"{paths[1]}: found, 1 row, intact" in done.err
 
 
 def test_a_damaged_property_name_hides_no_key(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyspark_dledger.cli.stores.restorable import restorable
-from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log import Log, open_log
@@ -77,9 +76,7 @@ def _of_diff(log: Log) -> Story:
 
 
 def _of_lost(log: Log) -> Story:
-    failed: list[UnreadableError] = []
-    found = lost_in_group(log, failed.append)
-    assert not failed
+    found = lost_in_group(log)
     source = DLEDGER if _is_of_dledger(log) else COMMITLOG
     lost = [each for each in found.messages if each.source == source and each.is_for_good]
     if source == COMMITLOG:

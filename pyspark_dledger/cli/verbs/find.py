@@ -6,10 +6,11 @@ import argparse
 import re
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.cli.arguments import REPLICAS, add_rows, add_stores
-from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, FINDINGS
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import MIN_EPOCH_MS, open_store
@@ -24,7 +25,7 @@ from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.io.files import raise_error
+from pyspark_dledger.log.log import answer
 from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import parse_options
 
@@ -68,15 +69,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
     for number in range(len(args.path)):
         # Each store has the others as its replicas.
         paths = [args.path[number], *args.path[:number], *args.path[number + 1 :]]
-        log = open_store(argparse.Namespace(**{**vars(args), "path": paths}), FIND)
+        log = open_store(argparse.Namespace(**{**vars(args), "path": paths}), FIND, leave_out=True)
         printer = _FindPrinter(args, out, log, is_silent=is_shown)
-        try:
-            codes.append(_find_in(log, args, printer, out.progress))
-        except UnreadableError as error:
-            if len(args.path) == 1:
-                raise
-            note(str(error))
-            codes.append(ERROR)
+        codes.append(answer(log, partial(_find_in, args=args, printer=printer, progress=out.progress)))
         if len(args.path) > 1 and printer.count:
             rows = counted(printer.count, "row")
             note(f"{log.path}: found, {rows}{' with a problem' if printer.code else ', intact'}")
@@ -98,8 +93,11 @@ def _find_in(log: Log, args: argparse.Namespace, printer: RowPrinter, progress: 
     progress.clear()
     for pointer in pointers:
         note(f"{log.path}: {pointer}")
+    unread = log.unread.met_texts()
+    for text in unread:
+        note(f"{log.path}: cannot tell if there is more: {text}")
     if printer.count:
-        return FINDINGS if any(not pointer.is_expired for pointer in pointers) else printer.code
+        return FINDINGS if unread or any(not pointer.is_expired for pointer in pointers) else printer.code
     note(f"{log.path}: {'; '.join(dict.fromkeys(reasons))}")
     return FINDINGS
 
@@ -163,6 +161,8 @@ def _by_index(search: _Search) -> str:
         search.print(_RowRange(pos, pos + header.size))
     else:
         _add_entry(search, index)
+    if any(first <= index <= last for first, last in filter(None, map(log.indexes_in, log.unread.files))):
+        return f"cannot tell of the entry {index}: its file cannot be read"
     begin = log.begin_index
     if begin <= index <= log.end.last_index:
         return f"expected the entry {index} before pos {pos}, found none: run dledger lost"
@@ -177,7 +177,7 @@ def _add_entry(search: _Search, index: int) -> None:
     log, unit = search.log, search.log.index_files.unit(index)
     # After the end, the units of entries that were never committed may be left from a truncation.
     if unit is not None and index <= max(log.end.last_index, log.checkpoint_committed_index):
-        search.pointers.extend(pointers_to(log, [entry_of(unit)], raise_error))
+        search.pointers.extend(pointers_to(log, [entry_of(unit)]))
 
 
 def _by_offset_msg_id(search: _Search) -> str:
@@ -190,9 +190,11 @@ def _by_offset_msg_id(search: _Search) -> str:
         from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
         from pyspark_dledger.rocketmq.lost.pointers import pointers_to
 
-        known = pointers_to(log, [KnownMessage(offset)], raise_error)
+        known = pointers_to(log, [KnownMessage(offset)])
         search.pointers.extend(pointer for pointer in known if pointer.message.witnesses)
         damage = "".join(f"; {pointer.found}" for pointer in known if pointer.is_damage)
+        if log.unread.covers(offset, offset + 1):
+            return f"cannot tell what is at offset {offset} of the offsetMsgId: its file cannot be read"
         return (
             f"expected a message at offset {offset} of the offsetMsgId, found none (the log has "
             f"{log.min_offset} to {log.max_offset}){damage}"
@@ -245,13 +247,13 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
     batches = log.scan(("kind", "pos", "size", "keys", "uniqKey", "problem"), verifyCrc=False)
     reader = RowReader(log, search.printer.columns)
     for batch in with_progress(log, batches, search.progress):
-        damaged += len(damaged_rows(batch))
+        damaged += len(damaged_rows(batch)) - _is_rest_unread(log, batch)
         for row in rows(batch):
             pos = batch.column("pos")[row].as_py()
             for found in reader.between(pos, pos + batch.column("size")[row].as_py()):
                 search.printer.print(found)
-    offsets = offsets_of_keys(log, {search.what, *_upper_id(search.what)}, raise_error)
-    pointers = pointers_to(log, map(KnownMessage, offsets), raise_error)
+    offsets = offsets_of_keys(log, {search.what, *_upper_id(search.what)})
+    pointers = pointers_to(log, map(KnownMessage, offsets))
     search.pointers.extend(pointers)
     if pointers:
         return f"expected a message with {name} {search.what}, found only units of it, and no intact message"
@@ -267,7 +269,23 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
             f"expected a message with {name} {search.what}, found none in the intact part of the log; {places} "
             "damaged: dledger lost --candidates names what was there"
         )
-    return f"expected a message with {name} {search.what}, found none in the whole log"
+    where = "what can be read" if log.unread.met_texts() else "the whole log"
+    return f"expected a message with {name} {search.what}, found none in {where}"
+
+
+def _is_rest_unread(log: Log, batch: pa.RecordBatch) -> bool:
+    """Whether the last row is that of a file that cannot be read from there on, which is then known to be unread."""
+    from pyspark_dledger.log.io.unread_files import check_read
+
+    segment = segment_at(log.segments, batch["pos"][-1].as_py()) if batch.num_rows else None
+    if segment is None:
+        return False
+    try:
+        check_read(segment, batch["problem"])
+    except UnreadableError as error:
+        log.unread.add_segment(segment, error)
+        return True
+    return False
 
 
 def _upper_id(text: str) -> list[str]:
@@ -294,7 +312,7 @@ def _by_queue_offset(search: _Search) -> str:
             shown = printable("/".join(map(str, place)))
             note(f"{log.path}: the message says that it is {shown}: it or its ConsumeQueue unit is damaged")
             search.printer.code = FINDINGS
-    search.pointers.extend(pointers_to(log, [found], raise_error))
+    search.pointers.extend(pointers_to(log, [found]))
     return f"expected the message of {search.what} at commitLogOffset {found.offset}, found none that is intact"
 
 

@@ -13,18 +13,21 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.commit_log_text import unclear_positions_text
 from pyspark_dledger.cli.stores.open_stores import open_store
+from pyspark_dledger.cli.stores.table_printer import LOG_FOLDERS, print_unread
 from pyspark_dledger.cli.stores.verdict_text import unclear_text
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.errors import OptionError, UnreadableError
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, rows_of
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.log import answer
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.lost.candidates import Candidates
     from pyspark_dledger.rocketmq.lost.group_losses import GroupLosses
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
+_READ = (*LOG_FOLDERS, "consumequeue", "index", "checkpoint")
 # The columns that fit a terminal; --json has all.
 _COLUMNS = (
     *("index", "pos", "size", "topic", "queueId", "queueOffset", "firstStoreTimestamp", "lastStoreTimestamp"),
@@ -39,17 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Print each lost message; `FINDINGS` if there is one, or a witness cannot be read."""
+    """Print each lost message; `FINDINGS` if there is one, or a file cannot be read."""
+    return answer(open_store(args, "table lost", leave_out=True), lambda log: _lost(args, out, log))
+
+
+def _lost(args: argparse.Namespace, out: Output, log: Log) -> int:
     from pyspark_dledger.rocketmq.lost.candidates import Candidates
     from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 
-    log = open_store(args, "table lost")
     logs: list[Log] = [log, *log.replicas]
-    failed: list[UnreadableError] = []
     names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None
-    losses = lost_in_group(log, failed.append, out.progress)
+    losses = lost_in_group(log, out.progress)
     found, unclear = losses.messages, _unclear(losses)
-    if failed:
+    unread = [line for each in logs for line in each.unread.lines("what else is lost", _READ)]
+    if unread:
         unclear.append("cannot tell more: some files cannot be read")
     out.progress.clear()
     rows = _rows(found, names)
@@ -60,9 +66,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
             note(text)
     else:
         _print_text(out, rows, found, len(logs), unclear)
-    for error in dict.fromkeys(map(str, failed)):
-        note(f"{error}: what it knows is missing here")
-    return FINDINGS if found or failed or unclear else CLEAN
+    print_unread(out, unread, args.json)
+    return FINDINGS if found or unclear else CLEAN
 
 
 def _unclear(losses: GroupLosses) -> list[str]:

@@ -123,6 +123,11 @@ class UnreadFiles:
         self._added: dict[str, UnreadableError] = {}
 
     @property
+    def files(self) -> list[Segment]:
+        """The files of the log."""
+        return [segment for segment, _ in self.segments]
+
+    @property
     def has_end(self) -> bool:
         """Whether the end of the log cannot be read."""
         return any(end == INT64_MAX for _, end in self.extents)
@@ -152,6 +157,10 @@ class UnreadFiles:
         """Each file of the log with the reason, and which part of the log is unknown because of it."""
         parts = zip(self.segments, self.extents, strict=True)
         return tuple(f"{_text(error)}{self._unknown(segment, *extent)}" for (segment, error), extent in parts)
+
+    def met_texts(self) -> list[str]:
+        """Files of the log, and others that a read met; the rest is not looked for."""
+        return [*self.segment_texts(), *map(_text, self._added.values())]
 
     def texts(self, names: Container[str] = ()) -> list[str]:
         """Those of the log, then others as in `errors`, each with the reason."""

@@ -72,7 +72,7 @@ def damaged_ranges(
     else:
         partitions = plan_between(log, COLUMNS, options, Filters(), None, start, end)
     total, done = sum(partition.size for partition in partitions), 0
-    found = _Collector(SalvageFillers(log.paths))
+    found = _Collector(SalvageFillers(log.paths), log.unread.extents)
     for partition in partitions:
         for batch in read_judged(partition):
             found.add(batch)
@@ -109,8 +109,9 @@ def end_range(log: StoreView, ranges: list[DamagedRange]) -> DamagedRange:
 
 
 class _Collector:
-    def __init__(self, fillers: SalvageFillers) -> None:
+    def __init__(self, fillers: SalvageFillers, unread: list[tuple[int, int]]) -> None:
         self._fillers = fillers
+        self._unread = [start for start, _ in unread]
         self.ranges: list[DamagedRange] = []
         self._before = Neighbour()
         self._waiting = 0
@@ -119,6 +120,11 @@ class _Collector:
     def add(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
+        while self._unread and self._unread[0] < batch["pos"][0].as_py():
+            # Rows on both sides of an unreadable file are no neighbours.
+            del self._unread[0]
+            self._end_waiting(Neighbour())
+            self._before = Neighbour()
         at = 0
         fillers = set(self._fillers.numbers(batch))
         for number in sorted({*damaged_rows(batch), *fillers}):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
@@ -16,7 +17,7 @@ from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, UNCLEAR, CopyStates
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.ranges import Ranges
-from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
+from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -66,16 +67,19 @@ class _Replica:
             return self.states.of_entry(self.number, lost.index, lost.term)
         if self.states is not None and lost.source == COMMITLOG and self.states.has_commit_logs:
             return self.states.of_bytes(self.number, lost.pos, end)
+        if self.log.unread.covers(lost.pos, end):
+            return UNCLEAR
         place = bisect_right(self._starts, end - 1) - 1
         if place >= 0 and self.ranges[place].end > lost.pos:
             return DAMAGED
         return INTACT if self.log.min_offset <= lost.pos and end <= self.log.max_offset else ABSENT
 
 
-def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progress | None = None) -> GroupLosses:
+def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLosses:
     """What a store and its replicas have lost, in the order of the log, with the replicas that lost it and have it.
 
-    What is neither intact nor unclear on any of them is lost for good. Raises StoreError.
+    What is neither intact nor unclear on any of them is lost for good. Nothing is said of what cannot be read; see
+    `StoreView.unread`. Raises StoreError.
     """
     logs = [log, *log.replicas]
     states = CopyStates(log) if len(logs) > 1 else None
@@ -87,7 +91,7 @@ def lost_in_group(log: StoreView, on_unreadable: OnUnreadable, progress: Progres
         replicas.append(_Replica(name, each, number, states, ranges))
     found: dict[tuple[object, ...], LostMessage] = {}
     for replica in replicas:
-        for lost in _lost_on(replica, on_unreadable):
+        for lost in _lost_on(replica):
             key = (lost.source, lost.index) if lost.index is not None else (lost.source, None, lost.pos, lost.size)
             found[key] = _joined(found[key], lost) if key in found else lost
     known = [lost for lost in found.values() if lost.entries == 1]
@@ -121,13 +125,18 @@ def _with_other_headers(states: CopyStates, known: list[LostMessage], logs: list
 
 
 def _with_restorable(messages: list[LostMessage], replicas: list[_Replica]) -> Iterator[LostMessage]:
-    indexes = (lost.index for lost in messages if lost.is_for_good and lost.source == DLEDGER)
-    ranges = [(index, index) for index in indexes if index is not None]
+    wanted = (lost.index for lost in messages if lost.is_for_good and lost.source == DLEDGER)
+    indexes = sorted({index for index in wanted if index is not None})
+    ranges = merge_adjacent(((index, index) for index in indexes), _next_to)
     repairs = {each.index: each for each in restorable_entries([replica.log for replica in replicas], ranges)}
     for lost in messages:
         repair = repairs.get(lost.index) if lost.index is not None and lost.is_for_good else None
         names = tuple(replicas[number].name for number in repair.sources) if repair is not None else ()
         yield replace(lost, restorable_from=names) if names else lost
+
+
+def _next_to(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int] | None:
+    return (first[0], second[1]) if first[1] + 1 == second[0] else None
 
 
 def _is_after_end(lost: LostMessage, end: int) -> bool:
@@ -150,9 +159,10 @@ def _start(place: DamagedRange) -> int:
     return place.start
 
 
-def _lost_on(replica: _Replica, on_unreadable: OnUnreadable) -> list[LostMessage]:
+def _lost_on(replica: _Replica) -> list[LostMessage]:
     log = replica.log
-    found = lost_messages(log, [*replica.ranges, end_range(log, replica.ranges)], on_unreadable)
+    ends = [end_range(log, replica.ranges)] if not log.unread.has_end else []
+    found = lost_messages(log, [*replica.ranges, *ends], log.on_unreadable)
     # A broker that is running has appended meanwhile.
     end = log.refreshed().max_offset
     return [replace(lost, lost_on=(replica.name,)) for lost in found if not log.max_offset <= lost.pos < end]

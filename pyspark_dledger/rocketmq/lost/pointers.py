@@ -13,11 +13,10 @@ from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Filters, Segment
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.files import OnUnreadable
 from pyspark_dledger.log.io.key_files import key_hash, key_units
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import plan_between, read_partition
+from pyspark_dledger.log.plan import plan_between, read_judged
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, has_message, is_filler, queue_root
 from pyspark_dledger.rocketmq.lost.candidates import topics_of
@@ -60,23 +59,23 @@ def _known(message: KnownMessage) -> Iterator[str]:
         yield f"the index of keys has the hash at commitLogOffset {message.offset}"
 
 
-def offsets_of_keys(log: StoreView, keys: Iterable[str], on_unreadable: OnUnreadable) -> list[int]:
+def offsets_of_keys(log: StoreView, keys: Iterable[str]) -> list[int]:
     """The commitLogOffsets to which units with the hash of a key or uniqKey point, in any topic."""
     root = log.paths.root
     if root is None:
         return []
     topics = [
-        topic for topic in topics_of(log, on_unreadable) if log.options.topic is None or topic in log.options.topic
+        topic for topic in topics_of(log, log.on_unreadable) if log.options.topic is None or topic in log.options.topic
     ]
     hashes = np.array(sorted({key_hash(topic, key) for topic in topics for key in keys}), np.int64)
 
     def has_hash(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         return np.isin(units["keyHash"], hashes)
 
-    return sorted({unit.offset for unit in key_units(root, has_hash, on_unreadable)})
+    return sorted({unit.offset for unit in key_units(root, has_hash, log.on_unreadable)})
 
 
-def pointers_to(log: StoreView, messages: Iterable[KnownMessage], on_unreadable: OnUnreadable) -> list[Pointer]:
+def pointers_to(log: StoreView, messages: Iterable[KnownMessage]) -> list[Pointer]:
     """Those of the messages that are not intact at their offsets, with all that units know of them."""
     looked = _Places(log)
     states = [(message, looked.state_at(message.offset)) for message in messages]
@@ -85,8 +84,8 @@ def pointers_to(log: StoreView, messages: Iterable[KnownMessage], on_unreadable:
     root = log.paths.root
     if root is not None:
         places = Places((offset, offset + 1) for offset in sorted(known))
-        add_queue_units(root, places, known, on_unreadable)
-        add_key_units(root, places, known, on_unreadable)
+        add_queue_units(root, places, known, log.on_unreadable)
+        add_key_units(root, places, known, log.on_unreadable)
     return [Pointer(known[offset], *state) for offset, (_, state) in gone.items() if state is not None]
 
 
@@ -102,6 +101,8 @@ class _Places:
         log = self._log
         pos = offset - _header_at(log, offset)
         segment = segment_at(log.segments, pos)
+        if log.unread.covers(pos, pos + 1):
+            return "cannot tell: its file cannot be read", False, False
         if pos < log.min_offset:
             return f"it has expired, the log begins at {log.min_offset}", True, False
         if pos >= log.max_offset:
@@ -123,7 +124,7 @@ class _Places:
                 self._log, ("kind", "pos", "problem"), options, Filters(), None, segment.base, segment.end
             )
             starts, problems = [np.empty(0, np.int64)], {}
-            for batch in (batch for partition in partitions for batch in read_partition(partition)):
+            for batch in (batch for partition in partitions for batch in read_judged(partition)):
                 starts.append(values_of(batch["pos"]).astype(np.int64))
                 for number in damaged_rows(batch):
                     problems[batch["pos"][number].as_py()] = batch["problem"][number].as_py()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pyspark_dledger.format.columns import TIMESTAMP
-from pyspark_dledger.log.io.files import raise_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
@@ -60,7 +59,7 @@ def plan(log: StoreView, options: ReadOptions) -> list[LostPart]:
 def read(part: LostPart) -> Iterator[pa.RecordBatch]:
     """The lost messages, in the order of the log. Raises StoreError if a witness cannot be read."""
     log = StoreView(part.path, part.options)
-    found = lost_in_group(log, raise_error).messages
+    found = lost_in_group(log).messages
     rows = (row_of(COLUMNS, lost) for lost in found)
     yield from batches_of(table_schema(COLUMNS), rows, part.options.max_batch_rows)
 
