@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.common.options import nearest
-from pyspark_dledger.errors import OptionError, UnreadableError
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.option_uses import SCAN, check_use
 from pyspark_dledger.log.options import ReadOptions, find_option, option_filters, parse_options
-from pyspark_dledger.log.plan import Partition, plan_read, read_partition
+from pyspark_dledger.log.plan import Partition, plan_read, read_known, read_partition
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.log.verify.findings import Finding
-
-_Answer = TypeVar("_Answer")
 
 
 def open_log(path: str | os.PathLike[str], **options: Any) -> Log:
@@ -70,20 +68,8 @@ class Log(StoreView):
         check_use(merged, SCAN)
         log = self if _chooses_same(merged, self.options) else Log(self.path, merged)
         partitions = plan_read(log, _checked_columns(columns, merged), merged, option_filters(merged))
-        return (batch for partition in partitions for batch in read_partition(partition))
-
-
-def answer(log: Log, question: Callable[[Log], _Answer]) -> _Answer:
-    """What `question` returns for a log that leaves out what cannot be read.
-
-    It is asked again without a file of which a read fails in the middle. Raises UnreadableError for a file that is not
-    of the log or of a replica's.
-    """
-    while True:
-        try:
-            return question(log)
-        except UnreadableError as error:
-            log = log.without(error)
+        read = read_partition if self.options.unread is None else partial(read_known, unread=self.unread)
+        return (batch for partition in partitions for batch in read(partition))
 
 
 def _field(option: str) -> str:

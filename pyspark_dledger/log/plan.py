@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
@@ -19,6 +19,8 @@ from pyspark_dledger.log.store_view import StoreView
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from pyspark_dledger.log.io.unread_files import UnreadFiles
 
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
 # A Spark task costs about 30 ms; in that time a scan that yields few bytes reads a gigabyte.
@@ -85,6 +87,24 @@ def read_judged(partition: Partition) -> Iterator[pa.RecordBatch]:
         for batch in scan_range(part, partition.engine):
             if isinstance(part, ScanRequest):
                 check_read(part.segment, batch["problem"])
+            yield batch
+
+
+def read_known(partition: Partition, unread: UnreadFiles) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, without those for bytes that cannot be read: `unread` gets the files.
+
+    Only the column problem shows such a row.
+    """
+    from pyspark_dledger.log.io.unread_files import check_read  # loads numpy
+
+    for part in _as_planned(partition):
+        for batch in scan_range(part, partition.engine):
+            if isinstance(part, ScanRequest) and "problem" in batch.schema.names:
+                try:
+                    check_read(part.segment, batch["problem"])
+                except UnreadableError as error:
+                    unread.add_segment(part.segment, error)
+                    batch = batch.slice(0, len(batch) - 1)
             yield batch
 
 

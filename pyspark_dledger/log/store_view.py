@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.io.unread_files import UnreadFiles
 
 _Store = TypeVar("_Store", bound="StoreView")
+_Answer = TypeVar("_Answer")
 
 
 class Seen(NamedTuple):
@@ -265,3 +267,22 @@ class StoreView:
         if self._segments.divided is not None:
             return self._segments.divided
         return self.segments[-1].end if self.segments and self.paths.node_dir is not None else -1
+
+
+def answer(store: _Store, question: Callable[[_Store], _Answer]) -> _Answer:
+    """What `question` returns for a store that leaves out what cannot be read.
+
+    It is asked again without a file of which a read fails in the middle. Raises UnreadableError for a file that is not
+    of the log or of a replica's.
+    """
+    while True:
+        try:
+            return question(store)
+        except UnreadableError as error:
+            store = store.without(error)
+
+
+def with_end(store: _Store) -> _Store:
+    """The store; raises UnreadableError if the end of its log cannot be read."""
+    _ = store.ends
+    return store

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import errno
+import mmap
 import os
 import random
 import time
@@ -17,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.errors import MalformedError, OptionError, StoreError
+from pyspark_dledger.errors import MalformedError, OptionError, StoreError, UnreadableError
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format import engine as engines
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
@@ -773,6 +776,43 @@ def test_a_read_error_ends_in_one_corrupt_row(tmp_path: Path, monkeypatch: pytes
     assert (hole["pos"], hole["pos"] + hole["size"]) == (95 * 1048, segment.end)
     assert hole["problem"].startswith(f"expected 262144 bytes in {segment.name}, found ")
     assert hole["problem"].endswith(" readable bytes (Input/output error)")
+
+
+def test_a_failing_page_of_a_mapping_is_named(tmp_path: Path) -> None:
+    """The mapping of a running scan gets pages of an empty file: reading them is SIGBUS, as on a failing disk."""
+    store = write_dledger(tmp_path, [raw(bytes(1000))] * 1000, file_size=2**20)
+    (segment,) = store.segments
+    scan = get_engine("native").scan(request_of(segment, max_batch_rows=5))
+    rows = next(scan)[0].num_rows
+    (line,) = [each for each in Path("/proc/self/maps").read_text().splitlines() if each.endswith(segment.path)]
+    begin = int(line.partition("-")[0], 16)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    empty = os.memfd_create("empty")
+    at, size = ctypes.c_void_p(begin + 2**19), ctypes.c_size_t(2**19)
+    assert libc.mmap(at, size, mmap.PROT_READ, mmap.MAP_SHARED | 0x10, empty, ctypes.c_long(0)) == begin + 2**19
+    os.close(empty)
+    *batches, (last, _) = scan
+    rows += sum(batch.num_rows for batch, _ in batches) + last.num_rows
+    assert rows == 2**19 // 1048 + 1
+    text = f"expected {2**20} bytes in {segment.name}, found {2**19} readable bytes (Input/output error)"
+    assert last["problem"][-1].as_py() == text
+
+
+@pytest.mark.parametrize("name", ["log_end", "seek", "term_runs"])
+def test_an_end_that_cannot_be_read_is_an_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_dledger(tmp_path, [raw(bytes(1000))] * 200, file_size=2**18)
+    (segment,) = store.segments
+
+    def pread(file: int, size: int, offset: int, whole: Callable[[int, int, int], bytes] = os.pread) -> bytes:
+        if offset + size > 100_000:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    more = {"log_end": (0, True), "seek": (0, segment.end, 150), "term_runs": (0, segment.end)}
+    with pytest.raises(UnreadableError, match="Input/output error"):
+        getattr(get_engine("python"), name)(segment, *more[name])
 
 
 # Choosing an engine.

@@ -17,7 +17,9 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import key_hash
 from pyspark_dledger.rocketmq.export import export
+from pyspark_dledger.rocketmq.lost import restorable
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
+from pyspark_dledger.rocketmq.lost.known_units import entries_of_index
 from pyspark_dledger.rocketmq.lost.lost_messages import count_of
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue, write_dledger
@@ -491,3 +493,34 @@ def test_copies_of_the_next_unit_count_as_missing(tmp_path: Path, capsys: pytest
     assert main(["audit", str(tmp_path)]) == 1
     text = "at least 2 messages are missing: 1 unit is a filler, 1 unit is a copy of the next\n"
     assert capsys.readouterr().err == f"dledger: {tmp_path}: {text}"
+
+
+def test_adjacent_lost_entries_are_one_read_of_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [mq_message("Orders", b"x" * 200, queue_offset=n) for n in range(60)]
+    store = write_dledger(tmp_path, messages, file_size=2**20)
+    first, last = store.rows[20], store.rows[49]
+    change(tmp_path, first["pos"], b"\xee" * (last["pos"] + last["size"] - first["pos"]))
+    reads: list[tuple[int, int]] = []
+
+    def counted(files: Any, first: int, last: int, on_unreadable: Any) -> Any:
+        reads.append((first, last))
+        return entries_of_index(files, first, last, on_unreadable)
+
+    monkeypatch.setattr(restorable, "entries_of_index", counted)
+    found = lost_in_group(open_log(tmp_path)).messages
+    assert [lost.index for lost in found] == list(range(20, 50))
+    assert reads == [(20, 49)]
+
+
+def test_units_of_a_missing_first_file_are_named(
+    case_folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may have expired, so this is no finding."""
+    copy_tree(case_folder("mq-53-single"), tmp_path / "single")
+    copy_tree(case_folder("mq-plain"), tmp_path / "plain")
+    (tmp_path / "single" / "dledger-n0" / "data" / f"{0:020}").unlink()
+    (tmp_path / "plain" / "commitlog" / f"{0:020}").unlink()
+    assert main(["lost", str(tmp_path / "single")]) == main(["lost", str(tmp_path / "plain")]) == 0
+    single, plain = capsys.readouterr().err.splitlines()
+    assert re.search(r"its index has the entries 0 to \d+ and its queues have \d+ messages from there", single)
+    assert plain.endswith("its queues have 247 messages from there")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.progress import ProgressBar
@@ -185,7 +185,9 @@ def _gather_one(log: Log, progress: ProgressBar) -> Facts:
         stats.add(batch)
         timeline.add(batch)
     recoveries, no_recovery = _recoveries(log)
-    audit = _audit(log, progress)
+    # These tables name what cannot be read.
+    strict = type(log)(log.path, replace(log.options, unread=None))
+    audit = _audit(strict, progress)
     return Facts(
         path=log.path,
         is_broker=is_broker(log),
@@ -194,11 +196,11 @@ def _gather_one(log: Log, progress: ProgressBar) -> Facts:
         terms=stats.term_rows(),
         topics=list(stats.topic_rows()),
         segments=list(_rows(log, "segments", progress)),
-        findings=_listed(log, "findings", progress),
+        findings=_listed(strict, "findings", progress),
         recoveries=recoveries,
         no_recovery=no_recovery,
         audit=audit,
-        consumers=_consumers(log, progress),
+        consumers=_consumers(strict, progress),
         timeline=timeline,
         fillers=count_fillers(log) if audit.reason is None else 0,
     )

@@ -16,6 +16,7 @@ from pyspark_dledger.cli.stores.verdict_text import (
     SEE_RECOVERY,
     UNDECIDED,
     readable_text,
+    unknown_files_text,
     unread_ends_text,
     unreadable_text,
 )
@@ -67,7 +68,7 @@ def _state_rows(found: CommitLogComparison) -> list[Row]:
         for state in found.states
     ]
     optional = ("epoch", "epochProblem", "confirmOffset")
-    left_out = {"path", "unreadable", *(name for name in optional if all(row[name] is None for row in rows))}
+    left_out = {"path", "unread", "unreadable", *(name for name in optional if all(row[name] is None for row in rows))}
     return [{name: value for name, value in row.items() if name not in left_out} for row in rows]
 
 
@@ -129,8 +130,8 @@ def lost_text(verdict: CommitLogVerdict) -> str:
 def unclear_positions_text(ranges: Ranges) -> str:
     """That nothing tells whether the bytes at these positions are lost."""
     return (
-        f"cannot tell for positions {ranges_text(ranges)}: copies differ, only one is left, or equal ones fail their "
-        "checksum"
+        f"cannot tell for positions {ranges_text(ranges)}: copies differ, only one is left, equal ones fail their "
+        "checksum, or a file cannot be read"
     )
 
 
@@ -160,6 +161,8 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
         intact = f", intact on {' and '.join(member.donors)}" if member.donors else ""
         where = ranges_text(member.damaged)
         yield f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}; {SEE_RECOVERY}"
+    if member.is_unread:
+        yield unknown_files_text(member.unreadable)
     if member.short:
         yield f"a broker does not load {', '.join(map(cell, member.short))}: shorter than the other files"
     if member.lost_end is not None:
@@ -181,6 +184,7 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
 
 MEANINGS = {
     "same": "all replicas have the same bytes",
+    "unreadable": "in files of these replicas that cannot be read",
     "damaged": "damaged or missing on these replicas",
     "otherBytes": "copies differ, and no checksum decides",
     "diverged": "another master wrote them, or the replicas lack what the last one wrote",
@@ -204,11 +208,11 @@ def next_text(verdict: CommitLogVerdict) -> str:
     damaged = [member for member in members if member.start == "no"]
     paths = shlex.join(member.path for member in members)
     salvage = f"dledger salvage {paths} --to NEW"
-    if any(member.unclear.entries for member in members):
-        return f"see which copy is right: dledger salvage {paths} --plan; then {salvage} {UNDECIDED}"
     unread = [member.path for member in members if member.unreadable]
     if unread:
         return readable_text(unread)
+    if any(member.unclear.entries for member in members):
+        return f"see which copy is right: dledger salvage {paths} --plan; then {salvage} {UNDECIDED}"
     if not damaged:
         return f"{''.join(map(_saving, members))}dledger verify {paths} --least warning; if clean, start them"
     if (donor := verdict.donor) is not None:

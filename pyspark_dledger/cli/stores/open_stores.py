@@ -12,7 +12,8 @@ from pyspark_dledger.cli.arguments import ROW_POSITION
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.option_uses import USES, check_use
-from pyspark_dledger.log.options import find_option, parse_options
+from pyspark_dledger.log.options import ReadOptions, find_option, parse_options
+from pyspark_dledger.log.store_view import answer, with_end
 
 MIN_EPOCH_MS = 10**12
 """A number from here on is milliseconds since 1970 (2001 and later), a smaller one an index."""
@@ -75,7 +76,7 @@ def open_store(args: argparse.Namespace, use: str | None = None, leave_out: bool
         set_option(options, "replicas", json.dumps(others), "further paths")
     parsed = parse_options(options)
     check_use(parsed, use or f"table {parsed.table}")
-    log = Log(first, replace(parsed, unread=() if leave_out else None))
+    log = _opened(first, parsed, leave_out)
     if not parsed.heal:
         return log
     from pyspark_dledger.log.healed_log import HealedLog  # loads pyarrow
@@ -89,4 +90,8 @@ def open_stores(args: argparse.Namespace, use: str, leave_out: bool = False) -> 
     if options.heal and "heal" in USES[use]:
         return iter([open_store(args, use, leave_out)])
     check_use(options, use)
-    return (Log(path, replace(options, unread=() if leave_out else None)) for path in args.path)
+    return (_opened(path, options, leave_out) for path in args.path)
+
+
+def _opened(path: str, options: ReadOptions, leave_out: bool) -> Log:
+    return answer(Log(path, replace(options, unread=())), with_end) if leave_out else Log(path, options)

@@ -12,6 +12,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows
 from pyspark_dledger.cli.stores.open_stores import open_stores
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log import Log
 
@@ -37,14 +38,17 @@ def is_finding(table: str, row: Row) -> bool:
 
 
 def table_batches(log: Log, name: str, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
-    """The batches of a table, part by part."""
+    """The batches of a table, part by part; without those that cannot be read, if the log leaves such out."""
     from pyspark_dledger.rocketmq.tables.registry import TABLES
 
     table = TABLES[name]
     parts = table.plan(log, log.options)
     for number, part in enumerate(parts):
         progress(number, len(parts))
-        yield from table.read(part)
+        try:
+            yield from table.read(part)
+        except UnreadableError as error:
+            log.on_unreadable(error)
 
 
 def print_tables(

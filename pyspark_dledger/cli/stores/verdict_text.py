@@ -96,6 +96,11 @@ def unreadable_text(problems: Sequence[str]) -> str:
     return f"cannot tell if it may start: {cell(problems[0])}{more}"
 
 
+def unknown_files_text(problems: Sequence[str]) -> str:
+    """That nothing can tell what files have."""
+    return f"cannot tell what it has in files that cannot be read: {', '.join(map(cell, problems))}"
+
+
 def readable_text(paths: Sequence[str]) -> str:
     """The next step where files cannot be read."""
     return f"make all files readable, {_command('verify', paths)} --least warning lists them; then repeat this command"
@@ -137,7 +142,8 @@ def first_files_text(member: MemberVerdict, members: Sequence[MemberVerdict]) ->
     begins = [other.begin for other in members if 0 <= other.begin < member.begin]
     if not begins:
         return ""
-    return f"; its first files are missing or expired: cannot tell, entries from {min(begins)} on are on others"
+    own = f", its own index has units from {member.index_begin} on" if 0 <= member.index_begin < member.begin else ""
+    return f"; its first files are missing or expired: cannot tell, entries from {min(begins)} on are on others{own}"
 
 
 def _reasons(member: MemberVerdict) -> Iterator[str]:
@@ -154,7 +160,7 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
     if member.damaged.entries > member.silent.entries:
         yield SEE_RECOVERY
     if member.unreadable:
-        yield f"cannot tell what it has in files that cannot be read: {', '.join(map(cell, member.unreadable))}"
+        yield unknown_files_text(member.unreadable)
     if member.short:
         yield f"Java does not load {', '.join(member.short)}: shorter than the other files"
     if member.lost_end is not None:

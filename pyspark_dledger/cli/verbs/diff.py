@@ -24,8 +24,8 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import node_folders
-from pyspark_dledger.log.log import answer
 from pyspark_dledger.log.option_uses import DIGESTS
+from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -36,7 +36,7 @@ _MAX_KEPT = 16 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    findings = "entries differ or are damaged, a log lost its end, or --md5: files differ"
+    findings = "entries differ or are damaged, a log lost its end, unreadable files, or --md5: files differ"
     add_stores(parser, "several are compared; of one folder, its nodes", findings)
     text = "print the MD5 of every file of the log instead: of the whole file, and of the part that all have written"
     parser.add_argument("--md5", action="store_true", help=text)

@@ -15,14 +15,15 @@ from pyspark_dledger.cli.arguments import (
     add_stores,
     natural,
 )
+from pyspark_dledger.cli.exit_codes import FINDINGS
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
-from pyspark_dledger.cli.stores.table_printer import table_batches
+from pyspark_dledger.cli.stores.table_printer import LOG_FOLDERS, print_unread, table_batches
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, REPLICAS, "a row with a problem; without rows 0")
+    add_stores(parser, REPLICAS, "a row with a problem, unreadable files; without rows 0")
     add_rows(parser)
     text = "log (the default), or another (docs/tables.md), such as consumeQueue"
     add_flag(parser, "--table", "table", metavar="NAME", help=text)
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    log = open_store(args)
+    log = open_store(args, leave_out=True)
     printer = RowPrinter(args, out, log)
     limit = args.limit
     if log.options.table == "log":
@@ -47,4 +48,5 @@ def run(args: argparse.Namespace, out: Output) -> int:
         printer.print(batch, None if limit is None else limit - printer.count)
         if limit is not None and printer.count >= limit:
             break
-    return printer.code
+    is_unread = print_unread(out, log.unread.lines("what the whole log has", LOG_FOLDERS), as_json=True)
+    return FINDINGS if is_unread else printer.code

@@ -18,16 +18,16 @@ from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
 from pyspark_dledger.cli.stores.row_reader import RowReader
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.errors import OptionError, UnreadableError
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.log import answer
 from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +51,7 @@ class _RowRange(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, REPLICAS, "nothing found, something lost, or a row with a problem")
+    add_stores(parser, REPLICAS, "nothing found, something lost, a row with a problem, unreadable files")
     add_rows(parser)
     text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, TOPIC/QUEUE/OFFSET, or a time (the first "
     text += "message at or after it). Keys walk the log, then the indexes: they know messages that are lost or expired"
@@ -247,7 +247,7 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
     batches = log.scan(("kind", "pos", "size", "keys", "uniqKey", "problem"), verifyCrc=False)
     reader = RowReader(log, search.printer.columns)
     for batch in with_progress(log, batches, search.progress):
-        damaged += len(damaged_rows(batch)) - _is_rest_unread(log, batch)
+        damaged += len(damaged_rows(batch))
         for row in rows(batch):
             pos = batch.column("pos")[row].as_py()
             for found in reader.between(pos, pos + batch.column("size")[row].as_py()):
@@ -271,21 +271,6 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
         )
     where = "what can be read" if log.unread.met_texts() else "the whole log"
     return f"expected a message with {name} {search.what}, found none in {where}"
-
-
-def _is_rest_unread(log: Log, batch: pa.RecordBatch) -> bool:
-    """Whether the last row is that of a file that cannot be read from there on, which is then known to be unread."""
-    from pyspark_dledger.log.io.unread_files import check_read
-
-    segment = segment_at(log.segments, batch["pos"][-1].as_py()) if batch.num_rows else None
-    if segment is None:
-        return False
-    try:
-        check_read(segment, batch["problem"])
-    except UnreadableError as error:
-        log.unread.add_segment(segment, error)
-        return True
-    return False
 
 
 def _upper_id(text: str) -> list[str]:

@@ -20,7 +20,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, rows_of
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.log import answer
+from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.lost.candidates import Candidates
@@ -48,6 +48,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def _lost(args: argparse.Namespace, out: Output, log: Log) -> int:
     from pyspark_dledger.rocketmq.lost.candidates import Candidates
+    from pyspark_dledger.rocketmq.lost.first_files import before_first_file
     from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
 
     logs: list[Log] = [log, *log.replicas]
@@ -67,6 +68,9 @@ def _lost(args: argparse.Namespace, out: Output, log: Log) -> int:
     else:
         _print_text(out, rows, found, len(logs), unclear)
     print_unread(out, unread, args.json)
+    for each in logs:
+        if (before := before_first_file(each)) is not None:
+            note(f"{each.path}: {before}")
     return FINDINGS if found or unclear else CLEAN
 
 

@@ -18,8 +18,8 @@ from pyspark_dledger.common.options import parse_size
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.log import answer
 from pyspark_dledger.log.option_uses import RECOVERY
+from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
@@ -31,7 +31,7 @@ _COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "committedIn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, EACH, "a version rejects the store, truncates entries, or keeps damaged ones")
+    add_stores(parser, EACH, "a version rejects the store, truncates entries or keeps damage; unreadable files")
     version = parser.add_mutually_exclusive_group()
     text = "of DLedger, such as 0.3.1.2; default: every line of versions"
     version.add_argument("--java", metavar="VERSION", help=text)

@@ -22,6 +22,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.option_uses import REPORT
+from pyspark_dledger.log.store_view import answer
 
 _NEEDED = ("jinja2", "matplotlib")
 _HEAD_BYTES = 4096
@@ -51,10 +52,13 @@ def run(args: argparse.Namespace, out: Output) -> int:
         else _checked_target(Path(local_target(args.output, "-o")), [log, *_replicas(compared)])
     )
 
-    from pyspark_dledger.cli.report.facts import gather
+    from pyspark_dledger.cli.report.facts import Facts, gather
     from pyspark_dledger.cli.report.group_verdict import is_trouble
 
-    facts = gather(log, compared, out.progress)
+    def gathered(asked: Log) -> Facts:
+        return gather(_alone(asked), asked if compared is not None else None, out.progress)
+
+    facts = answer(compared or log, gathered)
     if args.redact:
         from pyspark_dledger.cli.report.redacted import redacted
 
@@ -87,10 +91,14 @@ def _check_extra() -> None:
 
 def _open(args: argparse.Namespace) -> tuple[Log, Log | None]:
     """The store alone, and with its replicas where some are given: a read refuses replicas that contradict it."""
-    log = open_store(args, REPORT)
+    log = open_store(args, REPORT, leave_out=True)
     if not log.options.replicas:
         return log, None
-    return Log(log.path, replace(log.options, replicas=None, group_size=None)), log
+    return _alone(log), log
+
+
+def _alone(log: Log) -> Log:
+    return Log(log.path, replace(log.options, replicas=None, group_size=None))
 
 
 def _replicas(compared: Log | None) -> list[Log]:

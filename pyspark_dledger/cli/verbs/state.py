@@ -12,12 +12,12 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_rows, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.cli.stores.queue_ends import print_queue_ends, queue_ends
-from pyspark_dledger.log.log import answer
 from pyspark_dledger.log.state import state_of
+from pyspark_dledger.log.store_view import answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_stores(parser, "several are shown side by side", "a file cannot be read")
+    add_stores(parser, "several are shown side by side", "unreadable files")
     parser.add_argument("--queues", action="store_true", help="also the first and last offset of each ConsumeQueue")
 
 

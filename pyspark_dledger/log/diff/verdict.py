@@ -30,12 +30,14 @@ class MemberVerdict:
     ``left_out`` another replica has. ``donors`` have every damaged and left out entry, or fillers of what nobody has
     (``is_filled``). ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it,
     but not those ``ahead``. ``unreadable`` is what cannot be read of its log, checkpoint, queues, indexes. ``begin`` is
-    its first index, ``short`` are its files with fewer bytes than others, which no version of Java loads.
+    its first index, ``index_begin`` that of its first index unit (-1 without one). ``short`` are its files with fewer
+    bytes than others, which no version of Java loads.
     """
 
     node: str
     path: str
     begin: int
+    index_begin: int
     start: str
     elect: str
     damaged: Ranges
@@ -162,6 +164,7 @@ def _member(
         node=replica.node,
         path=replica.store.argument,
         begin=member.begin,
+        index_begin=replica.store.index_files.first_index,
         start=start,
         elect=_elect(start, candidate),
         damaged=found.damaged.ranges_found(),

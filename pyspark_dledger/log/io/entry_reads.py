@@ -113,6 +113,12 @@ class DLedgerIndex:
             pass
         return []
 
+    @property
+    def first_index(self) -> int:
+        """The index of the first unit; -1 if it was not written."""
+        index = self.files[0].base // INDEX_UNIT_SIZE if self.files else -1
+        return index if index >= 0 and self.unit(index) is not None else -1
+
     def unit(self, index: int) -> IndexUnit | None:
         """The unit of `index`, or None if none was written."""
         file = segment_at(self.files, index * INDEX_UNIT_SIZE)

@@ -94,6 +94,12 @@ def check_text(segment: Segment, problem: str) -> None:
         raise UnreadableError(segment.path, found[2], int(found[1]))
 
 
+def check_whole(segment: Segment) -> None:
+    """Raises UnreadableError if bytes of a file cannot be read."""
+    for offset in range(0, segment.size, MAX_ENTRY_SIZE):
+        read_existing(segment.path, offset, MAX_ENTRY_SIZE)
+
+
 def check_rest(segment: Segment, start: int, end: int) -> None:
     """Raises UnreadableError if the next bytes of ``[start, end)``, in which an entry could be, cannot be read."""
     if start < end and type(segment.path) is str:
@@ -153,10 +159,18 @@ class UnreadFiles:
         others = {error.path: error for error in self._others if not names or self._is_below(error, names)}
         return [*(error for _, error in self.segments), *{**others, **self._added}.values()]
 
-    def segment_texts(self) -> tuple[str, ...]:
-        """Each file of the log with the reason, and which part of the log is unknown because of it."""
+    def extents_of(self, source: str) -> list[tuple[int, int]]:
+        """The extents of files of a source."""
+        return [extent for extent, each in zip(self.extents, self.files, strict=True) if each.source == source]
+
+    def segment_texts(self, source: str | None = None) -> tuple[str, ...]:
+        """Each file of the log, or of a source, with the reason, and what of the log is unknown because of it."""
         parts = zip(self.segments, self.extents, strict=True)
-        return tuple(f"{_text(error)}{self._unknown(segment, *extent)}" for (segment, error), extent in parts)
+        return tuple(
+            f"{_text(error)}{self._unknown(segment, *extent)}"
+            for (segment, error), extent in parts
+            if source in (None, segment.source)
+        )
 
     def met_texts(self) -> list[str]:
         """Files of the log, and others that a read met; the rest is not looked for."""

@@ -37,7 +37,7 @@ from pyspark_dledger.log.salvage.pieces import (
     Undecided,
 )
 from pyspark_dledger.log.salvage.restored_log import RestoredLog, Witnesses, restore
-from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.store_view import StoreView, answer, with_end
 
 REFUSE, FILL, BY_MAJORITY = "refuse", "filler", "majority"
 UNDECIDED = (REFUSE, BY_MAJORITY, FILL)
@@ -68,7 +68,8 @@ class SalvagePlan:
     """The logs to write: the old CommitLog and that of DLedger, or one of them. Sources are numbered as given.
 
     ``committed`` are the indexes that the sources know to be committed. With ``refused`` entries, nothing is written.
-    ``unreadable`` says for each source's name what cannot be read of its checkpoint, queues and indexes.
+    ``unreadable`` says for each source's name what cannot be read of its checkpoint, queues and indexes, and of the end
+    of its log. ``unread`` are the positions of all files of logs that cannot be read; ``notes`` name the files.
     """
 
     names: tuple[str, ...]
@@ -78,6 +79,7 @@ class SalvagePlan:
     notes: tuple[str, ...] = ()
     refused: tuple[Undecided, ...] = ()
     unreadable: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unread: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_lossless(self) -> bool:
@@ -104,7 +106,7 @@ def open_sources(paths: Sequence[str], engine: str = "auto") -> list[StoreView]:
     """The stores at paths. Raises OptionError for a store that is given twice, StoreError if one cannot be opened."""
     if not 1 <= len(paths) <= MAX_SOURCES:
         raise OptionError(f"expected 1 to {MAX_SOURCES} sources, found {len(paths)}")
-    stores = [StoreView(path, ReadOptions(engine=engine)) for path in paths]
+    stores = [answer(StoreView(path, ReadOptions(engine=engine, unread=())), with_end) for path in paths]
     check_sources(stores)
     return stores
 
@@ -154,8 +156,14 @@ def plan_salvage(
     _check_taken(take, logs)
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
     unreadable = {name: texts for name, store in zip(names, stores, strict=True) if (texts := store.unread.witnesses())}
-    notes = (*_notes(parts), *_unreadable_notes(unreadable))
-    return SalvagePlan(names, tuple(store.path for store in stores), tuple(logs), committed, notes, refused, unreadable)
+    files = {name: texts for name, store in zip(names, stores, strict=True) if (texts := store.unread.segment_texts())}
+    notes = (*_notes(parts), *_unreadable_notes(unreadable), *_unreadable_notes(files, "it has"))
+    for name, store in zip(names, stores, strict=True):
+        if store.unread.has_end:
+            unreadable[name] = (*unreadable.get(name, ()), *files[name])
+    unread = tuple(extent for store in stores for extent in store.unread.extents)
+    paths = tuple(store.path for store in stores)
+    return SalvagePlan(names, paths, tuple(logs), committed, notes, refused, unreadable, unread)
 
 
 def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView], log_of: int | None) -> RestoredLog:
@@ -288,10 +296,10 @@ def _notes(parts: Sequence[SegmentPart]) -> Iterator[str]:
             )
 
 
-def _unreadable_notes(unreadable: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _unreadable_notes(unreadable: Mapping[str, Sequence[str]], what: str = "it knows") -> Iterator[str]:
     for name, files in unreadable.items():
         for text in files[:_MAX_NOTES]:
-            yield f"{name}: {text}: what it knows does not count"
+            yield f"{name}: {text}: what {what} does not count"
         if len(files) > _MAX_NOTES:
             yield f"{name}: {len(files) - _MAX_NOTES} more files cannot be read: see dledger verify"
 

@@ -182,6 +182,8 @@ def headline(plan: SalvagePlan) -> str:
     lost = [each for log in plan.logs for each in log.lost if (log.source, each.pos) not in undecided]
     after = [log.lost_after for log in plan.logs if log.lost_after is not None]
     parts = []
+    unread = [each for each in lost if any(low < each.pos + each.size and each.pos < high for low, high in plan.unread)]
+    lost = [each for each in lost if each not in unread]
     if lost:
         size = sum(each.size for each in lost)
         indexes = _listed([(each.index, each.index) for each in lost if each.index >= 0])
@@ -190,13 +192,17 @@ def headline(plan: SalvagePlan) -> str:
         parts.append(f"{what}, {size} bytes: no source has {'it' if len(lost) == 1 else 'them'} intact")
     if after:
         end = max(log.last_index for log in plan.logs)
-        parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source")
+        readable = " that can be read" if plan.unreadable else ""
+        parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source{readable}")
     ends = [(log.end, log.lost_until - 1) for log in plan.logs if log.lost_until is not None]
     parts += [f"positions {start} to {end}: a source shows that messages were there" for start, end in ends]
     if undecided:
         becomes = "" if plan.refused else "; fillers take their place"
         places = _places((each.index, each.index, each.pos, each.pos + each.size - 1) for each in undecided.values())
         parts.append(f"{places}: nothing shows that a copy is right{becomes}")
+    if unread:
+        places = _places((each.index, each.index, each.pos, each.pos + each.size - 1) for each in unread)
+        parts.append(f"{places}: only a file that cannot be read may have them")
     if plan.unconfirmed:
         places = _places((each.first_index, each.last_index, each.start, each.end - 1) for each in plan.unconfirmed)
         parts.append(f"{places}: no checksum covers the last copy, which is taken")

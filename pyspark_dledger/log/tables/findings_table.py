@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
 from pyspark_dledger.log.verify.verify_store import FindingsPart, plan_findings, read_findings
 
@@ -27,9 +29,14 @@ COLUMNS = (
 )
 
 
+def _plan(log: StoreView, options: ReadOptions) -> list[FindingsPart]:
+    """The parts, with files that cannot be read: they have findings."""
+    return plan_findings(log if options.unread is None else StoreView(log.path, replace(options, unread=None)))
+
+
 def _read(part: FindingsPart) -> Iterator[pa.RecordBatch]:
     rows = (row_of(COLUMNS, finding) for finding in read_findings(part))
     yield from batches_of(table_schema(COLUMNS), rows, _MAX_BATCH_ROWS)
 
 
-TABLE = Table("findings", "one row per finding", COLUMNS, lambda log, _: plan_findings(log), _read)
+TABLE = Table("findings", "one row per finding", COLUMNS, _plan, _read)

@@ -13,6 +13,7 @@ from pyspark_dledger.format.spec import Survey, SurveyRequest
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.log.io.unread_files import check_whole
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import (
@@ -74,8 +75,10 @@ def plan(store: StoreView, options: ReadOptions) -> list[SegmentPart]:
 
 
 def read(part: SegmentPart) -> Iterator[pa.RecordBatch]:
-    """The row of a file."""
+    """The row of a file. Raises UnreadableError if bytes of it cannot be read."""
     survey = engine_of(part.engine, part.request.segment).survey(part.request)
+    if "shortFile" in survey.counts:
+        check_whole(part.request.segment)
     yield from batches_of(_SCHEMA, [_row(part, survey)], 1)
 
 

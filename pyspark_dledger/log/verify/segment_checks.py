@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.engine import Engine
@@ -19,6 +19,7 @@ from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
+from pyspark_dledger.log.io.unread_files import check_text
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import Finding
@@ -70,6 +71,8 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
             _check_order(engine, part.before, part.segment, index, survey, report)
         _check_units(engine, part, index, survey, report)
         _add_contradictions(part.segment, survey, report)
+    except UnreadableError as error:
+        report.add_unreadable(error)
     except (OSError, StoreError) as error:
         report.add("unreadableFile", part.segment.path, str(error).removeprefix(f"{part.segment.path}: "))
     return report.findings()
@@ -97,8 +100,10 @@ def _queue_check(part: SegmentCheckPart, report: Report) -> QueueCheck | None:
 
 
 def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
+    """Report what a survey found. Raises UnreadableError if the rest of the file cannot be read."""
     listed: dict[str, int] = {}
     for problem in survey.problems:
+        check_text(segment, problem.text)
         if problem.code == "blankSize" and problem.pos == segment.base and not segment.check_pos:
             continue  # after a snapshot, 0.4.0 begins a file like this and has not yet written entries after it
         report.add(

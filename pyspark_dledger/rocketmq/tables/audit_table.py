@@ -115,8 +115,10 @@ class QueueAudit:
     def __init__(self, part: AuditPart, unread: UnreadFiles | None = None) -> None:
         """`unread` is what is left out, and gets what more cannot be read, which is an error without it."""
         self.part = part
-        self.unread = unread if unread is not None else UnreadFiles(StorePaths(part.path))
         self._on_unreadable = raise_error if unread is None else unread.add
+        if unread is None and part.options.unread is None:
+            unread = UnreadFiles(StorePaths(part.path))
+        self.unread = unread if unread is not None else self.log.unread
         self.queues = list(self._readable_queues())
         self.names = QueueNames((units.queue.topic, units.queue.queue_id) for units in self.queues)
         self.batch_topics = self._batch_topics()

@@ -138,6 +138,7 @@ def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows
         damaged_bytes=size(DAMAGED),
         diverged_bytes=size(DIVERGED),
         abort=replica.abort,
+        unread=replica.unread,
         unreadable=replica.unreadable,
     )
 
@@ -192,7 +193,7 @@ def _epochs(replicas: Sequence[CommitLogReplica]) -> dict[int, dict[str, tuple[i
 
 def _consistent_points(replicas: Sequence[CommitLogReplica], rows: Sequence[PosRow]) -> Iterator[ConsistentPoint]:
     for slave, master in permutations(replicas, 2):
-        if not slave.epochs or not master.epochs:
+        if not slave.epochs or not master.epochs or slave.is_end_unread or master.is_end_unread:
             continue
         pos = consistent_point(slave.epochs, slave.end, master.epochs, master.end)
         before = INT64_MAX if pos is None else pos

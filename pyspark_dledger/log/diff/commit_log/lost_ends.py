@@ -69,6 +69,8 @@ def commit_log_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
 
 
 def _with_lost_end(one: CommitLogReplica, replicas: Sequence[CommitLogReplica]) -> CommitLogReplica:
+    if one.is_end_unread:
+        return one
     if one.epochs:
         confirmed = 0 if one.is_confirmed_impossible else one.confirm_offset or 0
         return replace(one, proven_end=max(confirmed, one.end), proven_by="checkpoint" if confirmed > one.end else "")

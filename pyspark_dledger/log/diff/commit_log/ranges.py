@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pyspark_dledger.common.adjacent import merge_adjacent
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.log.copies.segment_bytes import is_torn
@@ -23,7 +24,8 @@ PRESENT = "present"
 DAMAGED = "damaged"
 ENDED = "ended"
 EXPIRED = "expired"
-"""States of a replica in a range: intact, lost or damaged, after its end, before its first file."""
+UNREAD = "unread"
+"""States of a replica in a range: intact, lost or damaged, after its end, before its first file, unknown."""
 
 _WINDOW = 256 * 1024
 
@@ -83,6 +85,7 @@ def _continues(last: PosRange, part: PosRange) -> bool:
 def _ranges(replicas: Sequence[CommitLogReplica]) -> Iterator[PosRange]:
     edges = {edge for one in replicas for segment in one.segments for edge in (segment.base, segment.end)}
     edges |= {edge for one in replicas for edge in (one.begin, one.end, one.blank_end, one.proven_end)}
+    edges |= {edge for one in replicas for extent in one.unread for edge in extent}
     edges |= _epoch_starts(replicas)
     low = min(one.begin for one in replicas)
     high = max(one.proven_end for one in replicas)
@@ -98,6 +101,8 @@ def _ranges(replicas: Sequence[CommitLogReplica]) -> Iterator[PosRange]:
 
 
 def _state(replica: CommitLogReplica, pos: int) -> str:
+    if any(low <= pos < high for low, high in replica.unread):
+        return UNREAD
     if pos < replica.begin:
         return EXPIRED
     if pos >= replica.blank_end:
@@ -160,7 +165,11 @@ class _Region:
         return self._frames.of(number, self._start)
 
     def _read(self, files: dict[int, OpenFile], number: int, low: int, high: int) -> bytes:
-        return files[number].read(low - self._segments[number].base, high - low)
+        segment = self._segments[number]
+        try:
+            return files[number].read(low - segment.base, high - low)
+        except OSError as error:
+            raise UnreadableError(segment.path, error.strerror or str(error), low - segment.base) from None
 
     def _doubtful(self, files: dict[int, OpenFile]) -> list[tuple[int, int]]:
         """The parts with different or damaged bytes, widened to whole messages of all replicas."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.epoch_file import Epoch, epoch_at
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
@@ -32,7 +33,8 @@ class CommitLogReplica:
     the positions between its files. ``is_closed``: its last file ends with a blank.
     ``epoch_problem``: what is wrong with its epoch file.
     ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
-    ``unreadable`` is what cannot be read of its checkpoint, queues and indexes.
+    ``unread`` are the positions of files that cannot be read, ``unreadable`` is that, and what cannot be read of its
+    checkpoint, queues and indexes.
     """
 
     name: str
@@ -55,7 +57,13 @@ class CommitLogReplica:
     is_closed: bool
     proven_end: int
     proven_by: str
+    unread: tuple[tuple[int, int], ...]
     unreadable: tuple[str, ...]
+
+    @property
+    def is_end_unread(self) -> bool:
+        """Whether the end of the log cannot be read."""
+        return any(end == INT64_MAX for _, end in self.unread)
 
     @property
     def lost_until(self) -> int | None:
@@ -64,7 +72,8 @@ class CommitLogReplica:
         A truncation in controller mode leaves such a time.
         """
         known = self.checkpoint.physic_msg_timestamp
-        return known if not self.is_old and not self.epochs and known > self.last_time else None
+        is_last = not self.is_old and not self.is_end_unread
+        return known if is_last and not self.epochs and known > self.last_time else None
 
     @property
     def blank_end(self) -> int:
@@ -84,7 +93,7 @@ class CommitLogReplica:
     @property
     def is_confirmed_impossible(self) -> bool:
         """Whether the confirmed offset is so far after the log's end that the checkpoint is damaged."""
-        return (self.confirm_offset or 0) - self.end > _MAX_LOST_END
+        return not self.is_end_unread and (self.confirm_offset or 0) - self.end > _MAX_LOST_END
 
     def segment_at(self, pos: int) -> int | None:
         """The number of the segment with position `pos`; None without one."""
@@ -127,7 +136,10 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         begin = segments[0].base if segments else end
     root = store.paths.root
     epochs = read_epochs(root)[0] if root is not None else ()
-    problem = epoch_file_problem(root, end) if root is not None else None
+    problem = epoch_file_problem(root, end) if root is not None and not store.unread.has_end else None
+    unread = store.unread
+    lows = [low for low, _ in unread.extents if low < end]
+    begin = min([begin, *lows]) if segments else begin
     edges = [*((segment.base, segment.end) for segment in segments if segment.base < end), (end, end)]
     return CommitLogReplica(
         name=name,
@@ -142,15 +154,16 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         last_pos=found.last_pos if found is not None else -1,
         last_time=found.last_store_timestamp if found is not None else -1,
         short=tuple(segment.name for segment in segments if _is_short(segment)),
-        missing=tuple((low, high) for (_, low), (high, _) in pairwise(edges) if low < high),
+        missing=tuple(part for (_, low), (high, _) in pairwise(edges) for part in unread.known_parts(low, high)),
         epochs=epochs,
         epoch_problem=problem[1] if problem is not None else None,
         checkpoint=_checkpoint(root) if root is not None else StoreCheckpoint(),
         abort=root is not None and (root / "abort").exists(),
-        is_closed=not store.ledger_segments and not epochs and bool(segments) and _is_closed(segments[-1], end),
+        is_closed=not store.ledger_segments and not epochs and not unread.has_end and _is_closed(segments, end),
         proven_end=end,
         proven_by="",
-        unreadable=store.unread.witnesses(),
+        unread=tuple(unread.extents_of(COMMITLOG)),
+        unreadable=(*unread.segment_texts(COMMITLOG), *unread.witnesses()),
     )
 
 
@@ -161,8 +174,11 @@ def _checkpoint(root: Path) -> StoreCheckpoint:
         return StoreCheckpoint()  # `unreadable` names it
 
 
-def _is_closed(segment: Segment, end: int) -> bool:
+def _is_closed(segments: Sequence[Segment], end: int) -> bool:
     """Whether a log ends with the blank of its last file: a broker writes it when it goes to the next file."""
+    if not segments:
+        return False
+    segment = segments[-1]
     if not segment.base <= end <= segment.end - MIN_BLANK_SIZE:
         return False
     data = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)

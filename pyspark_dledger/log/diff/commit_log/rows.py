@@ -11,10 +11,10 @@ from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.log.copies.first_difference import first_difference
 from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_units
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
-from pyspark_dledger.log.diff.commit_log.ranges import ENDED, PosRange
+from pyspark_dledger.log.diff.commit_log.ranges import ENDED, UNREAD, PosRange
 from pyspark_dledger.log.diff.commit_log.ranges import EXPIRED as EXPIRED_STATE
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
-from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME
+from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME, UNREADABLE
 
 # Messages whose first difference is found.
 MAX_EXPLAINED = 1_000
@@ -55,7 +55,9 @@ class PosRow:
 
     @property
     def unclear(self) -> tuple[str, ...]:
-        """The nodes with copies that no check judges: they differ, or only one is left."""
+        """The nodes with copies that no check judges: they differ, only one is left, or it cannot be read."""
+        if self.verdict == UNREADABLE:
+            return self.nodes if not self.intact else ()
         if self.verdict == DAMAGED:
             return () if self.intact else tuple(self.terms)
         return self.nodes if self.verdict == OTHER_BYTES else ()
@@ -159,7 +161,8 @@ class _Judge:
         """The verdict on a range, and the replicas that it is about."""
         numbers = range(len(self._replicas))
         damaged = [n for n in numbers if part.states[n] == DAMAGED_STATE and n not in diverged]
-        if damaged:
+        unread = [n for n in numbers if part.states[n] == UNREAD]
+        if damaged and (part.holders or not unread):
             return DAMAGED, damaged
         if len({part.versions[number] for number in part.holders}) > 1:
             others = [n for n in diverged if part.versions[n] is not None]
@@ -167,6 +170,8 @@ class _Judge:
             if others and len({part.versions[number] for number in kept}) <= 1:
                 return DIVERGED, others
             return OTHER_BYTES, self._minority(part)
+        if unread:
+            return UNREADABLE, unread
         if self._has_own_damage(part, diverged):
             return DIVERGED, [number for number in diverged if part.states[number] == DAMAGED_STATE]
         ended = [number for number in numbers if part.states[number] == ENDED]

@@ -10,9 +10,9 @@ class CommitLogState:
     """The state of one replica's CommitLog; positions in bytes.
 
     ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
-    ``diverged_bytes`` another master wrote. ``epoch`` is the last that begins in the log; it and ``confirm_offset`` are
-    None if it has none. ``epoch_problem`` is what is wrong with its epoch file, ``unreadable`` what cannot be read of
-    its checkpoint, queues and indexes.
+    ``diverged_bytes`` another master wrote, ``unread`` positions are of files that cannot be read. ``epoch`` is the
+    last that begins in the log; it and ``confirm_offset`` are None if it has none. ``epoch_problem`` is what is wrong
+    with its epoch file, ``unreadable`` what cannot be read of its log, checkpoint, queues and indexes.
     """
 
     node: str
@@ -29,6 +29,7 @@ class CommitLogState:
     damaged_bytes: int
     diverged_bytes: int
     abort: bool
+    unread: tuple[tuple[int, int], ...]
     unreadable: tuple[str, ...]
 
 

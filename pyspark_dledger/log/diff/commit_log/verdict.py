@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log.rows import PosRow
 from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
-from pyspark_dledger.log.diff.diff_table import DAMAGED, DIVERGED
+from pyspark_dledger.log.diff.diff_table import DAMAGED, DIVERGED, UNREADABLE
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 
 MASTER, SLAVE, NO, UNKNOWN = "master", "slave", "no", "unknown"
@@ -20,7 +20,8 @@ NOTHING, SOME = "nothing", "some"
 class MemberVerdict:
     """What may be done with one replica as it is. Ranges are of positions. ``begin`` is its first position.
 
-    ``start``: ``no`` (it is damaged, lost its end, has ``short`` files, or cannot follow the master), ``unknown`` (no
+    ``start``: ``no`` (it is damaged, lost its end, has ``short`` files or, with ``is_unread``, files of the log that
+    cannot be read, or cannot follow the master), ``unknown`` (no
     check tells which copy is intact, or files are ``unreadable``), ``slave`` (another one has more, or is of a later
     epoch), ``master``. ``damaged``, ``unclear`` and ``diverged`` are its positions with these verdicts; ``donors`` have
     all of the damaged ones intact.
@@ -49,6 +50,7 @@ class MemberVerdict:
     overwrites: Ranges
     overwritten: tuple[str, ...]
     unreadable: tuple[str, ...]
+    is_unread: bool
     short: tuple[str, ...]
 
 
@@ -121,6 +123,7 @@ def _member(
     }
     unclear = [row for row in rows if state.node in row.unclear]
     own[DAMAGED] = [row for row in own[DAMAGED] if state.node not in row.unclear]
+    own[DAMAGED] += [row for row in rows if row.verdict == UNREADABLE and state.node in row.damaged]
     is_behind = _rank(first) > _rank(state) or bool(own[DIVERGED])
     truncation = next((each for each in points if (each.slave, each.master) == (state.node, first.node)), None)
     kept = state.end if truncation is None or truncation.pos is None else min(truncation.pos, state.end)
@@ -131,7 +134,7 @@ def _member(
     cannot_follow = any(row.first_pos < follows_from or truncation is None for row in own[DIVERGED])
     cannot_follow |= truncation is not None and truncation.pos is None
     lost_by_others = [] if is_behind else [row for row in rows if row.verdict == DIVERGED]
-    is_incomplete = own[DAMAGED] or state.short or lost_end is not None
+    is_incomplete = own[DAMAGED] or state.short or state.unread or lost_end is not None
     if is_incomplete or state.epoch_problem or (is_behind and (missing or cannot_follow)):
         start = NO
     else:
@@ -155,6 +158,7 @@ def _member(
         overwrites=_ranges(lost_by_others),
         overwritten=tuple(sorted({node for row in lost_by_others for node in row.nodes})),
         unreadable=state.unreadable,
+        is_unread=bool(state.unread),
         short=state.short,
     )
 
@@ -185,7 +189,7 @@ def _first(states: Sequence[CommitLogState], rows: Sequence[PosRow]) -> CommitLo
 
     def order(state: CommitLogState) -> tuple[object, ...]:
         epoch, end = _rank(state)
-        is_damaged = state.node in damaged or bool(state.short)
+        is_damaged = state.node in damaged or bool(state.short or state.unread)
         return -epoch, -end, state.node in diverged, is_damaged, state.begin, state.node
 
     return min(states, key=order)
