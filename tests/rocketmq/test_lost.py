@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.log import open_log
+from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.io.key_files import key_hash
+from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.lost import restorable
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
@@ -524,3 +525,21 @@ def test_units_of_a_missing_first_file_are_named(
     single, plain = capsys.readouterr().err.splitlines()
     assert re.search(r"its index has the entries 0 to \d+ and its queues have \d+ messages from there", single)
     assert plain.endswith("its queues have 247 messages from there")
+
+
+@pytest.mark.parametrize("is_created_ahead", [False, True])
+def test_what_an_unreadable_last_file_had_is_unknown(tmp_path: Path, is_created_ahead: bool) -> None:
+    """Units and the checkpoint know its entries, and a file that was created ahead follows."""
+    messages = [mq_message("Orders", b"body %d" % n, queue_offset=n) for n in range(60)]
+    store = write_dledger(tmp_path, messages, file_size=2048)
+    write_units(tmp_path, units_of(store.rows))
+    last = Path(store.segments[-1].path)
+    if is_created_ahead:
+        (last.parent / f"{store.segments[-1].end:020}").write_bytes(bytes(2048))
+    last.unlink()
+    last.mkdir()
+    log = Log(str(tmp_path), ReadOptions(unread=()))
+    assert lost_in_group(log).messages == []
+    (text,) = log.unread.texts()
+    first = next(row for row in store.rows if row["pos"] >= store.segments[-1].base)
+    assert text == f"{last}: not a file; unknown: index {first['index']} and after, pos {first['pos']} and after"

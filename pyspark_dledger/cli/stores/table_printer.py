@@ -19,7 +19,6 @@ from pyspark_dledger.log import Log
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOG_FOLDERS = ("data", "commitlog")
 # Verdicts of the table diff that no healthy group shows.
 _DIFFERENCES = frozenset(("filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"))
 
@@ -60,13 +59,13 @@ def print_tables(
     notes: Callable[[Log], Iterator[str]] | None = None,
     batches: Callable[[Log, ProgressBar], Iterator[pa.RecordBatch]] | None = None,
     question: str | None = None,
-    read_names: Container[str] = LOG_FOLDERS,
+    read_names: Container[str] | None = None,
 ) -> int:
     """Print a table of each store, then `notes`; returns the exit code. `batches` reads the table.
 
     Text has `columns` of the table (all by default), or `nothing` where no row is printed. JSON has all columns, and no
     notes. With a `question`, the table is that of the files that can be read, and others in folders `read_names` are
-    named: they leave the question open.
+    named (None: only those that a read met): they leave the question open.
     """
     read = batches if batches is not None else lambda log, progress: table_batches(log, name, progress)
     code = CLEAN

@@ -16,7 +16,7 @@ from pyspark_dledger.log import Log
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_READ = ("data", "commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "checkpoint")
+_READ = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "checkpoint")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

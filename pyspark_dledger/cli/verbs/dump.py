@@ -19,7 +19,7 @@ from pyspark_dledger.cli.exit_codes import FINDINGS
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
-from pyspark_dledger.cli.stores.table_printer import LOG_FOLDERS, print_unread, table_batches
+from pyspark_dledger.cli.stores.table_printer import print_unread, table_batches
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,5 +48,5 @@ def run(args: argparse.Namespace, out: Output) -> int:
         printer.print(batch, None if limit is None else limit - printer.count)
         if limit is not None and printer.count >= limit:
             break
-    is_unread = print_unread(out, log.unread.lines("what the whole log has", LOG_FOLDERS), as_json=True)
+    is_unread = print_unread(out, log.unread.lines("what the whole log has", None), as_json=True)
     return FINDINGS if is_unread else printer.code

@@ -93,7 +93,7 @@ def _find_in(log: Log, args: argparse.Namespace, printer: RowPrinter, progress: 
     progress.clear()
     for pointer in pointers:
         note(f"{log.path}: {pointer}")
-    unread = log.unread.met_texts()
+    unread = log.unread.texts(None)
     for text in unread:
         note(f"{log.path}: cannot tell if there is more: {text}")
     if printer.count:
@@ -269,7 +269,7 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
             f"expected a message with {name} {search.what}, found none in the intact part of the log; {places} "
             "damaged: dledger lost --candidates names what was there"
         )
-    where = "what can be read" if log.unread.met_texts() else "the whole log"
+    where = "what can be read" if log.unread.texts(None) else "the whole log"
     return f"expected a message with {name} {search.what}, found none in {where}"
 
 

@@ -13,7 +13,7 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.commit_log_text import unclear_positions_text
 from pyspark_dledger.cli.stores.open_stores import open_store
-from pyspark_dledger.cli.stores.table_printer import LOG_FOLDERS, print_unread
+from pyspark_dledger.cli.stores.table_printer import print_unread
 from pyspark_dledger.cli.stores.verdict_text import unclear_text
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.lost.group_losses import GroupLosses
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
-_READ = (*LOG_FOLDERS, "consumequeue", "index", "checkpoint")
+_READ = ("consumequeue", "index", "checkpoint")
 # The columns that fit a terminal; --json has all.
 _COLUMNS = (
     *("index", "pos", "size", "topic", "queueId", "queueOffset", "firstStoreTimestamp", "lastStoreTimestamp"),

@@ -10,7 +10,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
-from pyspark_dledger.cli.stores.table_printer import LOG_FOLDERS, print_unread
+from pyspark_dledger.cli.stores.table_printer import print_unread
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.option_uses import STATISTICS
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
                     out.line(json_line({"of": kind, **row}))
         else:
             _print_text(out, total, terms, topics)
-        if print_unread(out, log.unread.lines("what the whole log has", LOG_FOLDERS), args.json):
+        if print_unread(out, log.unread.lines("what the whole log has", None), args.json):
             code = FINDINGS
     return code
 

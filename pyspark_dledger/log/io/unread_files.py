@@ -109,8 +109,8 @@ def check_rest(segment: Segment, start: int, end: int) -> None:
 class UnreadFiles:
     """What cannot be read of one store: the files of its log that were left out, and all others.
 
-    ``extents`` are the positions ``[start, end)`` that files of the log leave unknown; an end of 2^63-1: nothing that
-    can be read follows. `indexes_in` gives the first and last index that can be in a segment, None without any.
+    `last_base` is that of the last file that has entries and can be read. `indexes_in` gives the first and last index
+    that can be in a segment, None without any.
     """
 
     def __init__(
@@ -122,16 +122,19 @@ class UnreadFiles:
     ) -> None:
         self._paths = paths
         self._indexes_in = indexes_in
+        self._last_base = last_base
         self.segments = list(segments)
-        self.extents = [
-            (segment.base, segment.end if segment.base < last_base else INT64_MAX) for segment, _ in segments
-        ]
         self._added: dict[str, UnreadableError] = {}
 
     @property
     def files(self) -> list[Segment]:
         """The files of the log."""
         return [segment for segment, _ in self.segments]
+
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """The positions ``[start, end)`` that are unknown; an end of 2^63-1: no entry that can be read follows."""
+        return [(each.base, each.end if each.base < self._last_base else INT64_MAX) for each in self.files]
 
     @property
     def has_end(self) -> bool:
@@ -144,8 +147,8 @@ class UnreadFiles:
 
     def add_segment(self, segment: Segment, error: UnreadableError) -> None:
         """Add a file of the log of which a read failed; all of it counts as unknown."""
-        self.segments.append((segment, error))
-        self.extents.append((segment.base, segment.end))
+        if segment not in self.files:
+            self.segments = sorted([*self.segments, (segment, error)], key=lambda each: each[0].base)
 
     @cached_property
     def _others(self) -> list[UnreadableError]:
@@ -154,10 +157,10 @@ class UnreadFiles:
         left_out = {segment.path for segment, _ in self.segments}
         return [error for error in found if error.path not in left_out]
 
-    def errors(self, names: Container[str] = ()) -> list[UnreadableError]:
-        """What cannot be read: of the log, and of others all or those in folders `names`, or with such a name."""
-        others = {error.path: error for error in self._others if not names or self._is_below(error, names)}
-        return [*(error for _, error in self.segments), *{**others, **self._added}.values()]
+    def _errors(self, names: Container[str] | None) -> list[UnreadableError]:
+        listed = self._others if names is not None else ()
+        others = {error.path: error for error in listed if not names or self._is_below(error, names)}
+        return list({**others, **self._added}.values())
 
     def extents_of(self, source: str) -> list[tuple[int, int]]:
         """The extents of files of a source."""
@@ -172,20 +175,19 @@ class UnreadFiles:
             if source in (None, segment.source)
         )
 
-    def met_texts(self) -> list[str]:
-        """Files of the log, and others that a read met; the rest is not looked for."""
-        return [*self.segment_texts(), *map(_text, self._added.values())]
+    def texts(self, names: Container[str] | None = ()) -> list[str]:
+        """Files of the log, then others, each with the reason.
 
-    def texts(self, names: Container[str] = ()) -> list[str]:
-        """Those of the log, then others as in `errors`, each with the reason."""
-        return [*self.segment_texts(), *map(_text, self.errors(names)[len(self.segments) :])]
+        Others are all, or those in folders `names` or with such a name; None: only those that a read met.
+        """
+        return [*self.segment_texts(), *map(_text, self._errors(names))]
 
     def witnesses(self) -> tuple[str, ...]:
         """What cannot be read of the files that know messages, each with the reason."""
         found = ((self._relative(error), error) for error in self._others)
         return tuple(f"{file} cannot be read ({_reason(error)})" for file, error in found if file.parts[0] != "config")
 
-    def lines(self, question: str, names: Container[str] = ()) -> Iterator[str]:
+    def lines(self, question: str, names: Container[str] | None = ()) -> Iterator[str]:
         """That nothing can tell the answer to `question`, and each file; nothing if all can be read."""
         if texts := self.texts(names):
             yield f"{self._paths.path}: cannot tell {question}: {counted(len(texts), 'file')} cannot be read"
