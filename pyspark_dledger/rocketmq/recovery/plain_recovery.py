@@ -5,7 +5,8 @@ and ``recoverAbnormally``, ``MappedFileQueue``, ``ConsumeQueueStore``, ``Consume
 
 Not modelled: settings other than the defaults (``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``,
 ``forceVerifyPropCRC``, ``recheckReputOffsetFromCq``), the dispatch after load(), light message queues,
-BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, and expired files.
+BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, and expired files; a message
+with a damaged physicalOffset that 5.5.0 dispatches twice, and topics with NUL in 4.9.8.
 
 A store with an epoch file starts in controller mode: load() dispatches, and start() begins, by the confirmed offset.
 """
