@@ -184,7 +184,10 @@ class DLedgerDataSource(DataSource):
             )
         paths = read_paths(self.options)
         if not paths:
-            raise OptionError(f"no path is given: name the store in load(path), or in SQL use {_CREATE_VIEW}")
+            raise OptionError(
+                "no path is given, and Spark passes that of a catalog's table to no Python source: name the store in "
+                f"load(path), or in SQL use {_CREATE_VIEW}"
+            )
         return paths[0]
 
 

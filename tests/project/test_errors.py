@@ -122,7 +122,8 @@ def test_no_path(spark: SparkSession) -> None:
     with pytest.raises(PySparkException) as error:
         read(spark, None)
     assert sentence(error.value) == (
-        "no path is given: name the store in load(path), or in SQL use "
+        "no path is given, and Spark passes that of a catalog's table to no Python source: name the store in "
+        "load(path), or in SQL use "
         "CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...')"
     )
 
