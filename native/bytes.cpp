@@ -249,4 +249,15 @@ bool MappedFile::load(int64_t from, int64_t to) {
   return readable() >= to;
 }
 
+bool MappedFile::is_loaded(int64_t at) const {
+  if (at < 0 || at >= size_) return false;
+#ifdef __linux__
+  unsigned char state = 0;
+  const auto page = static_cast<int64_t>(page_size);
+  return mincore(data_ + at / page * page, page_size, &state) == 0 && (state & 1) != 0;
+#else
+  return true;
+#endif
+}
+
 }  // namespace dledger

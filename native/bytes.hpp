@@ -166,6 +166,9 @@ class MappedFile {
   // Reads a byte of each page of [from, to). Returns whether all these bytes are the file's. For a whole file.
   bool load(int64_t from, int64_t to);
 
+  // Whether the page of a byte is in memory, so that reading it needs no disk.
+  bool is_loaded(int64_t at) const;
+
  private:
   struct Mapping {
     Window window;

@@ -467,6 +467,7 @@ PYBIND11_MODULE(_native, module) {
           [](const std::string& path) { return std::make_unique<MappedFile>(SegmentBytes{path, path}, true); }))
       .def_buffer([](MappedFile& file) { return py::buffer_info(file.data(), file.size()); })
       .def("load", &MappedFile::load)
+      .def("is_loaded", &MappedFile::is_loaded)
       .def("readable", &MappedFile::readable);
   module.def("log_end", &find_log_end);
   module.def("split", [](const py::object& segment, int64_t start, int64_t end, int64_t target_bytes) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -199,23 +199,44 @@ def get_engine(name: str = "auto") -> Engine:
         return _load(_PYTHON_MODULE)
 
 
-def map_whole(path: str) -> tuple[memoryview, Callable[[], bool]]:
-    """All bytes of a file, mapped, and a call that tells whether the bytes that were read so far are the file's.
+class WholeFile(Protocol):
+    """All bytes of a file, mapped as ``view``. Bytes that cannot be read are zeros."""
 
-    Bytes that cannot be read are zeros. Without the native engine, such a read ends the process. Raises OSError, or
-    StoreError for something that is not a file.
-    """
+    view: memoryview
+
+    def is_intact(self) -> bool:
+        """Whether the bytes that were read so far are the file's."""
+
+    def is_loaded(self, at: int) -> bool:
+        """Whether reading that byte needs no disk."""
+
+
+class _PlainFile:
+    """Without the native engine, a read that fails ends the process, and all bytes count as loaded."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            self.view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+    def is_intact(self) -> bool:
+        return True
+
+    def is_loaded(self, _: int) -> bool:
+        return True
+
+
+def map_whole(path: str) -> WholeFile:
+    """Map a file. Raises OSError, or StoreError for something that is not a file."""
     try:
         native = importlib.import_module(_NATIVE_MODULE)
     except ImportError:
-        with open(path, "rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)), lambda: True
+        return _PlainFile(path)
     try:
-        mapped = native.MappedBytes(path)
+        mapped: WholeFile = native.MappedBytes(path)
     except StoreError:
         Path(path).stat()  # raises FileNotFoundError if it was deleted
         raise
-    return mapped.view, mapped.is_intact
+    return mapped
 
 
 def _load(module: str) -> Engine:

@@ -59,7 +59,12 @@ class MappedBytes:
             return self.view[start:stop]
         return memoryview(read_exactly(self._path, start, stop))
 
+    def is_loaded(self, at: int) -> bool:
+        """Whether reading that byte of ``view`` needs no disk."""
+        return self._mapped.is_loaded(at)
+
     def is_intact(self) -> bool:
+        """Whether the bytes of ``view`` that were read so far are the file's."""
         return self._mapped.readable() >= len(self.view)
 
 

@@ -123,7 +123,7 @@ def test_files_that_expire_during_a_backup_begin_it_later(tmp_path: Path, monkey
 
     def copy_file(self: Any, segment: Any) -> Any:
         if segment.base > 0 and next(expire, False):
-            store._begin, count = store._expired(0, True, 11)
+            store._begin, count = store._files.expired(store._begin, 0, True, 11, store._next_index)
             assert count == 2
             store._files.delete_before(segment.base * 2, store._begin)
         return kept(self, segment)

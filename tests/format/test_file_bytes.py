@@ -48,18 +48,20 @@ def test_ranges_outside_a_file_are_an_error(file: Path, engine: str) -> None:
 
 
 def test_bytes_of_a_deleted_file_stay(file: Path) -> None:
-    view, is_intact = map_whole(str(file))
+    mapped = map_whole(str(file))
     file.unlink()
-    assert view == CONTENT
-    assert is_intact()
+    assert mapped.view == CONTENT
+    assert mapped.is_intact()
 
 
 def test_whole_file_that_becomes_shorter_is_not_intact(file: Path) -> None:
-    view, is_intact = map_whole(str(file))
-    assert is_intact()
+    mapped = map_whole(str(file))
+    assert mapped.is_intact()
+    assert mapped.is_loaded(SIZE - 1)
+    assert not mapped.is_loaded(SIZE)
     os.truncate(file, 4096)
-    assert bytes(view) == CONTENT[:4096] + bytes(SIZE - 4096)
-    assert not is_intact()
+    assert bytes(mapped.view) == CONTENT[:4096] + bytes(SIZE - 4096)
+    assert not mapped.is_intact()
 
 
 def test_only_files_are_mapped(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.raft.messages import (
@@ -27,9 +28,12 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
     VoteResult,
 )
+from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun
+from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.store import entry_reader
 from pyspark_dledger.store.files import mapped_files
 from tests.support.groups import FASTER, THREE, Caller, Nodes, eventually, nodes, packed
+from tests.support.message_nodes import message_nodes, puts, rows
 from tests.support.scrapes import reason, scrape
 
 SIZE = 48 + 4
@@ -233,6 +237,37 @@ def test_a_data_file_in_another_folder_is_created_while_the_event_loop_runs(tmp_
         assert {len(list(folder.iterdir())) for folder in folders} == {6}
         assert disk.in_loop == []
         disk.loop_thread = -1
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_identities_are_read_from_disk_while_the_event_loop_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    with message_nodes(tmp_path, 1) as group, dl.connect("g", group.peers) as client:
+        group.ready_leader()
+        batches = [puts(rows(20, start=20 * number)) for number in range(3)]
+        first = [list(client.put_messages(bodies)) for bodies in batches]
+        service = group.nodes["n0"]._application
+        assert isinstance(service, MessageService)
+        identities = service._puts.identities
+        last = max(put.index for result in first for put in result)
+        eventually(lambda: identities.flush() or identities.covered >= last)
+        threads, find = set(), SortedRun.find
+
+        def watched_find(*arguments: Any) -> Any:
+            threads.add(threading.get_ident())
+            return find(*arguments)
+
+        monkeypatch.setattr(SortedRun, "find", watched_find)
+        monkeypatch.setattr(SortedRun, "is_loaded", lambda *_: is_loaded)
+        assert [list(client.put_messages(bodies)) for bodies in batches] == first
+        assert (threads == {group._thread.ident}) is is_loaded
+        assert is_loaded or group._thread.ident not in threads
+        # A put of a log that was not read for a long time, too.
+        group.nodes["n0"].store._recent.first_index = 1 << 40  # type: ignore[attr-defined]  # of MmapFileStore
+        threads.clear()
+        assert list(client.put_messages(batches[0])) == first[0]
+        assert threads - {group._thread.ident}
 
 
 def test_a_store_is_opened_and_closed_while_the_event_loop_runs(tmp_path: Path, disk: Disk) -> None:

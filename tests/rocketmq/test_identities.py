@@ -80,6 +80,27 @@ def test_a_run_has_the_identities_that_were_written(tmp_path: Path) -> None:
     assert run.find(int(unknown.producer[0]), unknown.first, unknown.second).tolist() == [-1] * 10
 
 
+@pytest.mark.parametrize("producers", [1, 3, 500])
+def test_few_identities_are_found_as_many(tmp_path: Path, producers: int) -> None:
+    """Few are searched for page by page."""
+    parts = [identity_arrays(ids_of(range(4000), f"p{p}"), np.arange(4000)) for p in range(min(producers, 3))]
+    small = [identity_arrays(ids_of(range(p, p + 3), f"p{p}"), np.arange(3)) for p in range(3, producers)]
+    run = write_run(tmp_path, entry_range(range(4000), 1), concatenated([*parts, *small]), is_durable=True)
+    wanted = identity_arrays(ids_of(range(3900, 4100), "p0"), np.arange(200))
+    producer = int(wanted.producer[0])
+    together = run.find(producer, wanted.first, wanted.second)
+    assert together.tolist() == [*range(3900, 4000), *([-1] * 100)]
+    for start in range(0, 200, 50):
+        few = slice(start, start + 50)
+        assert run.is_loaded(producer, wanted.first[few])
+        assert (run.find(producer, wanted.first[few], wanted.second[few]) == together[few]).all()
+    assert not run.is_loaded(producer, wanted.first)
+    for part in small[:20]:
+        assert run.find(int(part.producer[0]), part.first, part.second).tolist() == [0, 1, 2]
+    extremes = np.array([0, 2**64 - 1], np.uint64)
+    assert run.find(producer, extremes, extremes).tolist() == [-1, -1]
+
+
 def test_a_run_that_the_disk_cannot_read_gives_no_answer(tmp_path: Path) -> None:
     """Otherwise a message would be written twice."""
     found = identity_arrays(ids_of(range(1000)), np.arange(1000))

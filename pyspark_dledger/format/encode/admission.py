@@ -25,3 +25,7 @@ class Rejected(NamedTuple):
 
     code: int
     reason: str
+
+
+class DiskNeededError(Exception):
+    """An admission that must not wait for the disk would have to. Nothing was changed."""

@@ -26,6 +26,9 @@ class Application(Protocol):
     def stopped(self) -> None:
         """The node makes no more calls and closes its store next. Called once after each `started`."""
 
+    may_wait: bool = True
+    """Whether `admit` may wait for the disk. Else it raises DiskNeededError instead."""
+
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         """Check a put. Rejects with LEADER_NOT_READY until the tables of a new leader are rebuilt."""
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
+from pyspark_dledger.format.encode.admission import DiskNeededError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application import Admitted, Application, Rejected
 from pyspark_dledger.raft.core.member import Member
@@ -62,6 +63,8 @@ class ApplicationCaller:
         assert self._application is not None
         try:
             return method(self._application)
+        except DiskNeededError:
+            raise
         except Exception as error:
             raise ApplicationError(f"the application raised {error!r}") from error
 
@@ -116,9 +119,10 @@ class ApplicationCaller:
     # Requests to a leader
 
     def admit(self, request: PutRequest) -> Admitted | Rejected:
-        """The entries to append for a put, or its rejection."""
+        """The entries to append for a put, or its rejection. Raises DiskNeededError; see `Core.handle`."""
         if self._application is None:
             return Rejected(ResponseCode.UNSUPPORTED, "no application")
+        self._application.may_wait = self._member.may_wait
         return self._call(lambda application: application.admit(request.bodies, request.queue_nums))
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None, count: int) -> bytes:

@@ -145,14 +145,14 @@ class Core:
 
     # Input
 
-    def handle(self, request: Request, token: object, now: int) -> bool:
+    def handle(self, request: Request, token: object, now: int, *, may_wait: bool = True) -> bool:
         """Handle a request of another member or of a client. Returns False for an append that was rejected at once.
 
         The response is a Reply with that token, possibly later. There is none if a term must be saved and the disk
-        fails.
+        fails. If a put must not wait for the disk, but has to, DiskNeededError is raised and nothing is changed.
         """
         member = self._member
-        member.now = now
+        member.now, member.may_wait = now, may_wait
         handler = self._handlers.get(type(request))
         if request.remote_id != member.self_id:
             code = ResponseCode.UNKNOWN_MEMBER

@@ -72,6 +72,8 @@ class Member:
         self.leadership_epoch = 0
         self.disk = DiskHealth(config, store, now)
         self.binary_peers: set[str] = set()
+        # Whether the present input may wait for the disk.
+        self.may_wait = True
         self.effects: list[Effect] = []
         self.problems: deque[str] = deque(maxlen=_MAX_PROBLEMS)
         self.problem_count = 0

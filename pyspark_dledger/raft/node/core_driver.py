@@ -13,6 +13,7 @@ from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.control import NOOP
+from pyspark_dledger.format.encode.admission import DiskNeededError
 from pyspark_dledger.raft.core import Committed, Core, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
@@ -101,7 +102,10 @@ class CoreDriver:
             return True
         self._drain_later()
         try:
-            return self._core.handle(request, caller, self._now()) is not False
+            return self._core.handle(request, caller, self._now(), may_wait=False) is not False
+        except DiskNeededError:
+            self._handle_aside(request, caller)
+            return True
         except Exception as error:  # noqa: BLE001  # after any exception the core's state is unknown
             self._fail(error)
             return True

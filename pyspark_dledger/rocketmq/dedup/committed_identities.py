@@ -18,6 +18,7 @@ from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir, sync_file
 from pyspark_dledger.common.log_records import LOG
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.encode.admission import DiskNeededError
 from pyspark_dledger.rocketmq.dedup.identity_arrays import (
     BitFilter,
     IdentityArrays,
@@ -127,10 +128,10 @@ class CommittedIdentities:
         """The last index that the runs cover; -1 without a run."""
         return _last_index(self._runs)
 
-    def find(self, ids: bytes, which: Longs | None = None) -> dict[int, int]:
+    def find(self, ids: bytes, which: Longs | None = None, *, may_wait: bool = True) -> dict[int, int]:
         """The index of the entry with each identity that a run has, by the identity's ordinal among `ids`.
 
-        ``which`` limits the lookup to these ordinals.
+        ``which`` limits the lookup to these ordinals. Raises DiskNeededError if it must not wait for the disk.
         """
         runs = self._runs
         if not runs:
@@ -147,6 +148,8 @@ class CommittedIdentities:
                     break
                 if run.range.last_store_timestamp < oldest:
                     continue  # earlier runs may be newer: restored raw entries keep their old times
+                if not may_wait and not run.is_loaded(producer, wanted.first[rest]):
+                    raise DiskNeededError
                 index = run.find(producer, wanted.first[rest], wanted.second[rest])
                 hits = index >= 0
                 found.update(zip(rest[hits].tolist(), index[hits].tolist(), strict=True))

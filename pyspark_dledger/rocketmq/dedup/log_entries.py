@@ -52,6 +52,8 @@ class RunningStore(Protocol):
 
     def term_at(self, index: int) -> int: ...
 
+    def is_recent(self, index: int) -> bool: ...
+
     def get(self, index: int) -> Any:
         """An entry with ``pos`` and ``body``."""
 

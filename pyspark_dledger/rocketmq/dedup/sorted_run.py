@@ -29,6 +29,9 @@ _HEADER_CRC = struct.Struct("<I")
 _MAGIC = b"DLIDRUN1"
 _MAX_UINT16_PRODUCERS = 1 << 16
 _SUFFIX = ".ids"
+# Up to so many identities are searched for one by one, each in one page.
+_FEW = 64
+_PAGE_WORDS = 512
 _UNFINISHED = ".tmp"
 
 
@@ -60,14 +63,19 @@ class SortedRun:
         size = _HEADER.size + 2 * 8 * producers + 3 * 8 * self.count
         if path.stat().st_size != size:
             raise ValueError(f"{path}: expected {size} bytes, found {path.stat().st_size}")
-        self.data, self._is_intact = map_whole(str(path))
+        self._file = map_whole(str(path))
+        self.data = self._file.view
         """All bytes of the file, also after it was deleted."""
         data = np.frombuffer(self.data, np.uint8)
         if (found := crc32(data[_HEADER.size :].data)) != crc:
             raise ValueError(f"{path}: expected contents with CRC {crc:08x}, found {found:08x}")
         words = data[_HEADER.size :].view(WORD)
+        self._first_at = _HEADER.size + 2 * 8 * producers
         cuts = np.cumsum([producers, producers, self.count, self.count])
         self._producers, starts, self._first, self._second, index = np.split(words, cuts)
+        # In memory: producers, and the first identity of each page.
+        self._producers = self._producers.copy()
+        self._heads = self._first[::_PAGE_WORDS].copy()
         self._starts = np.append(starts.view("<i8"), self.count)
         self._index: Longs = index.view("<i8")
         self._last_section = (-1, slice(0, 0))
@@ -77,7 +85,7 @@ class SortedRun:
 
         A node ends with it. When it starts, it drops the run, and reads the identities from the log.
         """
-        if not self._is_intact():
+        if not self._file.is_intact():
             raise UnreadableError(str(self.path), "the file has become shorter, or the disk has failed")
 
     def has_producer(self, producer: int) -> bool:
@@ -107,7 +115,7 @@ class SortedRun:
         if not len(keys):
             self.check_readable()
             return found
-        at = np.searchsorted(keys, first, "right") - 1
+        at = self._search(section, first)
         same = np.flatnonzero((at >= 0) & (keys[at] == first))
         is_equal = self._second[section][at[same]] == second[same]
         found[same[is_equal]] = self._index[section][at[same[is_equal]]]
@@ -116,6 +124,39 @@ class SortedRun:
             found[number] = self._find_before(section, int(at[number]), int(first[number]), int(second[number]))
         self.check_readable()
         return found
+
+    def _search(self, section: slice, first: Words) -> Longs:
+        """Where in a section the last identity at or before each of these is; -1 before the section."""
+        if len(first) > _FEW:
+            return np.searchsorted(self._first[section], first, "right") - 1
+        at = np.empty(len(first), np.int64)
+        for number, word in enumerate(first):
+            low, high = self._page(section, word)
+            at[number] = low + np.searchsorted(self._first[low:high], word, "right") - 1 - section.start
+        return at
+
+    def _page(self, section: slice, word: np.uint64) -> tuple[int, int]:
+        """The part of a section, at most a page, that has the last identity at or before `word`."""
+        head, end = -(-section.start // _PAGE_WORDS), -(-section.stop // _PAGE_WORDS)
+        after = int(np.searchsorted(self._heads[head:end], word, "right"))
+        low = (head + after - 1) * _PAGE_WORDS if after else section.start
+        return low, min((head + after) * _PAGE_WORDS, section.stop)
+
+    def is_loaded(self, producer: int, first: Words) -> bool:
+        """Whether `find` needs no disk for these identities; False for many."""
+        section = self._section(producer)
+        if len(first) > _FEW:
+            return section.start == section.stop
+        is_loaded, base = self._file.is_loaded, self._first_at
+        for word in first if section.start < section.stop else ():
+            low, high = self._page(section, word)
+            if not all(is_loaded(base + 8 * at) for at in (low, max(high - 1, low))):
+                return False
+            at = low + int(np.searchsorted(self._first[low:high], word, "right")) - 1
+            columns = (1, 2) if at >= section.start and self._first[at] == word else ()
+            if not all(is_loaded(base + 8 * (column * self.count + at)) for column in columns):
+                return False
+        return True
 
     def _find_before(self, section: slice, at: int, first: int, second: int) -> int:
         keys, others = self._first[section], self._second[section]

@@ -94,6 +94,7 @@ class MessageService:
         read_only_dirs: Sequence[Path],
         settings: MessageSettings,
     ) -> None:
+        self.may_wait = True
         self._root = root
         self._host = store_host
         self._engine = get_engine(settings.engine)
@@ -288,7 +289,9 @@ class MessageService:
     def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
         _, store = self._running()
         tables = self._leader_tables()
-        return self._puts.admit(tables, store, bodies, queue_nums) if tables is not None else _NOT_READY
+        if tables is None:
+            return _NOT_READY
+        return self._puts.admit(tables, store, bodies, queue_nums, may_wait=self.may_wait)
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
         assert self._tables is not None

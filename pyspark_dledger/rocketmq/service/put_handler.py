@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.encode.admission import Admitted, Rejected
+from pyspark_dledger.format.encode.admission import Admitted, DiskNeededError, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.puts import ID_SIZE, Puts
 from pyspark_dledger.format.engine import Engine
@@ -63,15 +63,19 @@ class PutHandler:
     limits: TopicLimits
     statistics: PutStatistics = field(default_factory=PutStatistics)
 
-    def admit(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
-        """Check a put, number and stamp its new messages. Changes nothing yet."""
+    def admit(
+        self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int, *, may_wait: bool
+    ) -> Admitted | Rejected:
+        """Check a put, number and stamp its new messages. Changes nothing yet. Raises DiskNeededError."""
         try:
-            return self._admitted(tables, store, bodies, queue_nums)
+            return self._admitted(tables, store, bodies, queue_nums, may_wait)
         except ValueError as error:
             self.statistics.add_rejected(error.limit if isinstance(error, LimitError) else "invalid")
             return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
-    def _admitted(self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int) -> Admitted:
+    def _admitted(
+        self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int, may_wait: bool
+    ) -> Admitted:
         began = time.perf_counter()
         puts = self.engine.read_puts(bodies)
         limit = self.max_message_size
@@ -81,7 +85,7 @@ class PutHandler:
         # The log may have topics that are missing in this member's metadata.
         created = {name: count for name, count in new_topics.items() if not tables.queue_count(name)}
         self.limits.check(self.metadata, created)
-        copies, repeats = self._duplicates(tables, store, puts)
+        copies, repeats = self._duplicates(tables, store, puts, may_wait)
         # Raw entries may be messages with queueOffsets of their own, which are known once they are dispatched.
         tables.queues.raise_to(self.dispatched.ends(puts.queues))
         is_new = np.ones(bodies.count, np.bool_)
@@ -97,14 +101,17 @@ class PutHandler:
         return Admitted(stamped, min_commit_index, details)
 
     def _duplicates(
-        self, tables: LeaderTables, store: RunningStore, puts: Puts
+        self, tables: LeaderTables, store: RunningStore, puts: Puts, may_wait: bool
     ) -> tuple[dict[int, MessageLocation], dict[int, int]]:
         """Where messages are that the log has already; and the messages that the put repeats."""
         which = None if puts.has_id.all() else np.flatnonzero(puts.has_id)
         if which is not None and not len(which):
             return {}, {}
         tables.recent.forget(self.identities.covered)
-        found = {**self.identities.find(puts.ids, which), **tables.recent.find(puts.ids, which)}
+        old = self.identities.find(puts.ids, which, may_wait=may_wait)
+        found = {**old, **tables.recent.find(puts.ids, which)}
+        if not may_wait and not all(map(store.is_recent, found.values())):
+            raise DiskNeededError
         ids = {n: puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE] for n in found}
         copies = first_copies(store, {n: (index, ids[n]) for n, index in found.items()})
         return copies, _repeats(puts.ids, which, copies)

@@ -59,8 +59,7 @@ class IncomingStream:
 
     def unpack(self, identities: Path) -> ReceivedSummary:
         """Check the whole stream, and write its runs. Raises ValueError if it is damaged, OSError if the disk fails."""
-        stream, _ = map_whole(str(self._file))
-        records = records_of(stream)
+        records = records_of(map_whole(str(self._file)).view)
         first = next(records)
         if first.kind != snapshot.SUMMARY:
             raise ValueError(f"expected a summary first, found a record of kind {first.kind}")
