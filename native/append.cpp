@@ -250,6 +250,7 @@ std::optional<int64_t> find_wrong_body(const ByteRange& data, bool needs_crc) {
       const auto found = static_cast<int32_t>(crc32(header.body(), static_cast<size_t>(size - kEntryHeaderSize)));
       if (found != header.body_crc()) return offset;
     }
+    if (header.has_crc() && header.has_wrong_seal()) return offset;
     offset += size;
   }
   return std::nullopt;
@@ -260,9 +261,9 @@ std::optional<int64_t> find_damaged(const ByteRange& data) {
   for (int64_t offset = 0; offset < data.size;) {
     const uint8_t* const entry = data.data + offset;
     const int64_t size = whole_size(entry, data.size - offset, number++);
-    const bool has_crc = EntryHeader{entry}.body_crc() != 0;
-    if (has_crc ? !stored_crc_problem(entry, size).empty()
-                : is_damaged_message(entry + kEntryHeaderSize, size - kEntryHeaderSize)) {
+    const EntryHeader header{entry};
+    if (header.has_crc() ? header.has_wrong_seal() || !stored_crc_problem(entry, size).empty()
+                         : is_damaged_message(entry + kEntryHeaderSize, size - kEntryHeaderSize)) {
       return offset;
     }
     offset += size;

@@ -68,12 +68,12 @@ std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos);
 // Writes the CRC of each body into its entry's header. Throws std::invalid_argument for incomplete or invalid entries.
 void write_body_crcs(uint8_t* data, int64_t size);
 
-// The offset of the first entry whose body does not match its bodyCrc; 0 counts as a CRC only if `needs_crc`. Throws
-// std::invalid_argument for incomplete or invalid entries.
+// The offset of the first entry whose body does not match its bodyCrc; 0 counts as a CRC only if `needs_crc`. With a
+// bodyCrc, channel and chainCrc are checked, too. Throws std::invalid_argument for incomplete or invalid entries.
 std::optional<int64_t> find_wrong_body(const ByteRange& data, bool needs_crc);
 
-// The offset of the first entry with a wrong bodyCrc, or without one and with a message that cannot be parsed or has a
-// wrong CRC. Throws std::invalid_argument for incomplete or invalid entries.
+// The offset of the first entry with a wrong bodyCrc, channel or chainCrc, or without a bodyCrc and with a message that
+// cannot be parsed or has a wrong CRC. Throws std::invalid_argument for incomplete or invalid entries.
 std::optional<int64_t> find_damaged(const ByteRange& data);
 
 }  // namespace dledger

@@ -36,6 +36,10 @@ struct EntryHeader {
     if (kind != kChannelNoop && kind != kChannelMembers) return 0;
     return static_cast<uint32_t>(chain_crc()) == crc32(p, kChainCrcAt) ? kind : 0;
   }
+  // Whether the entry has a bodyCrc. That of an empty body is 0.
+  bool has_crc() const { return body_crc() != 0 || body_size() == 0; }
+  // Whether channel and chainCrc are neither 0 nor those of a control entry, as after a bit flip.
+  bool has_wrong_seal() const { return (channel() != 0 || chain_crc() != 0) && control_kind() == 0; }
   const uint8_t* body() const { return p + kEntryHeaderSize; }
 
   bool is_magic() const {

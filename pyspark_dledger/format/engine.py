@@ -113,16 +113,17 @@ class Engine(Protocol):
         """
 
     def find_damaged(self, data: Buffer) -> int | None:
-        """The offset of the first entry with a wrong bodyCrc, or without one and with a damaged message, or None.
+        """The offset of the first entry with a wrong bodyCrc, channel or chainCrc, or with a damaged message, or None.
 
-        ``data`` are consecutive complete entries. A body with a message's magic is damaged if it cannot be parsed or
-        does not match its CRC. Raises ValueError for incomplete entries.
+        ``data`` are consecutive complete entries. Without a bodyCrc, a body with a message's magic is damaged if it
+        cannot be parsed or does not match its CRC. Raises ValueError for incomplete entries.
         """
 
     def find_wrong_body(self, data: Buffer, needs_crc: bool = False) -> int | None:
         """The offset of the first entry whose body does not match its bodyCrc, or None.
 
-        A bodyCrc of 0 matches all bodies, with `needs_crc` only those whose CRC is 0. Raises ValueError for incomplete
+        A bodyCrc of 0 matches all bodies, with `needs_crc` only those whose CRC is 0. With another bodyCrc, or an
+        empty body, channel and chainCrc must be 0 or those of a control entry. Raises ValueError for incomplete
         entries.
         """
 

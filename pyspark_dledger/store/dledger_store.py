@@ -20,6 +20,10 @@ MembersHook = Callable[[int, int, bytes], None]
 ExpiryHook = Callable[[int], int]
 
 
+class OtherEntryError(ValueError):
+    """The copy for a repair is of another entry than the damaged one: neither its header nor its index unit fits."""
+
+
 class EntryRun(NamedTuple):
     """The first index and position of contiguous entries."""
 
@@ -221,7 +225,7 @@ class DLedgerStore(ABC):
     def repair(self, index: int, data: Buffer) -> None:
         """Replace the bytes of a damaged entry with an intact copy, durably.
 
-        Raises ValueError unless it is that entry and matches a checksum.
+        Raises ValueError unless it is that entry and matches a checksum, OtherEntryError if it is certainly another.
         """
         raise ValueError(f"expected a store that can repair entry {index}, found {type(self).__name__}")
 

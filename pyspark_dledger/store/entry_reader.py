@@ -29,10 +29,10 @@ from pyspark_dledger.format.layout import (
     MAGIC_NORMAL,
 )
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.store.dledger_store import Entry, EntryRange, ReadCheck
+from pyspark_dledger.store.dledger_store import Entry, EntryRange, OtherEntryError, ReadCheck
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.log_files import PendingUnits
-from pyspark_dledger.store.scrub import entry_problem
+from pyspark_dledger.store.scrub import entry_problem, unit_in
 
 _HEADER = record_struct(ENTRY_HEADER)
 _UNIT = record_struct(INDEX_UNIT)
@@ -117,6 +117,14 @@ class EntryReader:
                 "stop the node and delete the files in index/, which are rebuilt from the data"
             )
         return IndexedEntry(pos, size, term)
+
+    def find(self, index: int) -> IndexedEntry:
+        """As `locate`, and raises StoreError unless the entry's header agrees with the index unit."""
+        located = self.locate(index)
+        file = _existing(self._data.find(located.pos), index)
+        header = self._data.read(file, located.pos, min(located.pos + ENTRY_HEADER_SIZE, file.end))
+        _check_header(index, located, file, header)
+        return located
 
     def load(self, first: int, last: int, max_bytes: int, end_pos: int) -> int:
         """Read what `read` needs from disk into the page cache. Returns the last index that can end within `max_bytes`.
@@ -205,6 +213,7 @@ class EntryReader:
             raise ValueError(f"expected a copy of entry {index}, found {header}")
         unit = IndexUnit(header.magic, header.pos, header.size, index, header.term)
         self._check_copy(unit, data)
+        self._check_same(unit)
         before = self.locate(index - 1).end if index > begin else unit.pos
         after = self.locate(index + 1).pos if index < end else unit.pos + unit.size
         file_size = self._data.file_size
@@ -246,6 +255,16 @@ class EntryReader:
 
     def _header(self, file: MappedFile, pos: int) -> EntryHeader:
         return decode_entry_header(bytes(self._data.read(file, pos, min(pos + ENTRY_HEADER_SIZE, file.end))))
+
+    def _check_same(self, given: IndexUnit) -> None:
+        """Raises OtherEntryError if neither the index unit nor the header of an entry fits the copy's unit."""
+        unit = decode_index_unit(bytes(self._units(given.index, given.index)))
+        file = self._data.find(unit.pos)
+        if unit == given or file is None:
+            return
+        stored = self._data.read(file, unit.pos, min(unit.pos + ENTRY_HEADER_SIZE, file.end))
+        if unit_in(stored) != given:
+            raise OtherEntryError(f"expected a copy of the entry {unit}, found another entry: {given}")
 
     def _check_copy(self, unit: IndexUnit, data: Buffer) -> None:
         """Raises ValueError unless the bytes are one intact entry with a checksum."""

@@ -350,7 +350,7 @@ class MmapFileStore(DLedgerStore):
     def term_at(self, index: int) -> int:
         check_index(index, self._begin, self.ledger_end_index)
         self._warm(index)
-        return self._reader.locate(index).term
+        return self._reader.find(index).term
 
     # Truncating
 
@@ -360,9 +360,9 @@ class MmapFileStore(DLedgerStore):
         is_all = index == self._begin
         self._warm(index if is_all else index - 1)
         if is_all:
-            end_pos, end_term = self._reader.locate(index).pos, -1
+            end_pos, end_term = self._reader.find(index).pos, -1
         else:
-            last = self._reader.locate(index - 1)
+            last = self._reader.find(index - 1)
             end_pos, end_term = last.end, last.term
         self.removals += 1
         files = self._files

@@ -101,6 +101,14 @@ def entry_problem(engine: Engine, data: Buffer, unit: IndexUnit) -> str | None:
     return None
 
 
+def unit_in(data: Buffer) -> IndexUnit | None:
+    """The index unit that fits the header at the start of `data`; None if that is too short."""
+    if len(data) < ENTRY_HEADER_SIZE:
+        return None
+    magic, size, index, term, pos = _HEADER.unpack_from(data)[:5]
+    return IndexUnit(magic, pos, size, index, term)
+
+
 def _is_intact(engine: Engine, data: bytes, units: Units) -> bool:
     first = units[0]
     try:

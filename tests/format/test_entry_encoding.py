@@ -19,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import codec, layout
+from pyspark_dledger.format.control import CHANNEL_OFFSET, MEMBERS, NOOP, mark_control
 from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.engine import Engine
 from tests.support.engines import NATIVE, PYTHON, result_of, unhurried
@@ -465,6 +466,18 @@ def test_engines_agree_on_checksums(bodies: list[bytes], data: st.DataObject) ->
         entries[at] ^= 1 << data.draw(st.integers(0, 7))
         damaged = max(start for start in starts(bodies) if start < at)
         assert [both(name, entries, *more) for name, *more in calls] == [damaged] * 4
+
+
+def test_flipped_bits_of_channel_and_chain_crc_are_found() -> None:
+    members, empty = with_crcs(NATIVE, b"members"), with_crcs(NATIVE, b"")
+    mark_control(members, MEMBERS)
+    mark_control(empty, NOOP)
+    for entry in (with_crcs(NATIVE, b"abc"), members, empty):
+        assert both("find_wrong_body", bytes(entry)) is None
+        for bit in range(8 * CHANNEL_OFFSET, 8 * (CHANNEL_OFFSET + 8)):
+            changed = bytearray(entry)
+            changed[bit // 8] ^= 1 << bit % 8
+            assert both("find_wrong_body", bytes(changed)) == both("find_damaged", bytes(changed)) == 0, bit
 
 
 def starts(bodies: list[bytes]) -> list[int]:

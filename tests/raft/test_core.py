@@ -29,9 +29,10 @@ from pyspark_dledger.raft.messages import (
     VoteResult,
 )
 from tests.simulation.ledger import pack
+from tests.simulation.node import SimNode
 from tests.simulation.scenario import Scenario
 from tests.simulation.script import Script
-from tests.simulation.world import Call, SimNode, World
+from tests.simulation.world import Call, World
 
 RULES = sorted((Path(__file__).parent / "rules").glob("*.txt"))
 HEADER_SIZE = 48

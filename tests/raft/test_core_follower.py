@@ -85,8 +85,8 @@ def test_duplicate_entries_are_accepted() -> None:
     core.follow()
     entries = [entry(index, 3) for index in range(6)]
     assert core.code(PushType.APPEND, *entries[:4]) == ResponseCode.SUCCESS
-    checksums = b"\0\0\0\7" + crc32(entries[4][48:]).to_bytes(4, "big")
-    changed = [data[:36] + checksums + data[44:] for data in entries]
+    checksum = crc32(entries[4][48:]).to_bytes(4, "big")
+    changed = [data[:40] + checksum + data[44:] for data in entries]
     for pushed in (entries[:2], entries[1:3], changed[:4], changed[2:5], entries[1:], entries):
         assert core.code(PushType.APPEND, *pushed) == ResponseCode.SUCCESS
     assert core.store.ledger_end_index == 5

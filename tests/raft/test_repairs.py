@@ -9,11 +9,20 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.raft.messages import (
+    HeartBeatRequest,
+    HeartBeatResponse,
+    PushType,
+    ReadRequest,
+    ReadResponse,
+    Role,
+)
+from pyspark_dledger.store.dledger_store import EntryRange, OtherEntryError
 from pyspark_dledger.store.files.node_files import write_checkpoint
 from pyspark_dledger.store.memory_store import MemoryStore
 from tests.support.groups import FAST, SMALL, eventually, nodes
-from tests.support.one_core import OneCore, filled, problem_of
+from tests.support.one_core import OneCore, entry, filled, lead_with_equal_peer, problem_of
 from tests.support.scrapes import scrape
 from tests.support.stores import change
 
@@ -89,6 +98,51 @@ def test_expired_entries_are_forgotten() -> None:
     core.store.reset(5, 0)
     assert asked(core) == []
     assert core.core.damaged_entries == 0
+
+
+class Unreadable(MemoryStore):
+    """A store whose entry 1 of term 2 is damaged: no copy of another entry repairs it."""
+
+    def read(self, first_index: int, max_bytes: int) -> EntryRange:
+        if first_index == 1 and self.term_at(1) == 2:
+            raise StoreError("entry 1 is damaged")
+        return super().read(first_index, max_bytes if first_index > 1 else 1)
+
+    def repair(self, index: int, data: object) -> None:
+        raise OtherEntryError("the copy of another entry")
+
+
+def unreadable() -> OneCore:
+    store = Unreadable()
+    store.append_as_leader([b"0000", b"0001", b"0002"], 2)
+    store.save_term(2, None)
+    return OneCore(store)
+
+
+def test_a_leader_that_cannot_push_a_damaged_entry_steps_down() -> None:
+    """Nobody gives an entry that is not committed; a member without it, or with a copy, can lead."""
+    core = lead_with_equal_peer()
+    led_ms = 0
+    while core.core.role is Role.LEADER:
+        core.core._member.on_damage({1: "a push could not read it"})
+        core.tick(500)
+        led_ms += 500
+        for send in core.sent:
+            if isinstance(send.request, HeartBeatRequest):
+                core.core.handle_response(send.token, HeartBeatResponse(term=core.core.term), core.now)
+        core.sent.clear()
+    assert led_ms == 10_000
+    assert "this leader steps down" in problem_of(core)
+
+
+def test_a_damaged_entry_that_is_not_the_leaders_is_replaced() -> None:
+    core = unreadable()
+    core.follow()
+    assert core.code(PushType.COMPARE, entry(1, 3)) == ResponseCode.INCONSISTENT_STATE
+    assert core.code(PushType.COMPARE, entry(0, 2)) == ResponseCode.SUCCESS
+    assert core.code(PushType.TRUNCATE, entry(0, 2)) == ResponseCode.SUCCESS
+    assert core.code(PushType.APPEND, entry(1, 3)) == ResponseCode.SUCCESS
+    assert core.store.term_at(1) == 3
 
 
 def test_scrubber_repairs_a_damaged_follower(tmp_path: Path) -> None:

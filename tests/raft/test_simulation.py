@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation import membership_mutations, mutations
+from tests.simulation import disk_mutations, membership_mutations, mutations
 from tests.simulation.disk import SimStore
 from tests.simulation.run import Outcome, run
 from tests.simulation.summary import missing_events
@@ -71,9 +71,11 @@ def test_a_seed_is_deterministic_across_processes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mutant", [*mutations.MUTANTS, *membership_mutations.MUTANTS], ids=lambda mutant: mutant.__name__
+    "mutant",
+    [*mutations.MUTANTS, *membership_mutations.MUTANTS, *disk_mutations.MUTANTS],
+    ids=lambda mutant: mutant.__name__,
 )
 def test_a_broken_core_is_caught(mutant: type[mutations.Mutant]) -> None:
     found = (mutations.run_mutant(mutant, seed).violation or "" for seed in range(MUTANT_SEEDS))
     # A core that raises an exception is broken in another way than intended.
-    assert any(text and "raised" not in text for text in found)
+    assert any(text and "raised" not in text and mutant.caught_by in text for text in found)

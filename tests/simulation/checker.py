@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.disk import SimStore
     from tests.simulation.ledger import Message
-    from tests.simulation.world import SimNode
+    from tests.simulation.node import SimNode
 
 HEADER_SIZE = 48
 
@@ -102,7 +102,7 @@ class Checker:
             raise Violation(f"{store.node_id} truncates at {index}, its committed index is {store.committed_index}")
         begin = store.ledger_begin_index
         if index < len(self.history) and 0 <= begin <= index <= store.ledger_end_index:
-            if store.term_at(index) == self.history[index].term:
+            if store._at(index).term == self.history[index].term:
                 raise Violation(f"{store.node_id} truncates entry {index}, which is committed")
             self.count("conflicting entries replaced by committed ones")
 
@@ -115,6 +115,11 @@ class Checker:
         if store.ledger_begin_index >= 0:
             self.count("resets of a log with entries")
 
+    def repairing(self, node_id: str, index: int, data: bytes, written: bytes) -> None:
+        self.count("damaged entries repaired")
+        if data != written:
+            raise Violation(f"{node_id} repairs entry {index} with other bytes than it had")
+
     def saving_term(self, store: SimStore, term: int, vote: str | None) -> None:
         if self.nodes and term > store.curr_term + MAX_TERM_RISE:
             raise Violation(f"{store.node_id} saves term {term} after {store.curr_term}")
@@ -122,6 +127,15 @@ class Checker:
             raise Violation(f"{store.node_id} saves term {term} after {store.curr_term}")
         if term == store.curr_term and store.vote_leader not in (None, vote):
             raise Violation(f"{store.node_id} voted for {store.vote_leader} and then saves a vote for {vote} in {term}")
+        if vote == store.node_id:
+            self.check_voter(store)
+
+    def check_voter(self, store: SimStore) -> None:
+        """A member that joins with a new disk has what it acknowledged with the old one when it votes."""
+        for node in self.nodes:
+            had = node.had_committed
+            if node.store is store and node.joins and had >= 0 and not self._has(store, had, store.ledger_end_index):
+                raise Violation(f"{node.id} votes without the committed entry {had}, which it had on another disk")
 
     def saving_cluster_id(self, store: SimStore, cluster_id: str) -> None:
         self.count("cluster ids saved")
@@ -137,7 +151,7 @@ class Checker:
         # In a group of one, no other node has seen the lost entries.
         if len(self.nodes) == 1:
             for index in range(after.ledger_end_index + 1, before.ledger_end_index + 1):
-                self.seen.pop((index, before.term_at(index)), None)
+                self.seen.pop((index, before._at(index).term), None)
 
     # The members
 
@@ -149,7 +163,7 @@ class Checker:
             for (index, term), each in self.lists.items()
             if begin >= 0
             and index <= end
-            and (self._was_committed(index, term) if index < begin else store.term_at(index) == term)
+            and (self._was_committed(index, term) if index < begin else store._at(index).term == term)
         ]
         first = MemberList(-1, -1, dict.fromkeys(self.voters, ""))
         return max(found, key=lambda each: each.index, default=first)
@@ -213,12 +227,16 @@ class Checker:
         if last >= 0 and not self._has(node.store, last, node.store.ledger_end_index):
             raise Violation(f"leader completeness: {node.id} leads without committed entry {last}")
 
+    def has_committed(self, store: SimStore, index: int) -> bool:
+        """Whether a log has the committed entry."""
+        return self._has(store, index, store.ledger_end_index)
+
     def _has(self, store: SimStore, index: int, end: int) -> bool:
         """Whether a log that ends at `end` has the committed entry, or had it before it expired."""
         begin = store.ledger_begin_index
         if begin < 0 or index > end:
             return False
-        return index < begin or store.term_at(index) == self.history[index].term
+        return index < begin or store._at(index).term == self.history[index].term
 
     def _check_committed(self, node: SimNode, committed: int, term: int) -> None:
         store = node.store
@@ -367,6 +385,13 @@ class Checker:
                 raise Violation(f"entry {index} is read as committed, but another one or none is committed")
         elif response.code == ResponseCode.INDEX_OUT_OF_RANGE and index <= acknowledged_end:
             raise Violation(f"entry {index} is missing in a committed read after {acknowledged_end} was acknowledged")
+
+    def check_java_response(self, request: GetRequest, response: GetResponse) -> None:
+        """A leader's entry, committed or not, with its bytes."""
+        for found in response.entries:
+            seen = self.seen.get((found.index, found.term))
+            if found.index != request.begin_index or seen is None or seen.data[HEADER_SIZE:] != found.body:
+                raise Violation(f"entry {request.begin_index} is read as {found}, which nobody appended")
 
     # At the end
 

@@ -11,14 +11,17 @@ from pyspark_dledger.raft.messages import (
     GetRequest,
     GetResponse,
     MetadataRequest,
+    ReadRequest,
     Response,
     StatusRequest,
     TransferRequest,
 )
 from tests.simulation.ledger import pack
+from tests.simulation.reads import OpenRead
 
 if TYPE_CHECKING:
-    from tests.simulation.world import SimNode, World
+    from tests.simulation.node import SimNode
+    from tests.simulation.world import World
 
 
 class Client:
@@ -54,6 +57,8 @@ class Client:
             if not self.world.scenario.is_appending:
                 return
             self.append(node, random.choice((1, 1, 1, 2, 5)))
+        elif kind < 0.84:
+            self.read_range(random.choice(self.world.nodes))
         elif kind < 0.94:
             # Like a client that does not know of a new leader yet.
             self.read(random.choice(self.world.former_leaders or [node]))
@@ -106,10 +111,36 @@ class Client:
         assert isinstance(response, GetResponse)
         self.world.checker.check_read_response(request, response, acknowledged_end)
 
+    def read_range(self, node: SimNode) -> None:
+        """Read committed entries of any member, or wait for the next ones, as a tail does."""
+        checker, random = self.world.checker, self.world.random
+        if node.core is None:
+            return
+        end = max(checker.acknowledged_end, node.store.committed_index)
+        first = random.choice((end, end + 1, end + 1, len(checker.history), random.randrange(end + 2)))
+        wait = random.choice((0, 0, 1, 4)) * self.world.base_config.heart_beat_time_interval_ms
+        size = random.choice((1, 300, 1 << 20))
+        request = ReadRequest(group="g", remote_id=node.id, first_index=max(first, 0), max_bytes=size, wait_ms=wait)
+        open_reads = self.world.open_reads
+        key = checker.counts["READs sent"]
+        checker.count("READs sent")
+
+        def done(response: Response) -> None:
+            self.world.trace(f"c{self.number}", "READ response for %s: %s", first, response.code)
+            del open_reads[key]
+
+        open_reads[key] = OpenRead(node, node.process, request, self.world.now)
+        self.world.send_client_request(node, request, done)
+
     def read_as_java(self, node: SimNode) -> None:
         index = self.world.random.randrange(self.world.checker.acknowledged_end + 3)
         request = GetRequest(group="g", remote_id=node.id, begin_index=index)
-        self.world.send_client_request(node, request, self.other_response)
+        self.world.send_client_request(node, request, lambda response: self.java_response(request, response))
+
+    def java_response(self, request: GetRequest, response: Response) -> None:
+        assert isinstance(response, GetResponse)
+        self.other_response(response)
+        self.world.checker.check_java_response(request, response)
 
     def other_response(self, response: Response) -> None:
         self.world.checker.count(f"{type(response).__name__} {int(response.code)}")

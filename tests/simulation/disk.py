@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.store.dledger_store import AppendedEntries
-from pyspark_dledger.store.memory_store import MemoryStore
+from tests.simulation.damage import DamagedStore
 
 if TYPE_CHECKING:
     from tests.simulation.checker import Checker
@@ -20,7 +20,7 @@ class PowerCut(BaseException):
     """The process of a node ended in an operation of its store. No core may catch it."""
 
 
-class SimStore(MemoryStore):
+class SimStore(DamagedStore):
     """The disk as one process of a node sees it; `survive` returns it as the next process finds it.
 
     With `is_sync` a crash keeps the flushed entries and any prefix of the others, otherwise all. Term, vote and
@@ -28,10 +28,8 @@ class SimStore(MemoryStore):
     """
 
     def __init__(self, node_id: str, is_sync: bool, data_file_size: int, checker: Checker) -> None:
-        super().__init__(data_file_size=data_file_size)
-        self.node_id = node_id
+        super().__init__(node_id, data_file_size, checker)
         self.is_sync = is_sync
-        self.checker = checker
         self.checkpoint = -1
         # Whether an fsync runs, and the last index that it covers.
         self.is_flushing = False
@@ -52,6 +50,22 @@ class SimStore(MemoryStore):
         # The operation that fails or loses power, "" for all.
         self.failing_operation = ""
         self.power_cut_operation = ""
+        # The disk gets full in the next append, after so many entries, and whether these can be removed.
+        self.room: int | None = None
+        self.is_removable = True
+        # Entries of a failed append that are on the disk.
+        self.leftover: list[Any] = []
+        # The next fsync fails.
+        self.is_flush_failing = False
+        self._failure: str | None = None
+
+    def is_recent(self, index: int) -> bool:
+        """As of a store on disk: entries of earlier processes are read in another thread."""
+        return index > self.started_end or index < self.ledger_begin_index
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
 
     @property
     def durable_index(self) -> int:
@@ -64,21 +78,23 @@ class SimStore(MemoryStore):
         self, bodies: Bodies | Sequence[Buffer], term: int | None = None, control: int = 0
     ) -> AppendedEntries:
         is_last = self._before("append", is_append=True)
+        end_pos = self.end_pos
         done = super().append_as_leader(bodies, term, control)
-        self._appended(done.last_index - done.first_index + 1, is_last)
+        self._appended(done.last_index - done.first_index + 1, is_last, end_pos)
         return done
 
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         is_last = self._before("append", is_append=True)
-        before = self._next_index
+        before, end_pos = self._next_index, self.end_pos
         last = super().append_as_follower(data, leader_term)
-        self._appended(last - before + 1, is_last)
+        self._appended(last - before + 1, is_last, end_pos)
         return last
 
     def truncate(self, index: int) -> None:
         is_last = self._before("truncate")
         self.checker.truncating(self, index)
         super().truncate(index)
+        self._keep_damage(0, index - 1)
         self._forget(index - 1)
         self._after(is_last, "truncate")
 
@@ -90,6 +106,7 @@ class SimStore(MemoryStore):
             self.before_reset._entries = self._entries.copy()
         super().reset(index, pos)
         self.resets += 1
+        self.damage = {}
         self._forget(-1)
         self._after(is_last, "reset")
 
@@ -113,19 +130,30 @@ class SimStore(MemoryStore):
 
     def begin_flush(self) -> bool:
         """Start an fsync of all written entries. False if one runs already or there is nothing new."""
-        if self.is_flushing or self.flushed_index >= self.ledger_end_index:
+        if self.is_flushing or self.flushed_index >= self.ledger_end_index or self._failure is not None:
             return False
         self.is_flushing = True
         self.flushing = self.ledger_end_index
         return True
 
     def end_flush(self) -> int:
-        """End the fsync. Returns the last durable index, -1 if there is none because of truncations since."""
+        """End the fsync. Returns the last durable index, -1 if there is none because of truncations since.
+
+        Raises StoreError if it fails: what it should have made durable may be lost, and no later fsync tells.
+        """
         self.is_flushing = False
+        if self.is_flush_failing:
+            self.is_flush_failing = False
+            self.flush_failed()
         self.flushed_index = max(self.flushed_index, self.flushing)
         if self.flushed_index >= 0:
             self.before_reset = None
         return self.flushed_index
+
+    def flush_failed(self) -> None:
+        self.checker.count("fsyncs that failed")
+        self._failure = "flushing failed"
+        raise StoreError("the simulated fsync failed")
 
     def write_checkpoint(self) -> None:
         """Make the committed index durable, as far as its entries are flushed."""
@@ -147,12 +175,13 @@ class SimStore(MemoryStore):
         count = index - self.ledger_begin_index
         if count > 0:
             del self._entries[:count]
+            self._keep_damage(index, self.ledger_end_index)
             return count
         return 0
 
     def backup(self) -> SimStore:
         """A copy that ends with the last entry that is committed and durable, and has no vote."""
-        saved = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
+        saved = type(self)(self.node_id, self.is_sync, self._file_size, self.checker)
         saved.summary = self.summary
         saved.cluster_id, saved.member_ids, saved.member_state = self.cluster_id, self.member_ids, self.member_state
         saved._entries = self._entries[: min(self.committed_index, self.durable_index) - self.ledger_begin_index + 1]
@@ -164,6 +193,7 @@ class SimStore(MemoryStore):
 
     def survive(self, random: Random) -> SimStore:
         """The store as the next process finds it after a crash, or after `close`."""
+        self._add_leftover()
         begin, end = self.ledger_begin_index, self.ledger_end_index
         durable = self.durable_index if self.torn_after is None else min(self.durable_index, self.torn_after)
         kept = self._kept(random, max(durable, begin - 1), end)
@@ -175,7 +205,7 @@ class SimStore(MemoryStore):
             self.before_reset.power_cut_in = 0
             self.before_reset.summary, self.before_reset.restored_term = self.summary, self.restored_term
             return self.before_reset.survive(random)
-        after = SimStore(self.node_id, self.is_sync, self._file_size, self.checker)
+        after = type(self)(self.node_id, self.is_sync, self._file_size, self.checker)
         after.curr_term, after.vote_leader = self.curr_term, self.vote_leader
         after.summary, after.restored_term = self.summary, self.restored_term
         after.cluster_id, after.member_ids, after.member_state = self.cluster_id, self.member_ids, self.member_state
@@ -192,8 +222,18 @@ class SimStore(MemoryStore):
             after.end_pos = after._entries[-1].end
             after.flushed_index = after.ledger_end_index
             after.committed_index = after.checkpoint = min(self.checkpoint, after.ledger_end_index)
+            after.damage = self.damage
+            after._keep_damage(begin, after.ledger_end_index)
         self.checker.survived(self, after)
         return after
+
+    def _add_leftover(self) -> None:
+        """The next process finds what a failed append could not remove."""
+        leftover, self.leftover = self.leftover, []
+        if leftover:
+            self.checker.count("entries of failed appends in the log")
+            self._extend(leftover)
+            self.checker.appended(self, self._entries, len(self._entries) - len(leftover))
 
     def _kept(self, random: Random, durable: int, end: int) -> int:
         if durable >= end:
@@ -204,6 +244,8 @@ class SimStore(MemoryStore):
 
     def _before(self, what: str, is_append: bool = False) -> bool:
         """Raise the faults of this operation. Returns whether the power is cut after it."""
+        if self._failure is not None and what != "save_term":
+            raise StoreError(f"the store has failed ({self._failure})")
         if self.full and is_append:
             self.full -= 1
             self.checker.count("disk full")
@@ -226,13 +268,32 @@ class SimStore(MemoryStore):
             self.checker.count(f"power cut after {what}")
             raise PowerCut
 
-    def _appended(self, count: int, is_last: bool) -> None:
+    def _appended(self, count: int, is_last: bool, end_pos: int) -> None:
+        if self.room is not None:
+            self._fail_partly(count, end_pos)
         self.checker.appended(self, self._entries, len(self._entries) - count)
         if not self.is_sync:
             self.before_reset = None
         if is_last:
             self.torn_after = self.ledger_end_index - count
         self._after(is_last, "append")
+
+    def _fail_partly(self, count: int, end_pos: int) -> None:
+        """The disk got full within an append. Its first entries are removed, or the store must not be used again."""
+        written = self._entries[-count:][: self.room]
+        del self._entries[-count:]
+        self._next_index -= count
+        self.end_pos, self.room = end_pos, None
+        if self.is_removable:
+            self.checker.count("partial appends removed from a full disk")
+            raise DiskFullError("the simulated disk is full")
+        self.checker.count("partial appends that stay on a full disk")
+        self.leftover = written
+        self.cannot_remove()
+
+    def cannot_remove(self) -> None:
+        self._failure = "an append failed, and so did undoing it"
+        raise StoreError(f"the store has failed ({self._failure})")
 
     def _forget(self, end: int) -> None:
         """Entries after `end` are not durable, even if a running fsync covered earlier ones there."""

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.raft.messages import MembersRequest
 from tests.simulation.clients import Client
+from tests.simulation.damage_faults import Damage
 from tests.simulation.hostile import Hostile
 from tests.simulation.scenario import Network
 
 if TYPE_CHECKING:
     from tests.simulation.disk import SimStore
-    from tests.simulation.world import SimNode, World
+    from tests.simulation.node import SimNode
+    from tests.simulation.world import World
 
 # Operations in which a disk or the power fails: any (""), or mostly the rare ones.
 OPERATIONS = ("", "", "append", "save_term", "truncate", "truncate", "reset", "reset")
@@ -27,6 +29,7 @@ class Faults:
         self.random = world.random
         self.client = client
         self.backups: dict[str, SimStore] = {}
+        self.damage = Damage(self)
         self.kinds: dict[str, Callable[[], None]] = {
             "crash": lambda: self.crash(self.any_node()),
             "crash leader": lambda: self.crash(self.leader()),
@@ -55,6 +58,12 @@ class Faults:
             "wrong peers": self.give_wrong_peers,
             "change members": self.change_members,
             "cut off a change": self.cut_off_change,
+            "disk full in an append": self.fill_disk_in_append,
+            "fsync fails": self.break_fsync,
+            "clock forward": lambda: self.set_clock(1),
+            "clock back": lambda: self.set_clock(-1),
+            "flip bits": lambda: self.damage.flip(self.any_node()),
+            "flip bits at rest": lambda: self.damage.flip_at_rest(self.any_node()),
         }
 
     def run(self, until: int) -> None:
@@ -62,6 +71,7 @@ class Faults:
         world = self.world
         if world.now >= until:
             return
+        self.damage.mend()
         kind = self.random.choice(world.scenario.faults)
         world.trace("", "fault: %s", kind)
         world.checker.count(f"fault: {kind}")
@@ -74,11 +84,14 @@ class Faults:
         self.heal()
         world.network = Network()
         for node in world.nodes:
-            node.store.power_cut_in = node.store.full = node.store.failures = 0
+            store = node.store
+            store.power_cut_in = store.full = store.failures = 0
+            store.room, store.is_flush_failing = None, False
             node.fsync = 2
             node.paused_until = 0
             self.correct_peers(node)
             node.restart()
+        self.damage.mend_until_done()
 
     # Random nodes and times
 
@@ -200,6 +213,20 @@ class Faults:
         store.failures = self.random.randint(1, 3)
         store.failing_operation = self.random.choice(OPERATIONS)
 
+    def fill_disk_in_append(self) -> None:
+        """The disk gets full within the next append. Sometimes what was written cannot be removed."""
+        store = self.leader().store
+        store.room, store.is_removable = self.random.choice((0, 1, 1, 2)), self.random.random() < 0.4
+
+    def break_fsync(self) -> None:
+        self.any_node().store.is_flush_failing = True
+
+    def set_clock(self, direction: int) -> None:
+        """A node's clock jumps, as of a virtual machine that was suspended or moved."""
+        heart_beat = self.world.base_config.heart_beat_time_interval_ms
+        node = self.any_node() if self.random.random() < 0.5 else self.leader()
+        node.clock_offset += direction * self.random.choice((heart_beat, 4 * heart_beat, 15 * heart_beat))
+
     def replace_disk(self, tries: int = 40) -> None:
         """A follower loses its disk when all others have all entries and their state, as docs/operations.md says."""
         world, leader = self.world, self.world.leader
@@ -208,7 +235,7 @@ class Faults:
         # A disk that was replaced does not vote at first, so one of two voters could not lead again.
         planned = world.checker.members_of((leader or node).store)
         is_small = bool(world.scenario.spares) and len(planned.addresses.keys() - {node.id, planned.leaving}) < 2
-        if leader in others and not is_small and all(self._is_level(other) for other in others):
+        if leader in others and not is_small and all(self.is_level(other) for other in others):
             world.checker.count("replaced disks")
             node.replace_disk()
             self.restart_later(node, self.short())
@@ -230,9 +257,9 @@ class Faults:
         majority = len(able) > len(voters) // 2 or (world.scenario.is_pair_of_ours and len(able) == 1)
         saved = self.backups.get(node.id)
         if saved is None or self.random.random() < 0.4:
-            if node.store.committed_index >= 0:
+            if node.store.committed_index >= 0 and not node.store.damage:
                 self.backups[node.id] = node.store.backup()
-        elif majority and all(map(self._is_level if world.scenario.putters else self._runs, others)):
+        elif majority and all(map(self.is_level if world.scenario.putters else self._runs, others)):
             world.checker.count("restored backups")
             node.restore(saved, max(other.store.curr_term for other in others) + 1)
             self.restart_later(node, self.short())
@@ -240,10 +267,11 @@ class Faults:
     def _runs(self, node: SimNode) -> bool:
         return node.core is not None
 
-    def _is_level(self, node: SimNode) -> bool:
+    def is_level(self, node: SimNode) -> bool:
         """Whether a node has all committed entries, no others, and needs nothing of other members."""
         store, last = node.store, len(self.world.checker.history) - 1
         is_level = store.ledger_end_index == store.committed_index == store.durable_index == last
+        is_level = is_level and not store.damage
         return is_level and node.core is not None and self._votes(node) and not node.needs_summary
 
     def _votes(self, node: SimNode) -> bool:
@@ -257,7 +285,8 @@ class Faults:
             if self.random.random() < 0.7 and is_ready:
                 begin, end = node.store.ledger_begin_index, node.store.committed_index
                 part = self.random.random() if share is None else share
-                if begin >= 0 and end > begin and node.store.expire(begin + int((end - begin) * part)):
+                first = min(begin + int((end - begin) * part), self.damage.first_needed())
+                if begin >= 0 and end > begin and node.store.expire(first):
                     self.world.checker.count("logs with expired entries")
                     self.world.trace(node.id, "now begins at %s", node.store.ledger_begin_index)
 

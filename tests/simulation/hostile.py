@@ -20,7 +20,8 @@ from pyspark_dledger.raft.messages import (
 )
 
 if TYPE_CHECKING:
-    from tests.simulation.world import SimNode, World
+    from tests.simulation.node import SimNode
+    from tests.simulation.world import World
 
 STRANGER = "10.9.9.9"
 # Requests at a time.

@@ -96,6 +96,8 @@ class CampaignsInATermThatHadALeader(Mutant):
 class VotesWithAnEmptyDisk(Mutant):
     """Votes before it has what it acknowledged with an earlier disk."""
 
+    caught_by = "which it had on another disk"
+
     def damage(self) -> None:
         class Careless(type(self._member)):  # type: ignore[misc]
             can_vote = property(lambda member: member.store.ledger_end_term >= member.store.restored_term)

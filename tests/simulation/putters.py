@@ -9,7 +9,8 @@ from pyspark_dledger.raft.messages import PutRequest, PutResponse, Response
 from tests.simulation.ledger import Message, pack
 
 if TYPE_CHECKING:
-    from tests.simulation.world import SimNode, World
+    from tests.simulation.node import SimNode
+    from tests.simulation.world import World
 
 QUEUES = 3
 # Different from the numbers of clients that append.

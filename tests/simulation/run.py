@@ -9,9 +9,11 @@ from pyspark_dledger.raft.core import Core
 from tests.simulation.checker import Violation
 from tests.simulation.clients import Client
 from tests.simulation.faults import Faults
+from tests.simulation.node import SimNode
 from tests.simulation.putters import Putter
+from tests.simulation.reads import check_answered
 from tests.simulation.scenario import HOSTILE, Scenario, make
-from tests.simulation.world import SimNode, World
+from tests.simulation.world import World
 
 
 class Outcome(NamedTuple):
@@ -87,7 +89,13 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
             )
         world.run(scenario.tick)
     world.checker.check_identical_logs()
+    check_answered(world)
     world.checker.check_terms(is_hostile=bool(set(scenario.faults) & set(HOSTILE)))
+    while any(node.store.damage or node.refuses for node in world.checker.last_members()):
+        if world.now >= limit:
+            found = {node.id: sorted(node.store.damage) for node in world.nodes}
+            raise Violation(f"damage was not repaired within {scenario.recovery_time} ms without faults: {found}")
+        world.run(scenario.tick)
     while any(_can_fetch_summary(world, node) for node in world.checker.last_members()):
         if world.now >= limit:
             raise Violation(f"a member got no summary within {scenario.recovery_time} ms without faults")

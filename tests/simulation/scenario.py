@@ -84,6 +84,9 @@ FAULTS = (
     "long outage",
     "crash all",
 )
+DISKS = ("disk full in an append", "fsync fails")
+CLOCKS = ("clock forward", "clock back")
+FLIPS = ("flip bits", "flip bits", "flip bits at rest", "flip bits at rest")
 HOSTILE = ("strangers", "forgers")
 WRONG = ("wrong peers",)
 CHANGES = ("change members", "change members", "cut off a change")
@@ -107,6 +110,8 @@ def make(seed: int) -> Scenario:
         hostile, wrong = CHANGES, ()
         # A group that lost a disk needs all other voters for a while, and a change can remove one.
         kinds = [kind for kind in kinds if kind != "restore"]
+    kinds += DISKS * (Random(seed ^ 0xF011).random() < 0.25) + CLOCKS * (Random(seed ^ 0xC10C).random() < 0.25)
+    flips = FLIPS * (nodes > 2 and not spares and not _putters(seed) and Random(seed ^ 0xF11B).random() < 0.6)
     faulty_time = min(60_000, heart_beat * random.randint(25, 70))
     pairs = [(a, b) for b in range(nodes) for a in range(b)]
     java = random.choice((0.0, 0.0, 0.4, 1.0))
@@ -121,7 +126,7 @@ def make(seed: int) -> Scenario:
         tick=max(10, heart_beat // random.choice((6, 10, 16))),
         rates=_rates(random, nodes + spares),
         fsync=tuple(random.choice((1, 2, 5, 20, heart_beat // 4)) for _ in range(nodes + spares)),
-        java_pairs=frozenset(pair for pair in pairs if random.random() < java and not spares),
+        java_pairs=frozenset(pair for pair in pairs if random.random() < java and not (spares or flips)),
         is_framed=random.random() < 0.1,
         is_coalescing=random.random() < 0.7,
         faulty_time=faulty_time,
@@ -130,7 +135,7 @@ def make(seed: int) -> Scenario:
         is_appending=seed % 3 > 0 or not _putters(seed),
         client_pause=max(20, faulty_time // random.choice((40, 80, 150))),
         body_size=random.choice((10, 40, 300)),
-        faults=(*kinds, *hostile, *wrong),
+        faults=(*kinds, *hostile, *wrong, *flips),
         fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
     )
 

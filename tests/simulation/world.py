@@ -1,4 +1,4 @@
-"""Virtual time, nodes, and the network between them. Everything depends only on the scenario."""
+"""Virtual time, and the network between nodes. Everything depends only on the scenario."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, NamedTuple
 
-from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.raft.core import Core, CoreConfig, Effect, Load, MembersChanged, Reply, RoleChanged, Send
-from pyspark_dledger.raft.hello import MemberHello
-from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role
-from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
-from pyspark_dledger.raft.peers import Address, format_peers
-from pyspark_dledger.store.dledger_store import EntryRange
+from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
+from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role, VoteResponse, VoteResult
+from pyspark_dledger.raft.node.committed_reads import CommittedReads
+from pyspark_dledger.raft.node.roles import Credentials, acting_member
+from pyspark_dledger.raft.peers import Address
 from tests.simulation.checker import Checker, Violation
-from tests.simulation.disk import PowerCut, SimStore
-from tests.simulation.frames import through_frames
+from tests.simulation.disk import SimStore
+from tests.simulation.frames import describe, through_frames
 from tests.simulation.ledger import Ledger
+from tests.simulation.node import SimNode
+from tests.simulation.reads import OpenRead
 from tests.simulation.scenario import Scenario
 
 CALL_TIMEOUT = 3000
-CHECKPOINT_INTERVAL = 3000
 Action = Callable[..., None]
 
 
@@ -34,242 +33,6 @@ class Call(NamedTuple):
     token: int
     request: Request
     target: SimNode
-
-
-class SimNode:
-    """One member: its disk, its clock, and the core of its current process, None while it is down."""
-
-    def __init__(self, world: World, number: int) -> None:
-        scenario = world.scenario
-        self.world = world
-        self.number = number
-        self.id = f"n{number}"
-        self.rate = scenario.rates[number % len(scenario.rates)]
-        self.fsync = scenario.fsync[number % len(scenario.fsync)]
-        self.clock_offset = 1_000_000 * number
-        self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, world.checker)
-        self.core: Core | None = None
-        self.application: Ledger | None = None
-        self.process = 0
-        self.paused_until = 0
-        self.is_drain_due = False
-        self.waiting: dict[int, int] = {}
-        self.checkpoint_due = 0
-        self.roles = Roles(world.members, self.id)
-        # The members that an operator gave it, and whether they replace those of its store.
-        self.is_spare = number >= scenario.nodes
-        self.peers = (*world.initial, self.id) if self.is_spare else world.initial
-        self.changes_members = False
-        self.joins = self.is_spare
-        self._new_process()
-
-    def _new_process(self) -> None:
-        self.process += 1
-        self.waiting = {}
-        self.is_drain_due = False
-        self.seen_term = -1
-        self.seen_role = Role.CANDIDATE
-        self.seen_committed = -1
-        self.seen_resets = 0
-        self.reported_committed = -1
-        self.reported_role: RoleChanged | None = None
-
-    @property
-    def clock(self) -> int:
-        return self.clock_offset + self.world.now * self.rate // 1000
-
-    def start(self) -> None:
-        """Start a process with the content of the disk."""
-        world = self.world
-        assert self.core is None
-        self._new_process()
-        self.store.startup()
-        random = Random(world.scenario.seed * 1009 + self.number * 101 + self.process)
-        config = world.config(self)
-        world.trace(self.id, "starts, log %s to %s", self.store.ledger_begin_index, self.store.ledger_end_index)
-        try:
-            application = self.application = world.application_class() if world.scenario.putters else None
-            if application is not None:
-                application.started(self.store)
-            self.core = world.core_class(config, self.store, random, self.clock, world.addresses, application)
-            self.seen_term = self.store.curr_term
-            self.seen_committed = self.reported_committed = self.core.committed_index
-            self.reported_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
-            for other in world.nodes:
-                if other is not self:
-                    is_ours = not world.is_java(self, other)
-                    self.core.set_peer_binary(other.id, is_ours, is_ours)
-        except PowerCut:
-            self.lose_power("start")
-            return
-        except OptionError as error:
-            world.trace(self.id, "does not start: %s", error)
-            world.checker.count("starts with other members refused")
-            return
-        world.at(world.now, self.tick, self.process)
-
-    @property
-    def hello(self) -> MemberHello:
-        is_static = self.core is None or not self.core.members.takes_strangers
-        peers = format_peers({id_: self.world.members[id_] for id_ in self.peers}) if is_static else ""
-        return MemberHello(self.id, "", "g", peers, self.store.cluster_id)
-
-    def restart(self) -> None:
-        if self.core is None:
-            self.start()
-
-    def lose_power(self, where: str) -> None:
-        """The process ended inside an operation; it restarts after a while."""
-        self.stop(f"power cut in {where}")
-        world = self.world
-        world.at(world.now + 1 + int(world.random.random() * 30 * world.scenario.tick), self.restart)
-
-    def stop(self, why: str, is_orderly: bool = False) -> None:
-        """End the process; unwritten data is lost. `start` starts the next one."""
-        self.world.trace(self.id, "stops: %s", why)
-        if is_orderly:
-            self.store.close()
-        self.core = None
-        self.process += 1
-        self.paused_until = 0
-        self.store = self.store.survive(self.world.random)
-
-    def replace_disk(self) -> None:
-        """Stop the node, and begin with an empty log; term and vote are kept."""
-        self.stop("its disk is lost")
-        old, scenario = self.store, self.world.scenario
-        self.store = SimStore(self.id, scenario.is_sync, scenario.data_file_size, self.world.checker)
-        self.store.curr_term, self.store.vote_leader = old.curr_term, old.vote_leader
-        self.joins = self.joins or bool(scenario.spares) or scenario.is_pair_of_ours
-
-    def restore(self, backup: SimStore, term: int) -> None:
-        """Stop the node, and begin with a backup, as `dledger restore` writes it."""
-        self.stop("its disk is restored")
-        self.store = backup.backup()
-        self.store.curr_term = self.store.restored_term = term
-
-    @property
-    def can_vote(self) -> bool:
-        return self.store.ledger_end_term >= self.store.restored_term
-
-    @property
-    def needs_summary(self) -> bool:
-        return self.core is not None and self.application is not None and self.application.needs_summary
-
-    def call(self, method: str, *arguments: Any) -> None:
-        """Call the core and handle its effects."""
-        if self.core is None:
-            return
-        try:
-            getattr(self.core, method)(*arguments, self.clock)
-        except PowerCut:
-            self.lose_power(method)
-            return
-        except Violation:
-            raise
-        except Exception as error:
-            raise Violation(f"the core of {self.id} raised {error!r} in {method}") from error
-        self.world.checker.check(self)
-        # Ticks are drained at once: they are most of the events, and seldom at the same time as others.
-        if method == "tick" or not self.world.scenario.is_coalescing:
-            self.drain(self.process)
-        elif not self.is_drain_due:
-            self.is_drain_due = True
-            self.world.at(self.world.now, self.drain, self.process)
-
-    def drain(self, process: int) -> None:
-        if process != self.process or self.core is None:
-            return
-        self.is_drain_due = False
-        try:
-            effects = self.core.drain()
-        except PowerCut:
-            self.lose_power("drain")
-            return
-        except Violation:
-            raise
-        except Exception as error:
-            raise Violation(f"the core of {self.id} raised {error!r} in drain") from error
-        if effects:
-            self.apply(effects)
-        if self.store.is_sync and self.store.begin_flush():
-            self.world.at(self.world.now + self.fsync_time(), self.flushed, self.process)
-
-    def apply(self, effects: list[Effect]) -> None:
-        """Apply effects of the core, in its order."""
-        for effect in effects:
-            if isinstance(effect, Send):
-                self.world.send(self, effect)
-            elif isinstance(effect, Load):
-                self.load(effect)
-            elif isinstance(effect, Reply):
-                self.world.reply(self, effect)
-            elif isinstance(effect, RoleChanged):
-                self.reported_role = effect
-                self.world.trace(self.id, "is %s of term %s, leader %s", effect.role.name, *effect[1:])
-            elif isinstance(effect, MembersChanged):
-                self.world.trace(self.id, "has members %s", ", ".join(effect.addresses))
-            else:
-                self.reported_committed = effect.index
-        self.world.checker.check(self)
-        self.world.checker.check_reported(self)
-
-    def load(self, effect: Load) -> None:
-        """Read now, and tell the core later. The log may change in the meantime."""
-        result: EntryRange | Exception
-        try:
-            result = self.store.read(effect.first_index, effect.max_bytes)
-        except StoreError as error:
-            result = error
-        self.world.checker.count("loads")
-        self.world.at(self.world.now + 1 + effect.token % 7 * self.fsync, self.loaded, self.process, effect, result)
-
-    def loaded(self, process: int, effect: Load, result: EntryRange | Exception) -> None:
-        if process == self.process:
-            self.call("loaded", effect, result)
-
-    def tick(self, process: int) -> None:
-        """About every tick: the tick of the core, timeouts of calls, and the checkpoint."""
-        world = self.world
-        if process != self.process or self.core is None:
-            return
-        if self.paused_until > world.now:
-            world.at(self.paused_until + 1, self.tick, process)
-            return
-        if world.now >= self.checkpoint_due:
-            self.checkpoint_due = world.now + CHECKPOINT_INTERVAL
-            self.store.write_checkpoint()
-        while self.waiting and next(iter(self.waiting.values())) <= world.now:
-            self.handle_response(process, next(iter(self.waiting)), None)
-        self.call("tick")
-        tick = world.scenario.tick
-        world.at(world.now + 1 + tick // 2 + int(world.random.random() * tick), self.tick, process)
-
-    def handle_response(self, process: int, token: int, response: Response | None) -> None:
-        """Handle the response to a call; None is a timeout or a lost connection. Only the first one counts."""
-        if process == self.process and self.waiting.pop(token, None) is not None:
-            if self.world.is_tracing:
-                self.world.trace(self.id, "gets response #%s %s", token, describe(response))
-            self.call("handle_response", token, response)
-
-    def fsync_time(self) -> int:
-        return 1 + self.world.random.randrange(2 * self.fsync)
-
-    def flushed(self, process: int) -> None:
-        """End an fsync. The core is notified a little later, even after other events."""
-        if process == self.process:
-            index = self.store.end_flush()
-            self.world.at(self.world.now + self.world.random.randrange(3), self.persisted, process, index)
-
-    def persisted(self, process: int, index: int) -> None:
-        if process != self.process:
-            return
-        if self.paused_until > self.world.now:
-            self.world.at(self.paused_until, self.persisted, process, index)
-            return
-        self.call("persisted", index)
-        if self.core is not None and self.store.begin_flush():
-            self.world.at(self.world.now + self.fsync_time(), self.flushed, process)
 
 
 class ClientCall(NamedTuple):
@@ -296,12 +59,15 @@ class World:
         self.network = scenario.network
         self.blocked: set[tuple[int, int]] = set()
         self.latest: dict[tuple[int, int], int] = {}
+        self.open_reads: dict[int, OpenRead] = {}
         # Called for each request that arrives; False loses it (for tests).
         self.filter: Callable[[Call], bool] = lambda _: True
         ids = tuple(f"n{number}" for number in range(scenario.nodes + scenario.spares))
         self.initial = ids[: scenario.nodes]
         self.members = {id_: Address(f"10.0.0.{number}", 20911) for number, id_ in enumerate(ids)}
         self.addresses = {id_: str(address) for id_, address in self.members.items()}
+        self.reads_class: type[CommittedReads] = getattr(core_class, "reads_class", CommittedReads)
+        self.store_class: type[SimStore] = getattr(core_class, "store_class", SimStore)
         self.takes_strangers = getattr(core_class, "takes_strangers", False)
         self.ignores_hellos = getattr(core_class, "ignores_hellos", False)
         self.base_config = CoreConfig(
@@ -421,7 +187,7 @@ class World:
             raise Violation(f"{call.target.id} refuses {describe(call.request)} of {call.source.id}")
         if self.is_tracing:
             self.trace(call.target.id, "handles %s#%s %s", call.source.id, call.token, describe(call.request))
-        call.target.call("handle", call.request, call)
+        call.target.handle(call.request, call)
 
     def reply(self, node: SimNode, effect: Reply) -> None:
         """Send a response to a client, or to the process that sent the request."""
@@ -432,6 +198,8 @@ class World:
         assert isinstance(call, Call)
         self.count_response(call.request, effect.response)
         response = effect.response
+        if isinstance(response, VoteResponse) and response.vote_result is VoteResult.ACCEPT:
+            self.checker.check_voter(node.store)
         if self.scenario.is_framed:
             response = through_frames(response, not self.is_java(node, call.source), call.request)
         if self.is_tracing:
@@ -474,7 +242,7 @@ class World:
             return
         if self.is_tracing:
             self.trace(node.id, "gets from a client %s", describe(request))
-        node.call("handle", request, ClientCall(reply))
+        node.handle(request, ClientCall(reply))
 
     # Counts and leaders
 
@@ -509,20 +277,3 @@ class World:
 
 def _term(node: SimNode) -> int:
     return node.core.term if node.core is not None else -1
-
-
-def describe(message: Request | Response | None) -> str:
-    """A message in one line: its type and the fields that differ from the defaults."""
-    if message is None:
-        return "no response"
-    shown = []
-    for name in dir(message):
-        if name.startswith("_") or name in ("group", "local_id", "remote_id", "last_index"):
-            continue
-        value = getattr(message, name)
-        if callable(value) or value in (-1, None, (), [], b"") or (name == "code" and isinstance(message, Request)):
-            continue
-        if name in ("data", "bodies", "positions"):
-            value = f"{value.count} bodies" if name == "bodies" else f"{len(value)} bytes"
-        shown.append(f"{name}={getattr(value, 'name', value)}")
-    return f"{type(message).__name__} {' '.join(shown)}"

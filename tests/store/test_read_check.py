@@ -12,10 +12,12 @@ import pytest
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format import codec
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.store import MmapFileStore, StoreConfig
+from pyspark_dledger.store.dledger_store import OtherEntryError
 from tests.support import stores
 from tests.support.generate import mq_message
+from tests.support.stores import change, opened, reopened
 
 COUNT = 30
 MESSAGE = mq_message(body=b"x" * 200).make(0)
@@ -183,3 +185,38 @@ def test_damaged_messages_are_found_in_any_place(reader: Engine) -> None:
         bad[place] ^= 1
         assert reader.find_damaged(entries(MESSAGE, bytes(bad))) == SIZE
         bad[place] ^= 1
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> MmapFileStore:
+    """A restarted store with four entries of term 4."""
+    store = opened(tmp_path)
+    store.append_as_leader([b"%04d" % index for index in range(4)], 4)
+    return reopened(store)
+
+
+@pytest.mark.parametrize(("at", "value"), [(31, b"\x05"), (15, b"\x33")], ids=["term", "size"])
+def test_a_flipped_index_unit_tells_no_term_and_no_end(small: MmapFileStore, at: int, value: bytes) -> None:
+    change(next((small.config.node_dir / "index").iterdir()), 2 * INDEX_UNIT_SIZE + at, value)
+    for call in (lambda: small.term_at(2), lambda: small.truncate(3)):
+        with pytest.raises(StoreError, match="expected the entry of index 2"):
+            call()
+    assert (small.ledger_end_index, small.term_at(3)) == (3, 4)
+    small.shutdown()
+
+
+def test_only_a_copy_of_the_same_entry_repairs_a_damaged_one(small: MmapFileStore) -> None:
+    """Header or index unit say which entry it is; one of them may be damaged."""
+    size, file = ENTRY_HEADER_SIZE + 4, next((small.config.node_dir / "data").iterdir())
+    copy = bytes(small.read(2, 1).data)
+    other = bytearray(codec.encode_entry(2, 5, 2 * size, b"0002"))
+    get_engine().write_body_crcs(other)
+    change(file, 2 * size + ENTRY_HEADER_SIZE, b"?")
+    with pytest.raises(OtherEntryError, match="found the copy of another one"):
+        small.repair(2, other)
+    change(file, 2 * size + 23, b"\x05")
+    with pytest.raises(ValueError, match="expected magic, size, index, term and pos"):
+        small.repair(2, other)
+    small.repair(2, copy)
+    assert small.get(2).body == b"0002"
+    small.shutdown()

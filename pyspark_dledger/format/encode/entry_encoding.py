@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, decode_entry_header, record_struct, signed32
-from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.format.control import MEMBERS, header_kind
 from pyspark_dledger.format.encode.encoded import (
     LENGTH_SIZE,
     MAX_BLOCK_SIZE,
@@ -130,6 +130,8 @@ def find_damaged(data: Buffer) -> int | None:
     view = _bytes_of(data, "entries")
     for entry in _entries(view):
         stored, body = entry.header.body_crc, _body_of(view, entry)
+        if _has_wrong_seal(entry.header):
+            return entry.offset
         if signed32(crc32(body)) != stored if stored else _is_damaged_message(body):
             return entry.offset
     return None
@@ -138,10 +140,21 @@ def find_damaged(data: Buffer) -> int | None:
 def find_wrong_body(data: Buffer, needs_crc: bool = False) -> int | None:
     view = _bytes_of(data, "entries")
     for entry in _entries(view):
-        stored, body = entry.header.body_crc, _body_of(view, entry)
-        if (stored or needs_crc) and signed32(crc32(body)) != stored:
+        stored = entry.header.body_crc
+        if (stored or needs_crc) and signed32(crc32(_body_of(view, entry))) != stored:
+            return entry.offset
+        if _has_wrong_seal(entry.header):
             return entry.offset
     return None
+
+
+def _has_wrong_seal(header: EntryHeader) -> bool:
+    """Whether an entry with bodyCrc has another channel and chainCrc than 0 or those of a control entry.
+
+    The bodyCrc of an empty body is 0.
+    """
+    has_crc = header.body_crc or not header.body_size
+    return bool(has_crc and (header.channel or header.chain_crc)) and not header_kind(header)
 
 
 def write_body_crcs(data: bytearray) -> None:

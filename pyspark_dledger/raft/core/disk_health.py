@@ -38,6 +38,10 @@ class DiskHealth:
         """An append found the disk full."""
         self._found("its disk is full", now)
 
+    def has_damage(self, now: int) -> None:
+        """A damaged entry keeps other members from getting the log."""
+        self._found("it has a damaged entry that others need", now)
+
     def _found(self, problem: str, now: int) -> None:
         self._problem, self._seen_at = problem, now
 

@@ -28,7 +28,7 @@ from pyspark_dledger.raft.messages import (
     Response,
     Role,
 )
-from pyspark_dledger.store.dledger_store import EntryRange
+from pyspark_dledger.store.dledger_store import EntryRange, OtherEntryError
 
 # The kind of problems that keep this member from accepting its leader's entries.
 _BLOCKED = "follower"
@@ -202,6 +202,15 @@ class Follower:
 
     def _commit(self, index: int) -> None:
         self._member.commit(min(index, self._match_index, self._member.store.ledger_end_index))
+        if self._member.members.is_joining:
+            self._check_joined(index)
+
+    def _check_joined(self, index: int) -> None:
+        """Join with all that the leader has committed, of which the last is of its own term: none before is missing."""
+        member, committed = self._member, self._member.store.committed_index
+        if committed >= max(index, 0) and member.store.term_at(committed) == member.term:
+            member.members.joined()
+            member.resolve_problem("joining")
 
     def _commit_only(self, request: PushRequest) -> int:
         """COMMIT needs no durable index. Rejected if the leader must compare first."""
@@ -225,12 +234,14 @@ class Follower:
         store = self._member.store
         if not 0 <= store.ledger_begin_index <= entry.index <= store.ledger_end_index:
             return False
-        return are_equal(memoryview(data)[entry.start : entry.stop], self._stored(entry, data, 1).data)
+        stored = self._stored(entry, data, 1)
+        return stored is not None and are_equal(memoryview(data)[entry.start : entry.stop], stored.data)
 
-    def _stored(self, entry: PushedEntry, data: Buffer, max_bytes: int) -> EntryRange:
+    def _stored(self, entry: PushedEntry, data: Buffer, max_bytes: int) -> EntryRange | None:
         """Entries of this log from that one on. If that is damaged and not committed, the leader's copy replaces it.
 
-        Committed ones are replaced by copies that this member asks for.
+        Committed ones are replaced by copies that this member asks for. None: that one is damaged and not
+        the leader's.
         """
         member, index = self._member, entry.index
         try:
@@ -243,6 +254,8 @@ class Follower:
                 raise
             try:
                 member.store.repair(index, memoryview(data)[entry.start : entry.stop])
+            except OtherEntryError:
+                return None
             except ValueError:
                 raise damage from None
         member.found_damaged += 1
@@ -396,6 +409,8 @@ class Follower:
         while at < len(entries) and entries[at].index <= store.ledger_end_index:
             start = entries[at].start
             stored = self._stored(entries[at], view, len(view) - start)
+            if stored is None:
+                return at
             count = min(stored.last_index - stored.first_index + 1, len(entries) - at)
             # Usually all are equal: one comparison instead of one per entry.
             if bytes(stored.data) != bytes(view[start : entries[at + count - 1].stop]):

@@ -343,9 +343,6 @@ class Member:
             return False
         self.effects.append(Committed(after))
         self.members.led()
-        if self.members.is_joining and self.store.term_at(after) == self.term:
-            self.members.joined()
-            self.resolve_problem("joining")
         for listener in self.commit_listeners:
             listener(after)
         return True

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.messages import ReadRequest, ReadResponse, Response
+from pyspark_dledger.raft.messages import ReadRequest, ReadResponse, Response, Role
 
 _KIND = "damaged"
 _ASK_EVERY_MS = 1000
@@ -15,6 +15,10 @@ _REPORT_AGAIN_MS = 60_000
 # Entries that are asked for at a time, and remembered: the next pass of the scrubber finds the others.
 _MAX_ASKED = 4
 _MAX_DAMAGED = 10_000
+# A leader that cannot push a damaged entry for so long leaves the leadership to others. Without a failed push for the
+# second time, no member needs the entry.
+_STEP_DOWN_MS = 10_000
+_CALM_MS = 5000
 
 
 class _Asked(NamedTuple):
@@ -26,7 +30,8 @@ class Repairs:
     """Asks members of this package, one after the other, for the entries that are damaged here.
 
     A copy is taken if it is the same entry (index, term, position and size of the index unit) and matches its checksum.
-    Java members are not asked: they check nothing before they respond.
+    Java members are not asked: they check nothing before they respond. A leader steps down if a member needs a damaged
+    entry and no copy comes: one that is not committed is given by no member, only by another leader.
     """
 
     def __init__(self, member: Member) -> None:
@@ -34,7 +39,9 @@ class Repairs:
         self._damaged: dict[int, str] = {}
         self._turn = 0
         self._ask_at = 0
-        member.on_damage = self.found
+        self._blocked_since = self._blocked_at = member.now - _CALM_MS
+        self._blocked_epoch = 0
+        member.on_damage = self._blocked
 
     def __len__(self) -> int:
         """The number of damaged entries."""
@@ -47,13 +54,32 @@ class Repairs:
                 self._member.found_damaged += index not in self._damaged
                 self._damaged[index] = text
 
+    def _blocked(self, damaged: Mapping[int, str]) -> None:
+        """Take over damaged entries that a push or a follower needs now."""
+        self.found(damaged)
+        now, epoch = self._member.now, self._member.leadership_epoch
+        if now - self._blocked_at >= _CALM_MS or epoch != self._blocked_epoch:
+            self._blocked_since, self._blocked_epoch = now, epoch
+        self._blocked_at = now
+
+    def _check_leadership(self) -> None:
+        """Step down if pushes have been blocked for too long."""
+        member = self._member
+        is_blocked = member.now - self._blocked_at < _CALM_MS and self._blocked_epoch == member.leadership_epoch
+        if not member.is_leader or not is_blocked or member.now - self._blocked_since < _STEP_DOWN_MS:
+            return
+        member.report_problem("a damaged entry cannot be pushed, and no member gives a copy: this leader steps down")
+        member.disk.has_damage(member.now)
+        member.become(Role.CANDIDATE, None)
+
     def tick(self) -> None:
         member = self._member
+        self._check_leadership()
         if not self._damaged or member.now < self._ask_at:
             return
         self._ask_at = member.now + _ASK_EVERY_MS
-        begin = member.store.ledger_begin_index
-        self._damaged = {index: text for index, text in self._damaged.items() if index >= begin >= 0}
+        begin, end = member.store.ledger_begin_index, member.store.ledger_end_index
+        self._damaged = {index: text for index, text in self._damaged.items() if 0 <= begin <= index <= end}
         if not self._damaged:
             member.resolve_problem(_KIND)
             return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Protocol
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError, StoreError
@@ -25,20 +25,33 @@ _SIZE = struct.Struct(">i")
 _SIZE_OFFSET = next(field.offset for field in ENTRY_HEADER if field.name == "size")
 
 
+class Timer(Protocol):
+    """What `CallLater` returns (``asyncio.TimerHandle``)."""
+
+    def cancel(self) -> None: ...
+
+
+# Calls a function after a time in seconds (``asyncio.AbstractEventLoop.call_later``).
+CallLater = Callable[[float, Callable[[], object]], Timer]
+
+
 @dataclass(order=True)
 class _WaitingRead:
     first_index: int
     order: int
     request: ReadRequest = field(compare=False)
     caller: Caller | LocalCaller = field(compare=False)
-    timer: asyncio.TimerHandle | None = field(compare=False, default=None)
+    timer: Timer | None = field(compare=False, default=None)
 
 
 class CommittedReads:
     """Responds to READ requests from a store. `committed` must be called when its committed index rises."""
 
-    def __init__(self, store: DLedgerStore, threads: DiskThreads, group: str, self_id: str) -> None:
+    def __init__(
+        self, store: DLedgerStore, threads: DiskThreads, group: str, self_id: str, call_later: CallLater
+    ) -> None:
         self._store = store
+        self._call_later = call_later
         self._threads = threads
         self._group = group
         self._self_id = self_id
@@ -55,7 +68,7 @@ class CommittedReads:
             return
         waiting = _WaitingRead(request.first_index, next(self._orders), request, caller)
         seconds = min(request.wait_ms, _MAX_WAIT_MS) / 1000
-        waiting.timer = asyncio.get_running_loop().call_later(seconds, self._time_out, waiting)
+        waiting.timer = self._call_later(seconds, lambda: self._time_out(waiting))
         heapq.heappush(self._waiting, waiting)
 
     def committed(self, index: int) -> None:
@@ -100,7 +113,16 @@ class CommittedReads:
             return
 
         def done(found: EntryRange | Exception) -> None:
-            caller.when_room(_MAX_BYTES, lambda: caller.respond(self._response(request, lambda _first, _size: found)))
+            removals = store.removals
+
+            def respond() -> None:
+                if store.removals != removals:
+                    # Other entries may have replaced uncommitted ones of the range, and be committed.
+                    self._respond(request, caller)
+                else:
+                    caller.respond(self._response(request, lambda _first, _size: found))
+
+            caller.when_room(_MAX_BYTES, respond)
 
         self._threads.read(first, _size_of(request), done)
 

@@ -102,7 +102,8 @@ class Node:
         store, config = self.store, self.config
         self._threads = DiskThreads(store)
         store.is_undo_deferred = True
-        self._reads = CommittedReads(store, self._threads, config.group, config.self_id)
+        call_later = asyncio.get_running_loop().call_later
+        self._reads = CommittedReads(store, self._threads, config.group, config.self_id, call_later)
         self._driver = driver = CoreDriver(self.core, self._reads, self._threads, lambda: store.failure, self._fail)
         await self._listen_at(self._listen, contexts[0])
         self._tls = contexts[1]

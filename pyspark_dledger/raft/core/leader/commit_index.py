@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.raft.core.leader.appends import Appends
 from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
 from pyspark_dledger.raft.core.member import Member
@@ -65,4 +66,11 @@ class CommitIndex:
             self._appends.committed(member.store.committed_index)
 
     def _is_own(self, index: int) -> bool:
-        return index >= self._own_from or self._member.store.term_at(index) == self._member.term
+        """Whether an entry is of this leader's term. A damaged one tells nothing."""
+        if index >= self._own_from:
+            return True
+        try:
+            return self._member.store.term_at(index) == self._member.term
+        except StoreError as error:
+            self._member.on_damage({index: str(error)})
+            return False

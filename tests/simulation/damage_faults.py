@@ -1,0 +1,83 @@
+"""Flips bits on the disks of nodes, and mends what the nodes cannot: as an operator does, by docs/incident.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.faults import Faults
+    from tests.simulation.node import SimNode
+
+# Longer than any log.
+END = 1 << 60
+
+
+class Damage:
+    """One node at a time is damaged. Every committed entry stays intact and durable on another member."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self.world = faults.world
+        self.random = faults.random
+
+    # Flipping
+
+    def flip(self, node: SimNode) -> None:
+        """Flip bits of entries that an earlier process wrote: later ones are read from memory."""
+        store = node.store
+        end = min(store.started_end, store.ledger_end_index)
+        begin = max(store.ledger_begin_index, 0)
+        if end < begin or self._others_are_damaged(node):
+            return
+        for _ in range(self.random.choice((1, 1, 2, 5))):
+            index = self.random.choice((end, self.random.randint(begin, end)))
+            if index not in store.damage and self._is_elsewhere(node, index):
+                what = store.flip_bit(self.random, index)
+                self.world.checker.count(f"flipped bits of a {what}")
+                self.world.trace(node.id, "a bit of the %s of entry %s flips", what, index)
+
+    def flip_at_rest(self, node: SimNode) -> None:
+        """Flip bits while the node is stopped."""
+        if node.core is None or self._others_are_damaged(node):
+            return
+        node.stop("fault")
+        node.store.started_end = node.store.ledger_end_index
+        self.flip(node)
+        self.faults.restart_later(node, self.faults.short())
+
+    def _others_are_damaged(self, node: SimNode) -> bool:
+        return any(other.refuses or other.store.damage for other in self.world.nodes if other is not node)
+
+    def _is_elsewhere(self, node: SimNode, index: int) -> bool:
+        """Whether another member can give the entry, or nobody needs it."""
+        return index >= len(self.world.checker.history) or any(
+            other.store.ledger_begin_index <= index <= other.store.durable_index and index not in other.store.damage
+            for other in self.world.nodes
+            if other is not node and self.world.checker.has_committed(other.store, index)
+        )
+
+    def first_needed(self) -> int:
+        """The first entry that another member may need intact."""
+        return min((min(node.store.damage) for node in self.world.nodes if node.store.damage), default=END)
+
+    # Mending
+
+    def mend(self) -> None:
+        """Delete wrong indexes, and replace the disk of a node that does not start."""
+        for node in self.world.nodes:
+            if node.refuses:
+                others = [other for other in self.world.nodes if other is not node]
+                if all(map(self.faults.is_level, others)):
+                    self.world.checker.count("damaged disks replaced")
+                    node.replace_disk()
+                    node.start()
+            elif node.core is not None and node.store.has_damaged_unit:
+                self.world.checker.count("wrong indexes deleted")
+                node.stop("its index is deleted")
+                node.store.rebuild_index()
+                node.start()
+
+    def mend_until_done(self) -> None:
+        self.mend()
+        if any(node.refuses or node.store.damage for node in self.world.nodes):
+            self.world.at(self.world.now + 5 * self.world.scenario.tick, self.mend_until_done)
