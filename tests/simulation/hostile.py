@@ -96,7 +96,8 @@ class Hostile:
         elif kind == 1:
             yield HeartBeatRequest(leader_id=name, term=self.term(node))
         elif kind == 2:
-            yield self.push(node, name, self.index(node), present + self.random.choice((1, 5, 2**21)))
+            # No term that a forged heartbeat has: a paused node may handle both, and follow the forger.
+            yield self.push(node, name, self.index(node), present + self.random.randrange(7, 2**21, 2) * 4 + 3)
         elif node.store.ledger_begin_index >= 0:
             # An empty log has nothing to lose, and would begin there.
             yield self.reset(name, present)
