@@ -259,12 +259,13 @@ class EntryReader:
     def _check_same(self, given: IndexUnit) -> None:
         """Raises OtherEntryError if neither the index unit nor the header of an entry fits the copy's unit."""
         unit = decode_index_unit(bytes(self._units(given.index, given.index)))
-        file = self._data.find(unit.pos)
-        if unit == given or file is None:
-            return
-        stored = self._data.read(file, unit.pos, min(unit.pos + ENTRY_HEADER_SIZE, file.end))
-        if unit_in(stored) != given:
+        if given not in (unit, self._unit_at(unit.pos), self._unit_at(given.pos)):
             raise OtherEntryError(f"expected a copy of the entry {unit}, found another entry: {given}")
+
+    def _unit_at(self, pos: int) -> IndexUnit | None:
+        """The index unit that fits the header at a position."""
+        file = self._data.find(pos)
+        return None if file is None else unit_in(self._data.read(file, pos, min(pos + ENTRY_HEADER_SIZE, file.end)))
 
     def _check_copy(self, unit: IndexUnit, data: Buffer) -> None:
         """Raises ValueError unless the bytes are one intact entry with a checksum."""

@@ -215,7 +215,7 @@ def test_only_a_copy_of_the_same_entry_repairs_a_damaged_one(small: MmapFileStor
     with pytest.raises(OtherEntryError, match="found the copy of another one"):
         small.repair(2, other)
     change(file, 2 * size + 23, b"\x05")
-    with pytest.raises(ValueError, match="expected magic, size, index, term and pos"):
+    with pytest.raises(ValueError, match="expected an entry as its index unit"):
         small.repair(2, other)
     small.repair(2, copy)
     assert small.get(2).body == b"0002"
