@@ -212,7 +212,7 @@ def test_only_a_copy_of_the_same_entry_repairs_a_damaged_one(small: MmapFileStor
     other = bytearray(codec.encode_entry(2, 5, 2 * size, b"0002"))
     get_engine().write_body_crcs(other)
     change(file, 2 * size + ENTRY_HEADER_SIZE, b"?")
-    with pytest.raises(OtherEntryError, match="found the copy of another one"):
+    with pytest.raises(OtherEntryError, match="found another entry"):
         small.repair(2, other)
     change(file, 2 * size + 23, b"\x05")
     with pytest.raises(ValueError, match="expected an entry as its index unit"):
