@@ -43,7 +43,6 @@ class Origin:
     written segment, which expires last.
     """
 
-    path: str
     host: str
     folders: tuple[str, ...]
     lasts: tuple[tuple[str, int], ...]
@@ -55,9 +54,7 @@ def origin_of(store: StoreView) -> Origin:
     paths = store.paths
     folders = (*paths.data_dirs, *paths.commitlog_dirs) if paths.only is None else (paths.only.parent,)
     lasts = {path_of(segment.path).parent: (segment.path, segment.end) for segment in store.segments}
-    return Origin(
-        store.path, socket.gethostname(), tuple(map(str, folders)), tuple(lasts.values()), _anchor(store.segments)
-    )
+    return Origin(socket.gethostname(), tuple(map(str, folders)), tuple(lasts.values()), _anchor(store.segments))
 
 
 def _anchor(segments: Sequence[Segment]) -> tuple[Segment, Fingerprint] | None:
@@ -142,17 +139,18 @@ def is_there_as_planned(request: ScanRequest, origin: Origin | None, fail_on_dat
     Raises StoreError for another file, or none, and DataLossError for an expired one with `fail_on_data_loss`.
     """
     segment = request.segment
-    try:
-        with _opened(segment.path) as read:
-            for planned in request.fingerprints:
-                _check(segment, planned, read, origin)
-        return True
-    except OSError as error:
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            return True  # the scan reports it
-    except StoreError:
-        if not isinstance(segment.path, RemoteUri) or is_there(path_of(segment.path)):
-            raise
+    if isinstance(segment.path, RemoteUri):
+        if fail_on_data_loss or _exists(segment.path):
+            return True  # the scan reports a file that was changed or deleted
+    else:
+        try:
+            with _opened(segment.path) as read:
+                for planned in request.fingerprints:
+                    _check(segment, planned, read, origin)
+            return True
+        except OSError as error:
+            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                return True  # the scan reports it
     _check_expired(request, origin)
     problem = f"{segment.path}: expected positions {request.start} to {request.end - 1}, found the file deleted"
     report_loss(problem, "they are skipped", fail_on_data_loss, "plan the read again")
@@ -202,7 +200,7 @@ def _check_expired(request: ScanRequest, origin: Origin | None) -> None:
     if origin is not None and origin.anchor is not None:
         check_origin(origin)
         begin = _first_base(origin.folders)
-        lasts_are_there = all(end <= (begin or 0) or is_there(path_of(last)) for last, end in origin.lasts)
+        lasts_are_there = all(end <= (begin or 0) or _exists(last) for last, end in origin.lasts)
         if begin is not None and segment.end <= begin and lasts_are_there:
             return
     found = "" if begin is None else f", and a log that begins at pos {begin}"
@@ -213,12 +211,16 @@ def _check_expired(request: ScanRequest, origin: Origin | None) -> None:
 
 
 def _check_folders(origin: Origin) -> None:
-    """Raise StoreError if a folder of the store is absent or empty."""
+    """Raise StoreError if a folder of the store is absent."""
     for text in origin.folders:
         folder = path_of(text)
-        if is_remote_path(folder) or (is_there(folder) and (folder.is_dir() or not origin.lasts)):
-            continue
-        raise StoreError(f"{text}: expected the folder{_planned(origin)}, found none on {_host()}: {_REMEDY}")
+        if not is_remote_path(folder) and not folder.is_dir():
+            raise StoreError(f"{text}: expected the folder{_planned(origin)}, found none on {_host()}: {_REMEDY}")
+
+
+def _exists(path: str) -> bool:
+    # The stamp of a listing says that the file existed.
+    return is_there(path_of(RemoteUri(path.store, path.subpath) if isinstance(path, RemoteUri) else path))
 
 
 def _first_base(folders: Iterable[str]) -> int | None:

@@ -603,6 +603,24 @@ def test_a_change_between_plan_and_read_is_an_error(tmp_path: Path, mount: Calla
             read(partitions)
 
 
+def test_expired_remote_files_are_skipped_if_the_options_say_so(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
+    store = generate.write_dledger(tmp_path, [generate.raw(b"body %d" % number) for number in range(300)])
+    place = mount(tmp_path)
+    options = parse_options({"maxPartitionBytes": 1, "failOnDataLoss": "false"})
+    partitions = open_log(place.uri()).plan(("index",), options, Filters())
+
+    def read() -> list[int]:
+        return [row["index"] for part in partitions for batch in read_partition(part) for row in batch.to_pylist()]
+
+    assert read() == list(range(300))
+    Path(store.segments[0].path).unlink()
+    left = read()
+    assert 0 < left[0] < 300 and left == list(range(left[0], 300))
+    Path(store.segments[2].path).unlink()
+    with pytest.raises(StoreError, match=r"found no file on .*, and a log that begins at pos 4096"):
+        read()
+
+
 def test_a_store_that_was_replaced_is_read_again(tmp_path: Path, mount: Callable[[Path], Mount]) -> None:
     generate.write_dledger(tmp_path, [generate.raw(b"body")] * 20, committed=3)
     place = mount(tmp_path)
