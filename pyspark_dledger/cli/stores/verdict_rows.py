@@ -33,12 +33,12 @@ VERDICT_KEYS = {
 """The keys of the verdict of `dledger diff --json`, with what they mean."""
 
 MEMBER_KEYS = {
-    ("node", "path", "begin"): "who",
+    ("node", "path", "begin", "indexBegin"): "who",
     ("start", "elect", "text"): "`yes`, `no`, `unknown`, `withLoss`; CommitLog: `master`, `slave`; why",
     ("damaged", "donors"): "ranges; who has all of them",
     ("silent", "unclear", "diverged"): "ranges that look whole, are unclear, of another master",
     ("fillers", "leftOut", "isFilled"): "of a salvage; others have them; donors are filled",
-    ("lostEnd", "unreadable", "short", "epochProblem", "missing", "canFollow"): "why it must not start",
+    ("lostEnd", "unreadable", "isUnread", "short", "epochProblem", "missing", "canFollow"): "why it must not start",
     ("losses", "overwrites", "overwritten"): "what others lose",
     ("canWin", "ahead", "aheadBytes", "truncation"): "who is ahead; where Java truncates",
 }
