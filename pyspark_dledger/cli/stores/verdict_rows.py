@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 GROUP = "group"
 VERDICT_KEYS = {
     ("verdict", "log"): "`group`; `dledger` (ranges of indexes) or `commitlog` (of positions)",
-    ("lost", "text"): "`nothing`, `some` or `unknown`; in words",
+    ("lost", "text"): "`nothing`, `some`, `unknown`; in words",
     (
         "lostEntries",
         "filledEntries",
         "unclearEntries",
         "lostQueues",
-    ): "what of it is lost, a filler, unclear; queue offsets",
+    ): "lost, fillers, unclear; queue offsets",
     ("restorable",): "what a salvage restores",
     ("lostEnd", "lostEndFrom", "lostEnds"): "what is after every log's end",
-    ("missingMembers",): "number of members not given",
+    ("missingMembers",): "members not given",
     ("next",): "command or null",
     ("members",): "for each:",
 }
