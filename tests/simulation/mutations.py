@@ -350,7 +350,7 @@ class PushesRaiseTerms(Mutant):
         judge = follower._leader_error
 
         def trusting(request: PushRequest) -> ResponseCode | None:
-            if member.term < request.term < member.term + 10 and request.leader_id in member.others:
+            if member.term < request.term < member.term + 2**24 and request.leader_id in member.others:
                 member.adopt(request.term)
             return judge(request)
 

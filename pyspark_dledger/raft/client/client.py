@@ -259,7 +259,10 @@ class Client:
         return self._wait(self._session.members("add", node_id, node_id, address))
 
     def remove_member(self, node_id: str) -> GroupMembers:
-        """Remove a member; it can be stopped when the list is final. Removing a learner gives up its change."""
+        """Remove a member; it can be stopped when the list is final. Removing a learner gives up its change.
+
+        Repeating it is harmless. Raises GroupError with UNKNOWN_MEMBER for an id that no list of the log has.
+        """
         return self._wait(self._session.members("remove", node_id))
 
     def replace_member(self, node_id: str, new_id: str, address: str) -> GroupMembers:
