@@ -148,16 +148,28 @@ Window MappedFile::window(int64_t offset, int64_t length) {
   }
   constexpr int64_t kAlignment = 64 * 1024;  // at least a page
   const int64_t begin = is_whole_ ? 0 : std::min(offset, size_ - 1) / kAlignment * kAlignment;
-  const int64_t wanted = std::max(begin + kWindowBytes, end) + kOverlap;
-  while (!is_held_ && is_full()) {
+  unmap_oldest(kMaxWindows - 1);
+  for (int64_t bytes = kWindowBytes;; bytes /= 8) {
+    const int64_t wanted = std::max(begin + bytes, end) + kOverlap;
+    try {
+      windows_.push_back(map(begin, is_whole_ ? size_ : std::min(size_, wanted) - begin));
+      windows_.back().used = ++uses_;
+      return windows_.back().window;
+    } catch (const StoreFault&) {
+      // The address space may be used up: a smaller window, and fewer of them, may fit.
+      if (is_whole_ || bytes < kAlignment) throw;
+      unmap_oldest(kMinWindows);
+    }
+  }
+}
+
+void MappedFile::unmap_oldest(size_t kept) {
+  while (!is_held_ && windows_.size() > kept) {
     const auto oldest = std::min_element(windows_.begin(), windows_.end(),
                                          [](const Mapping& a, const Mapping& b) { return a.used < b.used; });
     unmap(*oldest);
     windows_.erase(oldest);
   }
-  windows_.push_back(map(begin, is_whole_ ? size_ : std::min(size_, wanted) - begin));
-  windows_.back().used = ++uses_;
-  return windows_.back().window;
 }
 
 MappedFile::Mapping MappedFile::map(int64_t begin, int64_t size) const {
@@ -249,12 +261,12 @@ bool MappedFile::load(int64_t from, int64_t to) {
   return readable() >= to;
 }
 
-bool MappedFile::is_loaded(int64_t at) const {
+bool MappedFile::is_loaded(int64_t at) {
   if (at < 0 || at >= size_) return false;
 #ifdef __linux__
   unsigned char state = 0;
   const auto page = static_cast<int64_t>(page_size);
-  return mincore(data_ + at / page * page, page_size, &state) == 0 && (state & 1) != 0;
+  return mincore(window(0, 0).data + at / page * page, page_size, &state) == 0 && (state & 1) != 0;
 #else
   return true;
 #endif

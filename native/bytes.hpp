@@ -125,7 +125,7 @@ struct Window {
 // More bytes than any entry or closing blank has, and than a search reads after a position.
 constexpr int64_t kOverlap = 4 * 1024 * 1024 + 64 * 1024;
 // The process may have little address space.
-constexpr int64_t kWindowBytes = 16 * 1024 * 1024;
+constexpr int64_t kWindowBytes = 8 * 1024 * 1024;
 
 // A read-only file, mapped in windows. If a page cannot be read (the file was truncated, the disk failed), it and all
 // pages after it read as zeros instead of raising SIGBUS, and `readable()` returns where the real bytes end. Missing
@@ -143,8 +143,8 @@ class MappedFile {
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
 
-  // A window with the bytes [offset, offset + length). It stays mapped while kMaxWindows - 1 others are used, and
-  // while the file is held. Throws StoreFault if it cannot be mapped.
+  // A window with the bytes [offset, offset + length). It stays mapped while kMinWindows others are used, and while
+  // the file is held. Throws StoreFault if it cannot be mapped.
   Window window(int64_t offset, int64_t length);
   // Until `hold(false)`, all windows stay mapped.
   void hold(bool is_held) { is_held_ = is_held; }
@@ -166,8 +166,8 @@ class MappedFile {
   // Reads a byte of each page of [from, to). Returns whether all these bytes are the file's. For a whole file.
   bool load(int64_t from, int64_t to);
 
-  // Whether the page of a byte is in memory, so that reading it needs no disk.
-  bool is_loaded(int64_t at) const;
+  // Whether the page of a byte is in memory, so that reading it needs no disk. For a whole file.
+  bool is_loaded(int64_t at);
 
  private:
   struct Mapping {
@@ -178,9 +178,11 @@ class MappedFile {
 
   Mapping map(int64_t begin, int64_t size) const;
   void unmap(const Mapping& mapping);
+  void unmap_oldest(size_t kept);
   int64_t fault() const;
 
-  static constexpr size_t kMaxWindows = 6;
+  // Callers use up to four positions at the same time.
+  static constexpr size_t kMaxWindows = 6, kMinWindows = 3;
 
   std::string path_;
   bool is_partial_ = false, is_whole_ = false, is_held_ = false;
