@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.codec import IndexUnit, encode_entry, encode_index_unit
 from pyspark_dledger.store.files.node_files import write_members
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
@@ -500,6 +500,24 @@ def test_missing_blank_after_the_durable_point(tmp_path: Path, flush: str, blank
     again = abandoned(store)
     assert [entry.body for entry in entries(again)] == bodies(0, 5)
     assert len(list(again.config.node_dir.glob("cut-*.bin"))) == 1
+    again.shutdown()
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_unit_of_an_append_that_was_undone_before_a_blank(tmp_path: Path, flush: str) -> None:
+    """Entry 4 did not fit the file, and a power loss took the next file, but not the unit of an earlier entry 4."""
+    store = opened(tmp_path, flush=flush)
+    store.append_as_leader(bodies(0, 4))
+    store.append_as_leader(bodies(4, 1, size=200))
+    store.flush()
+    change(data_files(store)[1], 0, bytes(248))
+    change(index_files(store)[0], 4 * 32, encode_index_unit(IndexUnit(1, 4 * 148, 148, 4, 0)))
+    if flush == "sync":
+        with pytest.raises(StoreError, match="expected the entry of index 4, found a blank that no file continues"):
+            abandoned(store)
+        return
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == bodies(0, 4)
     again.shutdown()
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.codec import EntryHeader, decode_entry_header, encode_blank, record_dtype
+from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, encode_blank, record_dtype
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
@@ -258,19 +258,18 @@ class LogWalk:
         fits = unit.index == end.index and unit.term >= end.term and unit.pos + unit.size + MIN_BLANK_SIZE <= file.end
         if not fits or unit.magic != MAGIC_NORMAL or unit.size < ENTRY_HEADER_SIZE:
             return None
-        is_torn = is_unwritten(self._view.read(file, unit.pos), unit.pos - file.base, unit) or (
-            unit.pos != end.pos and self._lacks_blank(end)
-        )
-        if not self._is_sync and is_torn:
+        is_torn = is_unwritten(self._view.read(file, unit.pos), unit.pos - file.base, unit)
+        if not self._is_sync and (is_torn or self._is_torn_file(end, unit)):
             return None
         return Contradiction(end.index, file, unit.pos, unit)
 
-    def _lacks_blank(self, end: NextEntry) -> bool:
-        """Whether a file ends there without the blank before the next file."""
+    def _is_torn_file(self, end: NextEntry, unit: IndexUnit) -> bool:
+        """Whether a file lacks its last blank, or has it, and the unit is of an append that was undone."""
         file = self._view.data.find(end.pos)
-        if file is None or self._view.data.find(file.end) is None:
+        if file is None:
             return False
-        return lacks_sector(self._view.read(file, end.pos)[:8], end.pos - file.base, encode_blank(file.end - end.pos))
+        found, blank = self._view.read(file, end.pos)[:MIN_BLANK_SIZE], encode_blank(file.end - end.pos)
+        return found == blank if unit.pos == end.pos else lacks_sector(found, end.pos - file.base, blank)
 
     def _torn_end(self, end: NextEntry) -> NextEntry:
         """The first entry whose body may not have been written completely, else `end`.
