@@ -253,7 +253,6 @@ int64_t MappedFile::populate(int64_t from, int64_t length) {
 
 bool MappedFile::load(int64_t from, int64_t to) {
   if (from < 0 || to > size_) return false;
-  install_handler();  // it may have been replaced since
   const auto page = static_cast<int64_t>(page_size);
   for (int64_t at = from; at < to; at = (at / page + 1) * page) {
     *const_cast<const volatile uint8_t*>(data() + at);

@@ -13,6 +13,9 @@ class FileBytes(Protocol):
     def read(self, start: int, stop: int) -> memoryview:
         """The bytes at the offsets ``[start, stop)``. Raises OSError if the file does not have all of them."""
 
+    def peek(self, start: int, stop: int) -> memoryview:
+        """As `read`, but faster: bytes that cannot be read may be zeros."""
+
 
 class ReadBytes:
     """Bytes that are copied from the file."""
@@ -22,6 +25,8 @@ class ReadBytes:
 
     def read(self, start: int, stop: int) -> memoryview:
         return memoryview(read_exactly(self._path, start, stop))
+
+    peek = read
 
 
 def read_exactly(path: str, start: int, stop: int) -> bytes:

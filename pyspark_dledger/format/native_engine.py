@@ -59,6 +59,9 @@ class MappedBytes:
             return self.view[start:stop]
         return memoryview(read_exactly(self._path, start, stop))
 
+    def peek(self, start: int, stop: int) -> memoryview:
+        return self.view[start:stop]
+
     def is_loaded(self, at: int) -> bool:
         """Whether reading that byte of ``view`` needs no disk."""
         return self._mapped.is_loaded(at)

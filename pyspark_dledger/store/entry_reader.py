@@ -109,7 +109,10 @@ class EntryReader:
             return IndexedEntry(unit[1], unit[2], unit[4])
         offset = index * INDEX_UNIT_SIZE
         file = _existing(self._index.find(offset), index)
-        magic, pos, size, found, term = _UNIT.unpack(self._index.read(file, offset, offset + INDEX_UNIT_SIZE))
+        end = offset + INDEX_UNIT_SIZE
+        magic, pos, size, found, term = _UNIT.unpack(self._index.peek(file, offset, end))
+        if found != index or magic != MAGIC_NORMAL:
+            magic, pos, size, found, term = _UNIT.unpack(self._index.read(file, offset, end))
         if found != index or magic != MAGIC_NORMAL:
             raise StoreError(
                 f"{file.path} at byte {offset - file.base}: expected the unit of index {index}, found "

@@ -323,7 +323,7 @@ class Deposed:
     def __init__(self) -> None:
         self.effects: list[Any] = [RoleChanged(Role.LEADER, 1, "n0")]
 
-    def handle(self, request: Request, token: object, now: int) -> bool:
+    def handle(self, request: Request, token: object, now: int, *, may_wait: bool) -> bool:
         return True
 
     def drain(self) -> list[Any]:
