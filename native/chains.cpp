@@ -80,7 +80,7 @@ Chain Chains::at(int64_t pos, int64_t size) {
   if (chain.length > 1 && !chain.strong) {
     if (rest_.length > 0) rests_[rest_.first] = rest_;
     rest_ = chain;
-    rest_.first += chain.first_size;
+    rest_.first = next_of(chain.first, chain.first + chain.first_size);
     rest_.first_size = view_.entry_size(rest_.first);
     rest_.length--;
   }
@@ -98,6 +98,12 @@ Chain Chains::walk(int64_t pos, int64_t size) const {
     const int64_t next = view_.entry_size(chain.end);
     if (next > 0 && following_ != nullptr && chain.end + next > following_->pos) return chain;
     if (next == 0 || !follows(view_, chain.last, chain.end)) {
+      if (const int64_t beyond = beyond_damaged(chain.last, chain.end); beyond >= 0) {
+        chain.last = beyond;
+        chain.end = beyond + view_.entry_size(beyond);
+        chain.length++;
+        continue;
+      }
       chain.closed = next == 0 && following_ == nullptr && view_.is_closed_at(chain.end);
       chain.cut = chain.closed ? is_cut_by_segment(chain) : is_cut(chain);
       return chain;
@@ -109,6 +115,21 @@ Chain Chains::walk(int64_t pos, int64_t size) const {
   }
   chain.strong = true;
   return chain;
+}
+
+int64_t Chains::next_of(int64_t last, int64_t end) const {
+  return view_.entry_size(end) > 0 && follows(view_, last, end) ? end : beyond_damaged(last, end);
+}
+
+int64_t Chains::beyond_damaged(int64_t last, int64_t end) const {
+  int64_t sizes[2];
+  if (!view_.is_dledger() || view_.sizes_at(end, sizes) < 2 || sizes[0] != sizes[1]) return -1;
+  if (sizes[0] < kEntryHeaderSize || sizes[0] > kMaxEntrySize || sizes[0] > view_.file_end() - end) return -1;
+  const int64_t pos = end + sizes[0], size = view_.entry_size(pos);
+  if (size == 0 || (following_ != nullptr && pos + size > following_->pos)) return -1;
+  const EntryHeader before{view_.at(last)}, header{view_.at(pos)};
+  const bool is_next = header.index() - 2 == before.index() && header.term() >= before.term();
+  return is_next && shift_of(view_, pos) == shift_of(view_, last) ? pos : -1;
 }
 
 // Whether an entry or the closing blank begins where the header of the chain's next entry would be.

@@ -269,12 +269,13 @@ void GapSearch::find_ways() {
   for (auto one = candidates_.rbegin(); one != candidates_.rend(); ++one) {
     one->reach = one->chain.strong ? 2 : one->chain.closed ? 1 : 0;
     if (!one->chain.damaged) one->begin = one->chain.first;
+    one->end = one->chain.end;
     for (auto next = candidates_.rbegin(); next != one; ++next) {
       if (std::pair(next->reach, next->length) <= std::pair(one->reach, one->length)) continue;
       if (next->chain.first >= one->chain.end + kCandidateWindow || !one->chain.leads_to(view_, next->chain.first)) {
         continue;
       }
-      std::tie(one->reach, one->length) = std::pair(next->reach, next->length);
+      std::tie(one->reach, one->length, one->end) = std::tuple(next->reach, next->length, next->end);
       if (one->chain.damaged) one->begin = next->begin;
     }
     one->length += one->chain.length;
@@ -287,7 +288,8 @@ bool GapSearch::is_better(const Candidate& one, const Candidate& best) const {
   // Without positions, a single entry at the end may have a wrong index.
   if (expected_.count == 0 && one.length == 1 && best.length > 1) return false;
   // A leader that was alone can have left later terms after the log's end.
-  const bool is_likely = best.length >= kRecentEntries || (is_next(best.chain) && !is_next(one.chain));
+  const bool is_long = best.length >= kRecentEntries && best.end <= one.chain.first;
+  const bool is_likely = is_long || (is_next(best.chain) && !is_next(one.chain));
   if (one.reach < 2 && is_likely && one.chain.has_later_term(view_, best.chain)) return false;
   // Entries in the last body can end where the log ends.
   if (one.reach < 2 && one.length < best.length && best.length >= kRecentEntries) return false;

@@ -26,11 +26,11 @@ class GapSearch {
   int64_t find(int64_t gap, int64_t at);
 
  private:
-  // A chain, and the best way through the chains from it on: how it ends, its entries, and its first entry.
+  // A chain, and the best way through the chains from it on: how it ends, its entries, its first entry and its end.
   struct Candidate {
     Chain chain;
     bool allowed;
-    int64_t reach = 0, length = 0, begin = -1;
+    int64_t reach = 0, length = 0, begin = -1, end = 0;
   };
 
   // An expected chain, and the chains that continue it, until one is found that does not.

@@ -45,10 +45,16 @@ bool is_only_term_damaged(const SegmentView& view, int64_t before, int64_t last,
 
 int64_t likely_term(int64_t before, int64_t last) {
   // Unsigned, because a term can be INT64_MAX.
-  const uint64_t rise = static_cast<uint64_t>(last) - static_cast<uint64_t>(before);
-  if (last <= before) return last;
-  const bool is_flipped = rise >= kMinFlippedRise && is_one_bit(last, before);
-  return is_flipped || !is_likely_rise(before, last) ? before : last;
+  const auto rise = [before](int64_t term) { return static_cast<uint64_t>(term) - static_cast<uint64_t>(before); };
+  if (last <= before || rise(last) < kMinFlippedRise) return last;
+  if (!is_likely_rise(before, last)) return before;
+  // Without one of its bits, the term is that of the entry before, or a little later.
+  int64_t likely = last;
+  for (uint64_t bit = kMinFlippedRise; bit <= INT64_MAX; bit <<= 1) {
+    const auto term = static_cast<int64_t>(static_cast<uint64_t>(last) & ~bit);
+    if (term >= before && rise(term) < kMinFlippedRise) likely = std::min(likely, term);
+  }
+  return likely;
 }
 
 Resync::Resync(const SegmentId& id, int64_t start)

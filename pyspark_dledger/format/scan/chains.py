@@ -15,7 +15,7 @@ MAX_WALKED = 64
 
 
 class Chain(NamedTuple):
-    """Consecutive frames in order, ``length`` of them.
+    """Consecutive frames in order, ``length`` of them. Single damaged ones between them do not count.
 
     A `strong` chain is longer than any body. A `closed` one ends where a log can end: at the end of the file, at a
     blank up to there, or at bytes that were never written. A `cut` one ends where no frame can follow. A `damaged` one
@@ -101,7 +101,7 @@ class Chains:
             if is_kept and self._following is None and self._is_reusable:
                 self._walked.keep(chain)
         if chain.length > 1 and not chain.strong:
-            second = self._frames.at(first.end)
+            second = self._next(first)
             assert second
             self._rests[second.pos] = chain._replace(first=second, length=chain.length - 1)
         return chain
@@ -117,11 +117,33 @@ class Chains:
             if frame and following and frame.end > following.pos:
                 return Chain(first, last, length)
             if frame is None or not frames.follows(last, frame):
+                beyond = self._beyond_damaged(last)
+                if beyond:
+                    last, length = beyond, length + 1
+                    continue
                 is_closed = frame is None and following is None and frames.is_closed_at(last.end)
                 chain = Chain(first, last, length, closed=is_closed)
                 return chain._replace(cut=self._is_cut_by_segment(chain) if is_closed else self._is_cut(chain))
             last, length = frame, length + 1
         return Chain(first, last, length, strong=True)
+
+    def _next(self, last: Frame) -> Frame | None:
+        """The next frame of a chain."""
+        frame = self._frames.at(last.end)
+        return frame if frame and self._frames.follows(last, frame) else self._beyond_damaged(last)
+
+    def _beyond_damaged(self, last: Frame) -> Frame | None:
+        """The frame after a single damaged one, if both sizes in its header lead to it."""
+        frames, following = self._frames, self._following
+        sizes = frames.sizes_at(last.end) if last.header else ()
+        if len(sizes) < 2 or sizes[0] != sizes[1] or not frames.min_size <= sizes[0] <= layout.MAX_ENTRY_SIZE:
+            return None
+        frame = frames.at(last.end + sizes[0])
+        if frame is None or (following and frame.end > following.pos):
+            return None
+        assert last.header and frame.header
+        is_next = frame.header.index - 2 == last.header.index and frame.header.term >= last.header.term
+        return frame if is_next and frame.shift == last.shift else None
 
     def _is_cut(self, chain: Chain) -> bool:
         """Whether an entry or the closing blank begins where the header of the chain's next entry would be."""

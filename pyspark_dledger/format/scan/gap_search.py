@@ -45,13 +45,14 @@ def is_likely_rise(term: int, raised: int) -> bool:
 
 @dataclass
 class Candidate:
-    """A chain, and the best way through the chains from it on: how it ends, its entries, and its first frame."""
+    """A chain, and the best way through the chains from it on: how it ends, its entries, its first frame and its end."""
 
     chain: Chain
     allowed: bool
     reach: int = 0
     length: int = 0
     begin: Frame | None = None
+    end: int = 0
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -307,7 +308,8 @@ class GapSearch:
         if not self._expected.positions and one.length == 1 < best.length:
             return False
         # A leader that was alone can have left later terms after the log's end.
-        is_likely = best.length >= RECENT_FRAMES or (self._is_next(best.chain) and not self._is_next(one.chain))
+        is_long = best.length >= RECENT_FRAMES and best.end <= one.chain.first.pos
+        is_likely = is_long or (self._is_next(best.chain) and not self._is_next(one.chain))
         if one.reach < 2 and is_likely and one.chain.has_later_term(best.chain):
             return False
         # Entries in the last body can end where the log ends.
@@ -327,12 +329,12 @@ def _find_ways(candidates: list[Candidate]) -> None:
         one = candidates[number]
         chain = one.chain
         one.reach = 2 if chain.strong else int(chain.closed)
-        one.begin = None if chain.damaged else chain.first
+        one.begin, one.end = None if chain.damaged else chain.first, chain.end
         for other in reversed(candidates[number + 1 :]):
             is_near = other.chain.first.pos < chain.end + CANDIDATE_WINDOW
             if other.rank <= one.rank or not is_near or not chain.leads_to(other.chain.first):
                 continue
-            one.reach, one.length = other.rank
+            (one.reach, one.length), one.end = other.rank, other.end
             if chain.damaged:
                 one.begin = other.begin
         one.length += chain.length

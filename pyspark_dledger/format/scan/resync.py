@@ -47,14 +47,17 @@ def is_only_term_damaged(before: Frame | None, last: Frame, frame: Frame) -> boo
 
 
 def likely_term(before: Frame | None, last: Frame) -> int:
-    """The term of ``last``, or that of the entry ``before`` if a flipped bit or other damage has raised it much."""
+    """The term of ``last``, or a lower one if a flipped bit or other damage has raised it much over ``before``."""
     assert last.header
     if not before or not before.header:
         return last.header.term
-    rise = last.header.term - before.header.term
-    is_one_bit = ((last.header.term ^ before.header.term) & UINT64_MAX).bit_count() == 1
-    is_damaged = rise >= MIN_WRONG_RISE or (rise >= MIN_FLIPPED_RISE and is_one_bit)
-    return before.header.term if is_damaged else last.header.term
+    low, term = before.header.term, last.header.term
+    if term - low >= MIN_WRONG_RISE:
+        return low
+    # Without one of its bits, the term is that of the entry before, or a little later.
+    likely = (term & ~(1 << bit) for bit in range(MIN_FLIPPED_RISE.bit_length() - 1, 63) if term & 1 << bit)
+    flipped = (one for one in likely if low <= one < low + MIN_FLIPPED_RISE)
+    return min(flipped, default=term) if term - low >= MIN_FLIPPED_RISE else term
 
 
 def is_only_index_damaged(frames: Frames, last: Frame, frame: Frame) -> bool:

@@ -18,16 +18,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.codec import decode_blank, decode_entry_header
 from pyspark_dledger.format.column_values import numbers_of
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.known_entries import KnownEntries
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.witness.evidence import Evidence
-from pyspark_dledger.log.witness.headers import Longs
+from pyspark_dledger.log.witness.headers import Longs, frames_between
 from pyspark_dledger.log.witness.unit_chains import NodeState
 
 _MAX_STEPS = 8
@@ -76,7 +77,9 @@ def log_end_of(segment: Segment, start: int, known: KnownEntries, found: Evidenc
         if end.entries > 0 and (end.last_term < state.term or (state.term < 0 and found.ends_in_gap)):
             earlier = _Tail(engine, segment, start, end.pos, found, state).log_end(is_first=step == 0)
         if earlier is None:
-            return log_end if log_end is None or end.entries == 0 else max(end.pos, found.last_end)
+            if log_end is None or end.entries == 0:
+                return log_end
+            return max(end.pos, int(known.end[known.end <= log_end].max(initial=0)))
         log_end = earlier
     return log_end
 
@@ -99,8 +102,7 @@ class _Tail:
 
     def log_end(self, is_first: bool) -> int | None:
         """Where the log ends before stale entries, or where these begin. Without `is_first`, some are left out."""
-        number = self._jump()
-        number = self._beyond_index() if number is None else number
+        number = next((one for one in (self._misfit(), self._deleted(), self._beyond_index()) if one is not None), None)
         if number is None and (is_first or self._entries.index[-1] != self._state.end_index):
             numbers = (self._fall(), self._rise(is_first), self._checkpoint_gap())
             number = next((one for one in numbers if one is not None and not self._is_known(one)), None)
@@ -131,11 +133,39 @@ class _Tail:
         is_alone = self._found.ends_in_gap and 0 < after < len(pos) and end[after - 1] <= self._found.last_end
         return after - 1 if is_alone and term[after] > self._found.last_term else None
 
-    def _jump(self) -> int | None:
-        """The number of the entry before one of the next index and a later term, at a position where it cannot be."""
-        index, term, *_ = self._entries
-        is_next = (np.diff(index)[self._gaps] == 1) & (np.diff(term)[self._gaps] > 0)
-        return int(self._gaps[is_next][-1]) if is_next.any() else None
+    def _misfit(self) -> int | None:
+        """The number of the entry before those of a later term, which an entry precedes that cannot be there."""
+        index, term, pos, end = (column.tolist() for column in self._entries)
+        for number in reversed(self._gaps.tolist()):
+            if term[number + 1] > term[number] and end[number] > self._segment.base:
+                first_pos, first_index = self._begin_of_run(number)
+                lost, room = first_index - index[number] - 1, first_pos - end[number]
+                if lost < 0 or lost * ENTRY_HEADER_SIZE > room or (lost == 0 and room > 0):
+                    return int(number)
+        return None
+
+    def _begin_of_run(self, number: int) -> tuple[int, int]:
+        """Position and index of the first of the consecutive entries that lead to the one after a gap."""
+        index, term, pos, end = self._entries
+        at, following = int(pos[number + 1]), int(index[number + 1])
+        found, headers = frames_between(self._segment, int(end[number]), at)
+        for begin, header in zip(reversed(found.tolist()), reversed(headers), strict=True):
+            is_same = header["index"] == following - 1 and header["term"] == term[number + 1]
+            if begin + int(header["size"]) == at and is_same:
+                at, following = begin, following - 1
+        return at, following
+
+    def _deleted(self) -> int | None:
+        """The number of the entry before those that a truncation left.
+
+        It deleted the files after them, if the checkpoint's end was there.
+        """
+        index, term, pos, end = self._entries
+        if self._state.end_index <= index[-1] or not _is_last_file(self._segment, int(end[-1])):
+            return None
+        gaps = self._gaps[index[self._gaps + 1] > self._state.committed_index]
+        is_later = (np.diff(term)[gaps] > 0) | (end[gaps] == self._segment.base)
+        return int(gaps[is_later][-1]) if is_later.any() else None
 
     def _fall(self) -> int | None:
         """The number of the entry before those of an earlier term."""
@@ -182,12 +212,14 @@ class _Tail:
 
     def _checkpoint_gap(self) -> int | None:
         """The number of the entry before a gap in which the checkpoint's end is."""
-        index, _, pos, end = self._entries
+        index, term, pos, end = self._entries
         if not 0 <= self._state.end_index < index[-1] or self._state.end_index < self._found.last_index:
             return None
         lost = self._state.end_index - index[self._gaps]
         start, stop = end[self._gaps], pos[self._gaps + 1]
         fits = (lost >= 0) & (lost * ENTRY_HEADER_SIZE <= stop - start)
+        # Truncated entries have not the term of the last entry.
+        fits &= (lost > 0) | (np.diff(term)[self._gaps] != 0)
         # Without entries in flight, the checkpoint lags less.
         if self._state.committed_index < self._state.end_index:
             fits &= index[self._gaps + 1] > self._state.end_index
@@ -206,6 +238,14 @@ class _Tail:
             return False
         is_lone = next_index == index + 2 and next_pos - end in (header.size, header.body_size + ENTRY_HEADER_SIZE)
         return is_lone or index >= self._state.end_index
+
+
+def _is_last_file(segment: Segment, end: int) -> bool:
+    """Whether the log fills a file up to the blank at `end`, and no file follows."""
+    path = path_of(segment.path)
+    data = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)
+    is_closed = len(data) == MIN_BLANK_SIZE and decode_blank(data) == segment.end - end
+    return is_closed and not path.with_name(f"{segment.end:020}").exists()
 
 
 def _has_lost_sector(header: bytes, offset: int) -> bool:

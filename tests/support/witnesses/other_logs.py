@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from pyspark_dledger.format.codec import decode_index_unit
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from tests.support.witnesses.damages import Damage
 from tests.support.witnesses.log_writer import Written
+from tests.support.witnesses.lost_headers import LogBytes
 from tests.support.witnesses.originals import Original
 
 TRUNCATED = ("rewritten", "older_terms")
 """The classes of stores in which entries were truncated."""
 
 
-class Entries(NamedTuple):
-    """The entries of the log that was written, by position, and the bytes that were damaged."""
-
-    written: dict[int, Written]
-    damaged: list[tuple[int, int]]
-
-
 def can_be_log(original: Original, damage: Damage, found: list[Written]) -> bool:
     """Whether a log with the entries ``found``, and with others in between, gives the same files after the damage.
 
-    Only for DLedger stores. The headers of the others must be in damaged bytes, or be entries that were written. What
-    is in their bodies can be anything. What follows the last one can be stale only in stores with truncated entries,
-    and of another term. Index units that are left must be of this log. False if it is not certain.
+    Only for DLedger stores. Where the header of an entry is damaged, the other log has the one that was written. The
+    headers of the others must be in damaged bytes, or have the bytes that are left. What is in their bodies can be
+    anything. What follows the last one can be stale only in stores with truncated entries, and of another term. Index
+    units that are left must be of this log. False if it is not certain.
     """
     if not found or any(entry.index < 0 for entry in found) or len({file.parent for file in original.data_files}) > 1:
         return False
-    entries = Entries({entry.pos: entry for entry in original.entries}, _ranges(original, damage, original.data_files))
+    damaged = _ranges(original, damage, original.data_files)
+    written = {entry.pos: entry for entry in original.entries}
+    files = {original.base_of(file): file.read_bytes() for file in original.data_files}
+    log = LogBytes(files, damaged, written)
+    intact = damage.intact(original)
+    entries = [written[entry.pos] if entry.pos in written.keys() - intact else entry for entry in found]
     first = original.entries[0]
-    last = Written(first.pos, 0, first.index - 1, -1)
-    for entry in found:
-        if not _can_follow(entries, last, entry):
-            return False
-        last = entry
+    before = Written(first.pos, 0, first.index - 1, -1)
+    if not all(log.allows(last, entry) for last, entry in pairwise([before, *entries])):
+        return False
+    last = entries[-1]
     return (
-        _can_be_stale(original, damage, last)
-        and _agrees_with_state(original, entries, last)
-        and _agrees_with_index(original, damage, found)
+        _can_be_stale(original, intact, last)
+        and _agrees_with_state(original, log, last)
+        and _agrees_with_index(original, damage, entries)
     )
 
 
@@ -57,9 +56,8 @@ def _ranges(original: Original, damage: Damage, files: list[Path]) -> list[tuple
     )
 
 
-def _can_be_stale(original: Original, damage: Damage, last: Written) -> bool:
+def _can_be_stale(original: Original, intact: set[int], last: Written) -> bool:
     """Whether the intact entries after the last one that was found can have been truncated."""
-    intact = damage.intact(original)
     rest = [entry for entry in original.entries if entry.pos >= last.pos + last.size and entry.pos in intact]
     return not rest or (original.name in TRUNCATED and rest[0].term != last.term)
 
@@ -99,46 +97,20 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _can_follow(entries: Entries, last: Written, entry: Written) -> bool:
-    """Whether lost entries can be between the two."""
-    pos, lost = last.pos + last.size, entry.index - last.index - 1
-    if lost < 0 or entry.term < last.term:
-        return False
-    while True:
-        if lost == 0 and _is_adjacent(entries, pos, entry):
-            return True
-        if lost > 0 and pos + lost * ENTRY_HEADER_SIZE <= entry.pos and _is_damaged(entries, pos, lost):
-            return True
-        # The lost entry that was written there stays.
-        written = entries.written.get(pos)
-        if lost == 0 or written is None or written.index != entry.index - lost or written.term > entry.term:
-            return False
-        pos, lost = written.pos + written.size, lost - 1
-
-
-def _is_adjacent(entries: Entries, pos: int, entry: Written) -> bool:
-    """Whether the entry begins at this position, or after the blank that was written there."""
-    written = entries.written.get(entry.pos)
-    before = max((one for one in entries.written.values() if one.pos < entry.pos), default=None)
-    return pos == entry.pos or (
-        written is not None and (pos == 0 if before is None else before.pos + before.size == pos)
-    )
-
-
-def _is_damaged(entries: Entries, pos: int, headers: int) -> bool:
-    return any(begin <= pos and pos + headers * ENTRY_HEADER_SIZE <= end for begin, end in entries.damaged)
-
-
-def _agrees_with_state(original: Original, entries: Entries, last: Written) -> bool:
+def _agrees_with_state(original: Original, log: LogBytes, last: Written) -> bool:
     """Whether checkpoint and currterm can be those of a log that ends with this entry, where they do not lag.
 
     More entries can be lost after it.
     """
     for node in original.path.glob("dledger-*"):
         checkpoint, current = read_checkpoint(node)[0], read_current_term(node)[0]
-        lost = 0 if checkpoint is None else checkpoint.end_index - last.index
-        if lost < 0 or (lost > 0 and not _is_damaged(entries, last.pos + last.size, lost)):
-            return False
+        end = last.pos + last.size
+        after = Written(end, 0, checkpoint.end_index + 1, last.term) if checkpoint is not None else None
+        room = next((high - end for low, high in log.damaged if low <= end < high), 0)
+        if after is not None and after.index != last.index + 1:
+            after = after._replace(pos=end + room)
+            if not log.allows(last, after):
+                return False
         if current is not None and current.curr_term is not None and current.curr_term < last.term:
             return False
     return True
