@@ -9,7 +9,6 @@ namespace {
 
 constexpr int64_t kCandidateWindow = kMaxEntrySize;
 constexpr uint64_t kMinWrongRise = 1 << 16;
-constexpr uint64_t kSectorSize = 512;
 
 // Whether the entry at pos has the index after the damaged entry's, by that entry's header or by the entries before.
 bool is_only_one_lost(const SegmentView& view, int64_t gap, int64_t pos, const Expectation& expected) {
@@ -151,11 +150,9 @@ int64_t GapSearch::follow_sizes(int64_t gap) const {
 // Whether an entry of 0.4.0 can have its position. Sectors that were moved have entries with another shift.
 bool GapSearch::may_have_shift(int64_t pos, bool is_same_shift) const {
   if (view_.id().check_pos) return true;
-  const uint64_t shift = shift_of(view_, pos), other = expected_.shift.value_or(0);
-  if (is_same_shift) return shift == other;
-  if (!expected_.shift) return true;
-  const uint64_t difference = shift - other, size = static_cast<uint64_t>(view_.id().size);
-  return difference % kSectorSize != 0 || (difference > size && difference + size > size);
+  const uint64_t shift = shift_of(view_, pos);
+  if (!is_same_shift) return !view_.is_moved(shift, expected_.shift);
+  return shift == (expected_.shift ? *expected_.shift : static_cast<uint64_t>(view_.usual_shift()));
 }
 
 // Where the best way that begins at `start` or later begins, else -1.

@@ -1,6 +1,9 @@
 #include "walk.hpp"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
 
 #include "text.hpp"
 
@@ -175,6 +178,40 @@ std::string SegmentView::odd_blank_reason(int64_t pos, int64_t size) const {
   return "expected a blank of " + text(file_end_ - pos) + " bytes at " + text(pos) + ", found " + text(size);
 }
 
+int64_t SegmentView::usual_shift() const {
+  if (usual_shift_) return *usual_shift_;
+  std::map<int64_t, int64_t> counts;
+  const int64_t end = std::min(id_.base + kSpanWindow, file_end_);
+  for (int64_t pos = find(id_.base + 1, end); pos < end; pos = find(pos + entry_size(pos), end)) {
+    // Unsigned, because a position in a header can be any number.
+    counts[static_cast<int64_t>(static_cast<uint64_t>(EntryHeader{at(pos)}.pos()) - static_cast<uint64_t>(pos))]++;
+  }
+  int64_t most = 0;
+  usual_shift_ = 0;
+  for (const auto& [shift, count] : counts) {
+    if (count >= most) std::tie(usual_shift_, most) = std::pair(shift, count);
+  }
+  return *usual_shift_;
+}
+
+bool SegmentView::is_moved(uint64_t shift, std::optional<uint64_t> expected) const {
+  constexpr uint64_t kSectorSize = 512;
+  if (id_.check_pos || shift % kSectorSize != 0) return false;
+  const uint64_t difference = shift - expected.value_or(static_cast<uint64_t>(usual_shift()));
+  const auto size = static_cast<uint64_t>(id_.size);
+  return difference % kSectorSize == 0 && difference != 0 && (difference <= size || difference + size <= size);
+}
+
+bool SegmentView::begins_with_moved(const EntryHeader& header) const {
+  if (id_.check_pos) return false;
+  const auto shift_at = [this](int64_t pos) {
+    return static_cast<uint64_t>(EntryHeader{at(pos)}.pos()) - static_cast<uint64_t>(pos);
+  };
+  const int64_t next = id_.base + header.size();
+  return is_moved(shift_at(id_.base), {}) && entry_size(next) > 0 && shift_at(next) == shift_at(id_.base) &&
+         follows(*this, id_.base, next);
+}
+
 std::string SegmentView::order_reason(int64_t last, int64_t pos) const {
   const EntryHeader before{at(last)}, header{at(pos)};
   // Unsigned, because an index can be INT64_MAX.
@@ -203,7 +240,8 @@ std::string SegmentView::ledger_reason(int64_t pos) const {
     return "expected index >= 0 and term >= -1" + here + ", found index " + text(header.index()) + " and term " +
            text(header.term());
   }
-  return "expected pos " + text(pos) + ", found " + text(header.pos());
+  const int64_t expected = id_.check_pos ? pos : pos + usual_shift();
+  return "expected pos " + text(expected) + ", found " + text(header.pos());
 }
 
 std::string SegmentView::message_reason(int64_t pos) const {

@@ -113,6 +113,13 @@ class SegmentView {
   // The first position in [from, end) at which an entry, a message or, with_blanks, a blank may begin, or `end`.
   int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
 
+  // The shift that most entries have in the first bytes of a file of 0.4.0. Sectors can have been moved.
+  int64_t usual_shift() const;
+
+  // Whether an entry with this shift was moved with its sectors: the log's entries have another one, `expected` or the
+  // usual one.
+  bool is_moved(uint64_t shift, std::optional<uint64_t> expected) const;
+
   int64_t min_size() const { return id_.is_dledger ? kEntryHeaderSize : kMinMessageSize; }
   const SegmentId& id() const { return id_; }
 
@@ -127,8 +134,11 @@ class SegmentView {
     const int64_t size = header.size();
     if (size < kEntryHeaderSize || size != int64_t{kEntryHeaderSize} + header.body_size()) return 0;
     if (size > file_end_ - pos || (id_.check_pos && header.pos() != pos)) return 0;
-    return header.index() >= 0 && header.term() >= -1 ? size : 0;
+    if (header.index() < 0 || header.term() < -1) return 0;
+    return pos == id_.base && header.pos() != pos && begins_with_moved(header) ? 0 : size;
   }
+  // Whether the entry at the begin and the next one were moved.
+  bool begins_with_moved(const EntryHeader& header) const;
   int64_t message_size(int64_t pos) const;
   bool is_near(int64_t pos) const {
     return static_cast<uint64_t>(pos) - static_cast<uint64_t>(near_begin_) < static_cast<uint64_t>(near_size_);
@@ -145,6 +155,7 @@ class SegmentView {
   // The window that was used last: its bytes, its first position, how many positions it has, and its end.
   mutable const uint8_t* data_ = nullptr;
   mutable int64_t near_begin_ = 0, near_size_ = 0, mapped_end_ = 0;
+  mutable std::optional<int64_t> usual_shift_;
   mutable int64_t zeros_begin_ = 0, zeros_end_ = 0;  // the last long run of zeros
 };
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_header
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.format.state_files import Checkpoint
@@ -162,6 +162,8 @@ class LogEnds:
                 end = self._engine.log_end(segment, start, True)
         if segment.source != DLEDGER:
             return end
+        if end.entries == 1 and start == segment.base:
+            end = self._beyond_damaged_first(segment, end)
         while end.entries > 0 and self._continues(segment, end):
             # A log that is being written has grown meanwhile; a damaged one still ends at the same entry.
             later = self._engine.log_end(segment, end.last_pos, False)
@@ -170,6 +172,23 @@ class LogEnds:
             end = later
         is_doubtful = self._has_gap(segment, start, end) or self._term_falls(segment, start, end)
         return self._end_by_index(segment, start, end) if is_doubtful else end
+
+    def _beyond_damaged_first(self, segment: Segment, end: LogEnd) -> LogEnd:
+        """The end of the log after a segment's first entry, if that has a wrong index or term for the one before."""
+        previous = next((one for one in self._segments if one.end == segment.base and one.source == DLEDGER), None)
+        if previous is None or not any(read_at(segment.path, end.pos - segment.base, _SIGN_BYTES)):
+            return end
+        before = self._engine.log_end(previous, previous.base, True)
+        low, high = before.last_term, max(self._current_term, before.last_term)
+        is_right = end.last_index == before.last_index + 1 and (low <= end.last_term <= high or self._current_term < 0)
+        if before.entries == 0 or is_right:
+            return end
+        found = self._engine.log_end(segment, end.pos, True)
+        lost, room = found.first_index - before.last_index - 2, found.last_pos - end.pos
+        is_next = found.entries > 0 and 0 <= lost * ENTRY_HEADER_SIZE <= room and low <= found.first_term
+        if not is_next or (found.last_term > high and self._current_term >= 0):
+            return end
+        return found._replace(entries=found.entries + 1, first_index=end.first_index, first_term=end.first_term)
 
     def _has_gap(self, segment: Segment, start: int, end: LogEnd) -> bool:
         """Whether entries between the start of the search and the end are damaged."""

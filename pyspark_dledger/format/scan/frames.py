@@ -7,7 +7,9 @@ bytes: candidates come from numpy or ``bytes.find``, and each is tested in const
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ MIN_BODY_START = layout.MIN_MESSAGE_SIZE - 3
 _FIRST_CHUNK = 4 * 1024
 _LAST_CHUNK = 1024 * 1024
 _HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
+SECTOR_SIZE = 512
 _MAGIC_OFFSET = layout.MESSAGE_HEADER[1].offset
 _FLAGS_OFFSET = layout.MESSAGE_HEADER[7].offset
 _MESSAGE_MAGIC_BYTES = [magic.to_bytes(4, "big", signed=True) for magic in MESSAGE_MAGICS]
@@ -90,6 +93,12 @@ class Frames(ABC):
         """The frame at ``pos``, if there is one."""
         found = self.examine(pos)
         return None if isinstance(found, str) else found
+
+    def is_moved(self, shift: int, expected: int | None) -> bool:
+        """Whether an entry with this shift was moved with its sectors, because the log's entries have another one."""
+        return False
+
+    usual_shift = 0
 
     @abstractmethod
     def damaged_at(self, pos: int) -> DamagedFrame | None:
@@ -230,7 +239,29 @@ class EntryFrames(Frames):
             return f"expected index >= 0 and term >= -1 at {pos}, found {found}"
         if self.segment.check_pos and header.pos != pos:
             return f"expected pos {pos}, found {header.pos}"
-        return Frame(pos, header.size, header, None)
+        frame = Frame(pos, header.size, header, None)
+        if pos == self.segment.base and header.pos != pos and self.is_moved(frame.shift, None):
+            following = self.at(frame.end)
+            if following and following.shift == frame.shift and self.follows(frame, following):
+                return f"expected pos {pos + self.usual_shift}, found {header.pos}"
+        return frame
+
+    def is_moved(self, shift: int, expected: int | None) -> bool:
+        if self.segment.check_pos or shift % SECTOR_SIZE:
+            return False
+        difference = abs(shift - (self.usual_shift if expected is None else expected))
+        return difference % SECTOR_SIZE == 0 and 0 < difference <= self.segment.size
+
+    @cached_property
+    def usual_shift(self) -> int:
+        """The shift that most entries have in the first bytes of a file. Sectors can have been moved."""
+        counts: Counter[int] = Counter()
+        reach = self.segment.base
+        for frame in self.search(self.segment.base + 1, min(self.segment.base + SPAN_WINDOW, self.data.end)):
+            if frame.pos >= reach:
+                counts[frame.shift] += 1
+                reach = frame.end
+        return max(counts, key=lambda shift: (counts[shift], shift), default=0)
 
     def damaged_at(self, pos: int) -> DamagedFrame | None:
         if not self.segment.check_pos or not self.has_own_pos(pos, 0):

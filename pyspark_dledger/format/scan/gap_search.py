@@ -35,7 +35,6 @@ ENOUGH_ENTRIES = RECENT_FRAMES
 UINT64_MAX = 2**64 - 1
 MIN_WRONG_RISE = 2**16
 """No election raises a term by so much."""
-SECTOR_SIZE = 512
 
 
 def is_likely_rise(term: int, raised: int) -> bool:
@@ -45,7 +44,7 @@ def is_likely_rise(term: int, raised: int) -> bool:
 
 @dataclass
 class Candidate:
-    """A chain, and the best way through the chains from it on: how it ends, its entries, its first frame and its end."""
+    """A chain, and the best way through the chains from it on: how it ends, its entries, first frame and end."""
 
     chain: Chain
     allowed: bool
@@ -220,11 +219,9 @@ class GapSearch:
         if self._frames.segment.check_pos:
             return True
         if is_same_shift:
-            return frame.shift == (self._expected.shift or 0)
-        if self._expected.shift is None:
-            return True
-        difference = abs(frame.shift - self._expected.shift)
-        return difference % SECTOR_SIZE != 0 or difference > self._frames.segment.size
+            expected = self._expected.shift
+            return frame.shift == (self._frames.usual_shift if expected is None else expected)
+        return not self._frames.is_moved(frame.shift, self._expected.shift)
 
     def _choose(self, start: int, min_pos: int, is_same_shift: bool) -> Frame | None:
         """The first frame of the best way that begins at ``start`` or later."""

@@ -187,6 +187,7 @@ def _agreeing(found: KnownEntries, start: int, end: int) -> KnownEntries:
     is_alone[:-1] &= ~overlaps
     lost = chosen(lost, is_alone)
     starts = np.concatenate([whole.pos, lost.pos, [end]])
-    ends = np.concatenate([whole.end, lost.end, [start]])
+    # Zeros are an offset, too.
+    ends = np.concatenate([whole.end, lost.end, [start][: start > 0]])
     is_next = np.isin(lost.pos, ends) | np.isin(lost.end, starts)
     return merged(whole, chosen(lost, is_next))

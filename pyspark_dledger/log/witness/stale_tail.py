@@ -135,14 +135,24 @@ class _Tail:
 
     def _misfit(self) -> int | None:
         """The number of the entry before those of a later term, which an entry precedes that cannot be there."""
-        index, term, pos, end = (column.tolist() for column in self._entries)
+        index, term, _, end = (column.tolist() for column in self._entries)
         for number in reversed(self._gaps.tolist()):
             if term[number + 1] > term[number] and end[number] > self._segment.base:
                 first_pos, first_index = self._begin_of_run(number)
-                lost, room = first_index - index[number] - 1, first_pos - end[number]
+                last_index, last_end = self._after_damaged(index[number], end[number], first_pos)
+                lost, room = first_index - last_index - 1, first_pos - last_end
                 if lost < 0 or lost * ENTRY_HEADER_SIZE > room or (lost == 0 and room > 0):
                     return int(number)
         return None
+
+    def _after_damaged(self, index: int, end: int, stop: int) -> tuple[int, int]:
+        """Index and end of the damaged entry after an entry, if its index and sizes are intact; else those given."""
+        data = read_at(self._segment.path, end - self._segment.base, ENTRY_HEADER_SIZE)
+        header = decode_entry_header(data) if len(data) == ENTRY_HEADER_SIZE else None
+        if header is None or header.index != index + 1 or header.size != header.body_size + ENTRY_HEADER_SIZE:
+            return index, end
+        is_possible = ENTRY_HEADER_SIZE <= header.size <= stop - end
+        return (index + 1, end + header.size) if is_possible else (index, end)
 
     def _begin_of_run(self, number: int) -> tuple[int, int]:
         """Position and index of the first of the consecutive entries that lead to the one after a gap."""
@@ -160,7 +170,7 @@ class _Tail:
 
         It deleted the files after them, if the checkpoint's end was there.
         """
-        index, term, pos, end = self._entries
+        index, term, _, end = self._entries
         if self._state.end_index <= index[-1] or not _is_last_file(self._segment, int(end[-1])):
             return None
         gaps = self._gaps[index[self._gaps + 1] > self._state.committed_index]
@@ -208,7 +218,15 @@ class _Tail:
             return True
         is_size = header.size == header.body_size + ENTRY_HEADER_SIZE
         is_damaged = is_size or header.index == index + 1 or header.magic in ENTRY_MAGICS
-        return is_first and not is_damaged and not _has_lost_sector(data[:ENTRY_HEADER_SIZE], end - self._segment.base)
+        is_damaged = is_damaged or _has_lost_sector(data[:ENTRY_HEADER_SIZE], end - self._segment.base)
+        return is_first and not is_damaged and not self._is_in_moved_sector(end)
+
+    def _is_in_moved_sector(self, pos: int) -> bool:
+        """Whether an entry in the same sector has the position of another sector's."""
+        start = pos - (pos - self._segment.base) % _SECTOR_SIZE
+        found, headers = frames_between(replace(self._segment, check_pos=False), start, start + _SECTOR_SIZE)
+        shift = headers["pos"].astype(np.int64) - found
+        return bool(((shift != 0) & (shift % _SECTOR_SIZE == 0)).any())
 
     def _checkpoint_gap(self) -> int | None:
         """The number of the entry before a gap in which the checkpoint's end is."""

@@ -140,11 +140,15 @@ class _Chains:
             if term[part.start] >= min_term and self._fits(last, part):
                 self._waiting.append(part)
             return True
-        if low == high and last is not None and self._is_passed(last, part):
+        reach = self._end_of_entries(last, part)
+        if low == high and reach > self._units.pos[part.start]:
             return True
         # Its units before the first confirmed one can be damaged.
         confirmed = part if low == high else _Part(int(self._whole[low]), part.stop)
         can_be_stale = int(self._units.index[part.start]) > self._state.committed_index
+        if last is not None and can_be_stale and self._is_overwritten(last, part, confirmed, reach):
+            self._log_end = reach
+            return False
         if can_be_stale and self._is_stale(last, part, confirmed, min_term):
             return False
         options = [(kept, chain) for kept in (self._kept, self._without_doubtful_end()) for chain in (part, confirmed)]
@@ -157,15 +161,31 @@ class _Chains:
                 return True
         return low == high or not can_be_stale
 
-    def _is_passed(self, last: _Part, part: _Part) -> bool:
-        """Whether the entries after the last kept chain continue it past the place where a chain begins."""
-        at, index, term = (int(column[last.stop - 1]) for column in (self._end, self._units.index, self._units.term))
+    def _end_of_entries(self, last: _Part | None, part: _Part) -> int:
+        """Where the entries end that continue the last kept chain in the data, up to the place of the next chain.
+
+        Without a kept chain, two entries at the segment's begin are needed.
+        """
         begin = int(self._units.pos[part.start])
-        frames = zip(*frames_between(self._segment, at, begin), strict=True)
-        for pos, header in frames:
-            if pos == at and header["index"] == index + 1 and header["term"] >= term:
-                at, index, term = at + int(header["size"]), index + 1, int(header["term"])
-        return at > begin
+        if last is None:
+            start, stop = self._segment.base, max(begin, int(self._units.pos[part.stop - 1]))
+            at, index, term, count = start, -1, -1, 0
+        else:
+            columns = self._end, self._units.index, self._units.term
+            start, index, term = (int(column[last.stop - 1]) for column in columns)
+            at, stop, count = start, begin, 1
+        for pos, header in zip(*frames_between(self._segment, start, stop), strict=True):
+            is_next = header["index"] == index + 1 or count == 0
+            if pos == at and is_next and header["term"] >= term:
+                at, index, term = at + int(header["size"]), int(header["index"]), int(header["term"])
+                count += 1
+        return at if count > 1 else start
+
+    def _is_overwritten(self, last: _Part, part: _Part, confirmed: _Part, reach: int) -> bool:
+        """Whether entries that continue the last kept chain are in the place of the first ones of a later term."""
+        pos, term = self._units.pos, self._units.term
+        is_between = pos[part.start] < reach <= pos[confirmed.start]
+        return bool(is_between and term[confirmed.start] > term[last.stop - 1])
 
     def _is_stale(self, last: _Part | None, part: _Part, confirmed: _Part, min_term: int) -> bool:
         """Whether a chain is of entries that were truncated: entries before it are of another term, and later."""

@@ -98,19 +98,17 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _agrees_with_state(original: Original, log: LogBytes, last: Written) -> bool:
-    """Whether checkpoint and currterm can be those of a log that ends with this entry, where they do not lag.
+    """Whether checkpoint and currterm can be those of a log that ends with this entry.
 
-    More entries can be lost after it.
+    More entries can be lost after it. A checkpoint can be older than the log.
     """
     for node in original.path.glob("dledger-*"):
         checkpoint, current = read_checkpoint(node)[0], read_current_term(node)[0]
         end = last.pos + last.size
         after = Written(end, 0, checkpoint.end_index + 1, last.term) if checkpoint is not None else None
         room = next((high - end for low, high in log.damaged if low <= end < high), 0)
-        if after is not None and after.index != last.index + 1:
-            after = after._replace(pos=end + room)
-            if not log.allows(last, after):
-                return False
+        if after is not None and after.index > last.index + 1 and not log.allows(last, after._replace(pos=end + room)):
+            return False
         if current is not None and current.curr_term is not None and current.curr_term < last.term:
             return False
     return True
