@@ -20,7 +20,7 @@ bool Expectation::allows(const SegmentView& view, int64_t pos, int64_t size) con
 std::optional<LogPosition> end_before(const SegmentId& id) {
   if (!id.before) return std::nullopt;
   // DLedger 0.4.0 can begin a file with a blank, in which no entry is lost.
-  const auto [index, term, end] = *id.before;
+  const auto [index, term, end, shift] = *id.before;
   return id.check_pos ? LogPosition{index, term, end} : LogPosition{index - 1, term, end - kEntryHeaderSize};
 }
 

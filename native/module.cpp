@@ -69,6 +69,8 @@ KnownEntries ask_witness(const py::object& segment) {
           held->is_whole.range().size};
 }
 
+using Before = std::tuple<int64_t, int64_t, int64_t, std::optional<int64_t>>;
+
 SegmentId segment_id(const py::object& segment) {
   SegmentId id;
   id.path = segment.attr("path").cast<std::string>();
@@ -84,9 +86,9 @@ SegmentId segment_id(const py::object& segment) {
   if (const py::object copy = segment.attr("copy"); !copy.is_none()) {
     id.bytes = {id.path, copy.attr("path").cast<std::string>(), true, copy.attr("extents").cast<Extents>()};
   }
-  if (const auto before = segment.attr("before").cast<std::optional<std::tuple<int64_t, int64_t, int64_t>>>()) {
-    const auto [index, term, end] = *before;
-    id.before = PrecedingEntry{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base)};
+  if (const auto before = segment.attr("before").cast<std::optional<Before>>()) {
+    const auto [index, term, end, shift] = *before;
+    id.before = PrecedingEntry{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base), shift};
   }
   if (const auto after = segment.attr("after").cast<std::optional<std::pair<int64_t, int64_t>>>()) id.after = *after;
   if (!segment.attr("witness").is_none()) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "text.hpp"
 
@@ -13,6 +14,8 @@
 
 namespace dledger {
 namespace {
+
+constexpr uint64_t kSectorSize = 512;
 
 bool all_zero(const uint8_t* p, int64_t n) { return skip_zeros(p, p + n) == p + n; }
 
@@ -180,22 +183,35 @@ std::string SegmentView::odd_blank_reason(int64_t pos, int64_t size) const {
 
 int64_t SegmentView::usual_shift() const {
   if (usual_shift_) return *usual_shift_;
+  if (id_.before && id_.before->shift) return *(usual_shift_ = id_.before->shift);
   std::map<int64_t, int64_t> counts;
   const int64_t end = std::min(id_.base + kSpanWindow, file_end_);
   for (int64_t pos = find(id_.base + 1, end); pos < end; pos = find(pos + entry_size(pos), end)) {
     // Unsigned, because a position in a header can be any number.
     counts[static_cast<int64_t>(static_cast<uint64_t>(EntryHeader{at(pos)}.pos()) - static_cast<uint64_t>(pos))]++;
   }
-  int64_t most = 0;
-  usual_shift_ = 0;
-  for (const auto& [shift, count] : counts) {
-    if (count >= most) std::tie(usual_shift_, most) = std::pair(shift, count);
+  constexpr size_t kMaxShifts = 16;  // are compared
+  std::vector<std::pair<int64_t, int64_t>> most;
+  for (const auto& [shift, count] : counts) most.emplace_back(count, shift);
+  std::sort(most.rbegin(), most.rend());
+  most.resize(std::min(most.size(), kMaxShifts));
+  std::tuple<int64_t, int64_t, int64_t> best{0, 0, 0};
+  for (const auto& [count, shift] : most) {
+    // Two sectors that changed places have shifts on both sides.
+    int64_t swapped = 0;
+    for (const auto& [others, one] : most) {
+      const uint64_t distance = static_cast<uint64_t>(one) - static_cast<uint64_t>(shift);
+      const auto opposite = static_cast<int64_t>(static_cast<uint64_t>(shift) - distance);
+      const auto is_opposite = [opposite](const auto& other) { return other.second == opposite; };
+      if (distance % kSectorSize == 0 && std::any_of(most.begin(), most.end(), is_opposite)) swapped += others;
+    }
+    best = std::max(best, {swapped, count, shift});
   }
+  usual_shift_ = std::get<2>(best);
   return *usual_shift_;
 }
 
 bool SegmentView::is_moved(uint64_t shift, std::optional<uint64_t> expected) const {
-  constexpr uint64_t kSectorSize = 512;
   if (id_.check_pos || shift % kSectorSize != 0) return false;
   const uint64_t difference = shift - expected.value_or(static_cast<uint64_t>(usual_shift()));
   const auto size = static_cast<uint64_t>(id_.size);

@@ -15,9 +15,10 @@
 
 namespace dledger {
 
-// The last known entry before a segment: its index, its term, and the position after it.
+// The last known entry before a segment: its index and term, the position after it, and its header's less its own.
 struct PrecedingEntry {
   int64_t index, term, end;
+  std::optional<int64_t> shift;
 };
 
 // A segment of a request: the file with the log's positions [base, base + size).
@@ -113,7 +114,8 @@ class SegmentView {
   // The first position in [from, end) at which an entry, a message or, with_blanks, a blank may begin, or `end`.
   int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
 
-  // The shift that most entries have in the first bytes of a file of 0.4.0. Sectors can have been moved.
+  // For 0.4.0: the shift of the entry before the segment, else that of most entries in its first bytes. Sectors can have
+  // been moved.
   int64_t usual_shift() const;
 
   // Whether an entry with this shift was moved with its sectors: the log's entries have another one, `expected` or the

@@ -15,11 +15,12 @@ MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 
 
 class PrecedingEntry(NamedTuple):
-    """The last known entry before a segment: its index, its term, and the position after it."""
+    """The last known entry before a segment: index, term, the position after it, and its header's less its own."""
 
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
     end: int
+    shift: int | None = None
 
 
 class FollowingEntry(NamedTuple):

@@ -11,13 +11,13 @@ from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_h
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, PrecedingEntry, Segment
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
-from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit
+from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit, last_entry
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 
@@ -178,17 +178,20 @@ class LogEnds:
         previous = next((one for one in self._segments if one.end == segment.base and one.source == DLEDGER), None)
         if previous is None or not any(read_at(segment.path, end.pos - segment.base, _SIGN_BYTES)):
             return end
-        before = self._engine.log_end(previous, previous.base, True)
-        low, high = before.last_term, max(self._current_term, before.last_term)
-        is_right = end.last_index == before.last_index + 1 and (low <= end.last_term <= high or self._current_term < 0)
-        if before.entries == 0 or is_right:
+        before = last_entry(previous, segment.base, self._engine, self._index)
+        if before is None or self._can_follow(before, end, 0, segment.base):
             return end
         found = self._engine.log_end(segment, end.pos, True)
-        lost, room = found.first_index - before.last_index - 2, found.last_pos - end.pos
-        is_next = found.entries > 0 and 0 <= lost * ENTRY_HEADER_SIZE <= room and low <= found.first_term
-        if not is_next or (found.last_term > high and self._current_term >= 0):
+        if found.entries == 0 or not self._can_follow(before, found, 1, found.last_pos - (end.pos - segment.base)):
             return end
         return found._replace(entries=found.entries + 1, first_index=end.first_index, first_term=end.first_term)
+
+    def _can_follow(self, before: PrecedingEntry, end: LogEnd, more: int, pos: int) -> bool:
+        """Whether entries up to `end` can follow an entry, after `more` entries and lost ones up to a position."""
+        lost = end.first_index - before.index - 1 - more
+        is_possible = 0 <= lost * ENTRY_HEADER_SIZE <= pos - before.end
+        is_seen = end.last_term <= self._current_term or self._current_term < 0
+        return is_possible and before.term <= end.first_term and is_seen
 
     def _has_gap(self, segment: Segment, start: int, end: LogEnd) -> bool:
         """Whether entries between the start of the search and the end are damaged."""

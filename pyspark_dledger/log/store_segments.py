@@ -114,18 +114,26 @@ def _with_before(previous: Segment, segment: Segment, engine: Engine, index: DLe
     begins_with_entry = entry_at(segment, segment.base) is not None
     if begins_with_entry or (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None) or is_unwritten(segment):
         return segment
-    return replace(segment, before=_last_entry(previous, segment.base, engine, index))
+    return replace(segment, before=last_entry(previous, segment.base, engine, index))
 
 
-def _last_entry(segment: Segment, end: int, engine: Engine, index: DLedgerIndex) -> PrecedingEntry | None:
+def last_entry(segment: Segment, end: int, engine: Engine, index: DLedgerIndex) -> PrecedingEntry | None:
     """The last entry of a segment below `end`: the last that index files confirm, else the last that a walk finds."""
     unit = last_confirmed_unit(index, segment, _last_unit_below(index, end))
     if unit is not None:
-        return PrecedingEntry(unit.index, unit.term, unit.pos + unit.size)
+        return PrecedingEntry(unit.index, unit.term, unit.pos + unit.size, _shift_at(segment, unit.pos))
     if segment.end != end:
         return None
     found = engine.log_end(segment, segment.base, True)
-    return PrecedingEntry(found.last_index, found.last_term, found.pos) if found.entries > 0 else None
+    if found.entries == 0:
+        return None
+    return PrecedingEntry(found.last_index, found.last_term, found.pos, _shift_at(segment, found.last_pos))
+
+
+def _shift_at(segment: Segment, pos: int) -> int | None:
+    """The position in an entry's header less its own."""
+    header = entry_at(segment, pos)
+    return None if header is None else header.pos - pos
 
 
 def last_confirmed_unit(index: DLedgerIndex, segment: Segment, last: int) -> IndexUnit | None:

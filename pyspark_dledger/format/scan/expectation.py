@@ -33,7 +33,7 @@ def end_before(segment: Segment) -> LogPosition | None:
     """Where the log ended before the segment, if that is known."""
     if segment.before is None:
         return None
-    index, term, end = segment.before
+    index, term, end, _ = segment.before
     # DLedger 0.4.0 can begin a file with a blank, in which no entry is lost.
     if segment.check_pos:
         return LogPosition(index, term, end)

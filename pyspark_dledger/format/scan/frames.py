@@ -29,6 +29,8 @@ _FIRST_CHUNK = 4 * 1024
 _LAST_CHUNK = 1024 * 1024
 _HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
 SECTOR_SIZE = 512
+MAX_SHIFTS = 16
+"""So many shifts of entries are compared."""
 _MAGIC_OFFSET = layout.MESSAGE_HEADER[1].offset
 _FLAGS_OFFSET = layout.MESSAGE_HEADER[7].offset
 _MESSAGE_MAGIC_BYTES = [magic.to_bytes(4, "big", signed=True) for magic in MESSAGE_MAGICS]
@@ -98,7 +100,13 @@ class Frames(ABC):
         """Whether an entry with this shift was moved with its sectors, because the log's entries have another one."""
         return False
 
-    usual_shift = 0
+    @property
+    def usual_shift(self) -> int:
+        """The shift of the entry before the segment, else that of most entries in its first bytes.
+
+        Sectors can have been moved.
+        """
+        return 0
 
     @abstractmethod
     def damaged_at(self, pos: int) -> DamagedFrame | None:
@@ -254,14 +262,21 @@ class EntryFrames(Frames):
 
     @cached_property
     def usual_shift(self) -> int:
-        """The shift that most entries have in the first bytes of a file. Sectors can have been moved."""
+        if self.segment.before and self.segment.before.shift is not None:
+            return self.segment.before.shift
         counts: Counter[int] = Counter()
         reach = self.segment.base
         for frame in self.search(self.segment.base + 1, min(self.segment.base + SPAN_WINDOW, self.data.end)):
             if frame.pos >= reach:
                 counts[frame.shift] += 1
                 reach = frame.end
-        return max(counts, key=lambda shift: (counts[shift], shift), default=0)
+        most = sorted(counts, key=lambda shift: (counts[shift], shift))[-MAX_SHIFTS:]
+        # Two sectors that changed places have shifts on both sides.
+        swapped = {
+            shift: sum(counts[one] for one in most if (one - shift) % SECTOR_SIZE == 0 and 2 * shift - one in most)
+            for shift in most
+        }
+        return max(most, key=lambda shift: (swapped[shift], counts[shift], shift), default=0)
 
     def damaged_at(self, pos: int) -> DamagedFrame | None:
         if not self.segment.check_pos or not self.has_own_pos(pos, 0):

@@ -140,11 +140,11 @@ class _Chains:
             if term[part.start] >= min_term and self._fits(last, part):
                 self._waiting.append(part)
             return True
-        reach = self._end_of_entries(last, part)
-        if low == high and reach > self._units.pos[part.start]:
-            return True
         # Its units before the first confirmed one can be damaged.
         confirmed = part if low == high else _Part(int(self._whole[low]), part.stop)
+        reach = self._end_of_entries(last, confirmed) if last is not None or low == high else 0
+        if low == high and reach > self._units.pos[part.start]:
+            return True
         can_be_stale = int(self._units.index[part.start]) > self._state.committed_index
         if last is not None and can_be_stale and self._is_overwritten(last, part, confirmed, reach):
             self._log_end = reach

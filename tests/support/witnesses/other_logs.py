@@ -105,9 +105,10 @@ def _agrees_with_state(original: Original, log: LogBytes, last: Written) -> bool
     for node in original.path.glob("dledger-*"):
         checkpoint, current = read_checkpoint(node)[0], read_current_term(node)[0]
         end = last.pos + last.size
-        after = Written(end, 0, checkpoint.end_index + 1, last.term) if checkpoint is not None else None
+        end_index = checkpoint.end_index if checkpoint is not None else None
         room = next((high - end for low, high in log.damaged if low <= end < high), 0)
-        if after is not None and after.index > last.index + 1 and not log.allows(last, after._replace(pos=end + room)):
+        after = Written(end + room, 0, last.index if end_index is None else end_index + 1, last.term)
+        if after.index > last.index + 1 and not log.allows(last, after):
             return False
         if current is not None and current.curr_term is not None and current.curr_term < last.term:
             return False
