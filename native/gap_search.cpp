@@ -151,7 +151,12 @@ int64_t GapSearch::follow_sizes(int64_t gap) const {
 bool GapSearch::may_have_shift(int64_t pos, bool is_same_shift) const {
   if (view_.id().check_pos) return true;
   const uint64_t shift = shift_of(view_, pos);
-  if (!is_same_shift) return !view_.is_moved(shift, expected_.shift);
+  if (!is_same_shift) {
+    // An entry of another log that is in a body has any position, and so has the next one there.
+    const int64_t next = pos + view_.entry_size(pos);
+    const bool is_lone = next == pos || view_.entry_size(next) == 0 || shift_of(view_, next) != shift;
+    return !is_lone && !view_.is_moved(shift, expected_.shift);
+  }
   return shift == (expected_.shift ? *expected_.shift : static_cast<uint64_t>(view_.usual_shift()));
 }
 

@@ -75,13 +75,13 @@ LogEnd log_end(const SegmentView& view, int64_t start, bool search_all) {
     int64_t size = view.entry_size(pos);
     EntryRef entry;
     if (size > 0 && read_entry(view, pos, size, entry)) {
-      if (pos == resumed || continues(view, before, last, entry)) {
+      if (pos == resumed || continues(view, last.pos == resumed ? EntryRef{} : before, last, entry)) {
         if (end.entries++ == 0) {
           end.first_index = entry.index;
           end.first_term = entry.term;
         }
         view.prefetch(pos + 12 * size);
-        before = pos == resumed ? EntryRef{} : last;
+        before = last;
         last = entry;
         pos += size;
         end.pos = pos;

@@ -212,7 +212,7 @@ int64_t SegmentView::usual_shift() const {
 }
 
 bool SegmentView::is_moved(uint64_t shift, std::optional<uint64_t> expected) const {
-  if (id_.check_pos || shift % kSectorSize != 0) return false;
+  if (id_.check_pos) return false;
   const uint64_t difference = shift - expected.value_or(static_cast<uint64_t>(usual_shift()));
   const auto size = static_cast<uint64_t>(id_.size);
   return difference % kSectorSize == 0 && difference != 0 && (difference <= size || difference + size <= size);
@@ -223,6 +223,8 @@ bool SegmentView::begins_with_moved(const EntryHeader& header) const {
   const auto shift_at = [this](int64_t pos) {
     return static_cast<uint64_t>(EntryHeader{at(pos)}.pos()) - static_cast<uint64_t>(pos);
   };
+  // Other shifts at a file's begin are those of a follower.
+  if (shift_at(id_.base) % kSectorSize != 0) return false;
   const int64_t next = id_.base + header.size();
   return is_moved(shift_at(id_.base), {}) && entry_size(next) > 0 && shift_at(next) == shift_at(id_.base) &&
          follows(*this, id_.base, next);

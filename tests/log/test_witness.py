@@ -269,6 +269,18 @@ def test_engines_and_splits_agree_on_stores_with_a_damaged_index(
         "older_terms/intact/90097",  # the last entries of a file are after the checkpoint's end, and their headers lost
         "older_terms/damaged/100160",  # index units of truncated entries that the log's entries contradict
         "older_terms/damaged/30151",  # a stale entry begins where the header of the log's next entry would be
+        "older_terms/damaged/200048",  # stale entries follow one with the log's next index at another position
+        "older_terms/damaged/200316",  # an entry of the log is in the place of the first stale ones
+        "older_terms/missing/200257",  # the checkpoint's end was in a file that a truncation deleted
+        "older_terms/missing/200134",  # entries of one term on both sides of a gap at the checkpoint's end
+        "older_terms/missing/200281",  # the bytes after the last entry are of a moved sector
+        "rewritten/damaged/200225",  # a flipped bit raised the first term of an election
+        "rewritten/damaged/200485",  # a way through entries in bodies passes the log's next ones
+        "bodies/missing/200344",  # a single damaged entry is in the log's chain
+        "terms/missing/200066",  # the first of two entries in the last file has a wrong index
+        "version_040/missing/200010",  # most entries of a file were moved
+        "version_040/intact/60246",  # pages that were swapped, at the begin of a file
+        "commit_log/damaged/200086",  # a unit with zeros instead of an offset
     ],
 )
 def test_bytes_and_state_decide_without_index_units(tmp_path: Path, name: str) -> None:

@@ -248,14 +248,16 @@ class EntryFrames(Frames):
         if self.segment.check_pos and header.pos != pos:
             return f"expected pos {pos}, found {header.pos}"
         frame = Frame(pos, header.size, header, None)
-        if pos == self.segment.base and header.pos != pos and self.is_moved(frame.shift, None):
+        # Other shifts at a file's begin are those of a follower.
+        is_doubtful = pos == self.segment.base and header.pos != pos and frame.shift % SECTOR_SIZE == 0
+        if is_doubtful and self.is_moved(frame.shift, None):
             following = self.at(frame.end)
             if following and following.shift == frame.shift and self.follows(frame, following):
                 return f"expected pos {pos + self.usual_shift}, found {header.pos}"
         return frame
 
     def is_moved(self, shift: int, expected: int | None) -> bool:
-        if self.segment.check_pos or shift % SECTOR_SIZE:
+        if self.segment.check_pos:
             return False
         difference = abs(shift - (self.usual_shift if expected is None else expected))
         return difference % SECTOR_SIZE == 0 and 0 < difference <= self.segment.size

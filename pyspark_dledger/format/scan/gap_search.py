@@ -221,7 +221,10 @@ class GapSearch:
         if is_same_shift:
             expected = self._expected.shift
             return frame.shift == (self._frames.usual_shift if expected is None else expected)
-        return not self._frames.is_moved(frame.shift, self._expected.shift)
+        # An entry of another log that is in a body has any position, and so has the next one there.
+        following = self._frames.at(frame.end)
+        is_lone = following is None or following.shift != frame.shift
+        return not is_lone and not self._frames.is_moved(frame.shift, self._expected.shift)
 
     def _choose(self, start: int, min_pos: int, is_same_shift: bool) -> Frame | None:
         """The first frame of the best way that begins at ``start`` or later."""

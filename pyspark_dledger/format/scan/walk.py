@@ -154,14 +154,17 @@ def find_log_end(frames: Frames, start: int, search_all: bool) -> LogEnd:
     """See `engine.Engine.log_end`."""
     file_end = frames.data.end
     resync = Resync(frames)
-    first = before = last = None
+    first: Frame | None = None
+    before: Frame | None = None
+    last: Frame | None = None
     resumed = -1
     entries = 0
     pos = start
     while pos < file_end:
         frame = frames.at(pos)
-        if frame and (pos == resumed or _continues(frames, resync, before, last, frame)):
-            first, before, last = first or frame, None if pos == resumed else last, frame
+        adjacent = before if last and last.pos != resumed else None
+        if frame and (pos == resumed or _continues(frames, resync, adjacent, last, frame)):
+            first, before, last = first or frame, last, frame
             entries += 1
             pos = frame.end
             continue

@@ -39,6 +39,11 @@ class LogBytes:
             self._pass_blanks(terms, begin)
         return bool(terms[-1] <= entry.term)
 
+    def gap_end(self, last: Written) -> int:
+        """The end of the damaged bytes that begin at the end of an entry or before it; else that end."""
+        end = last.pos + last.size
+        return next((high for low, high in self.damaged if low <= end < high), end)
+
     def _after_lost(self, terms: Terms, begin: int, index: int) -> Terms:
         """Where the next entry can begin if one with this index is lost."""
         after = np.full_like(terms, NO_TERM)

@@ -32,16 +32,18 @@ def can_be_log(original: Original, damage: Damage, found: list[Written]) -> bool
     files = {original.base_of(file): file.read_bytes() for file in original.data_files}
     log = LogBytes(files, damaged, written)
     intact = damage.intact(original)
-    entries = [written[entry.pos] if entry.pos in written.keys() - intact else entry for entry in found]
     first = original.entries[0]
     before = Written(first.pos, 0, first.index - 1, -1)
-    if not all(log.allows(last, entry) for last, entry in pairwise([before, *entries])):
+    entries = [before, *(written[entry.pos] if entry.pos in written.keys() - intact else entry for entry in found)]
+    if not all(log.allows(last, entry) for last, entry in pairwise(entries[:-1])):
         return False
-    last = entries[-1]
-    return (
-        _can_be_stale(original, intact, last)
+    # The header of the last one can also be the one that is read.
+    return any(
+        log.allows(entries[-2], last)
+        and _can_be_stale(original, intact, log, last)
         and _agrees_with_state(original, log, last)
-        and _agrees_with_index(original, damage, entries)
+        and _agrees_with_index(original, damage, [*entries[1:-1], last])
+        for last in {entries[-1], found[-1]}
     )
 
 
@@ -56,10 +58,21 @@ def _ranges(original: Original, damage: Damage, files: list[Path]) -> list[tuple
     )
 
 
-def _can_be_stale(original: Original, intact: set[int], last: Written) -> bool:
-    """Whether the intact entries after the last one that was found can have been truncated."""
+def _can_be_stale(original: Original, intact: set[int], log: LogBytes, last: Written) -> bool:
+    """Whether the intact entries after the last one that was found can have been truncated.
+
+    The log then has an entry of another term before them: the last one, or a lost one in the damaged bytes after it.
+    """
     rest = [entry for entry in original.entries if entry.pos >= last.pos + last.size and entry.pos in intact]
-    return not rest or (original.name in TRUNCATED and rest[0].term != last.term)
+    if not rest or original.name not in TRUNCATED:
+        return not rest
+    one_lost = Written(log.gap_end(last), 0, last.index + 2, last.term)
+    return rest[0].term != last.term or (_current_term(original) > last.term and log.allows(last, one_lost))
+
+
+def _current_term(original: Original) -> int:
+    found = [read_current_term(node)[0] for node in original.path.glob("dledger-*")]
+    return max((one.curr_term for one in found if one is not None and one.curr_term is not None), default=-1)
 
 
 def _agrees_with_index(original: Original, damage: Damage, found: list[Written]) -> bool:
@@ -104,10 +117,8 @@ def _agrees_with_state(original: Original, log: LogBytes, last: Written) -> bool
     """
     for node in original.path.glob("dledger-*"):
         checkpoint, current = read_checkpoint(node)[0], read_current_term(node)[0]
-        end = last.pos + last.size
         end_index = checkpoint.end_index if checkpoint is not None else None
-        room = next((high - end for low, high in log.damaged if low <= end < high), 0)
-        after = Written(end + room, 0, last.index if end_index is None else end_index + 1, last.term)
+        after = Written(log.gap_end(last), 0, last.index if end_index is None else end_index + 1, last.term)
         if after.index > last.index + 1 and not log.allows(last, after):
             return False
         if current is not None and current.curr_term is not None and current.curr_term < last.term:
