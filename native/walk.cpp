@@ -197,15 +197,15 @@ int64_t SegmentView::usual_shift() const {
   most.resize(std::min(most.size(), kMaxShifts));
   std::tuple<int64_t, int64_t, int64_t> best{0, 0, 0};
   for (const auto& [count, shift] : most) {
-    // Two sectors that changed places have shifts on both sides.
-    int64_t swapped = 0;
+    // Two sectors that changed places have shifts on both sides. Only followers have another shift than 0.
+    int64_t swapped = -count;
     for (const auto& [others, one] : most) {
       const uint64_t distance = static_cast<uint64_t>(one) - static_cast<uint64_t>(shift);
       const auto opposite = static_cast<int64_t>(static_cast<uint64_t>(shift) - distance);
       const auto is_opposite = [opposite](const auto& other) { return other.second == opposite; };
       if (distance % kSectorSize == 0 && std::any_of(most.begin(), most.end(), is_opposite)) swapped += others;
     }
-    best = std::max(best, {swapped, count, shift});
+    best = std::max(best, {swapped, count * (shift == 0 ? 2 : 1), shift});
   }
   usual_shift_ = std::get<2>(best);
   return *usual_shift_;

@@ -278,7 +278,9 @@ class EntryFrames(Frames):
             shift: sum(counts[one] for one in most if (one - shift) % SECTOR_SIZE == 0 and 2 * shift - one in most)
             for shift in most
         }
-        return max(most, key=lambda shift: (swapped[shift], counts[shift], shift), default=0)
+        # Only followers have another shift than 0.
+        weights = {shift: counts[shift] * (2 if shift == 0 else 1) for shift in most}
+        return max(most, key=lambda shift: (swapped[shift] - counts[shift], weights[shift], shift), default=0)
 
     def damaged_at(self, pos: int) -> DamagedFrame | None:
         if not self.segment.check_pos or not self.has_own_pos(pos, 0):

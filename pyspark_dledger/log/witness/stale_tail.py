@@ -102,11 +102,18 @@ class _Tail:
 
     def log_end(self, is_first: bool) -> int | None:
         """Where the log ends before stale entries, or where these begin. Without `is_first`, some are left out."""
-        number = next((one for one in (self._misfit(), self._deleted(), self._beyond_index()) if one is not None), None)
+        proven = (self._misfit(), self._deleted(), self._beyond_index())
+        number = next((one for one in proven if one is not None and self._can_be_end(one)), None)
         if number is None and (is_first or self._entries.index[-1] != self._state.end_index):
             numbers = (self._fall(), self._rise(is_first), self._checkpoint_gap())
-            number = next((one for one in numbers if one is not None and not self._is_known(one)), None)
+            possible = (one for one in numbers if one is not None and self._can_be_end(one))
+            number = next((one for one in possible if not self._is_known(one)), None)
         return None if number is None else int(self._entries.pos[number + 1])
+
+    def _can_be_end(self, number: int) -> bool:
+        """Whether the committed entries after an entry, which were never truncated, can be lost before the next one."""
+        lost = self._state.committed_index - int(self._entries.index[number])
+        return lost * ENTRY_HEADER_SIZE <= int(self._entries.pos[number + 1]) - int(self._entries.end[number])
 
     def _is_known(self, number: int) -> bool:
         """Whether the index has the entry after this one, or the one directly before that."""
