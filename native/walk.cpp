@@ -258,8 +258,8 @@ std::string SegmentView::ledger_reason(int64_t pos) const {
     return "expected index >= 0 and term >= -1" + here + ", found index " + text(header.index()) + " and term " +
            text(header.term());
   }
-  const int64_t expected = id_.check_pos ? pos : pos + usual_shift();
-  return "expected pos " + text(expected) + ", found " + text(header.pos());
+  const int64_t found = header.pos();
+  return "expected pos " + text(id_.check_pos ? pos : pos + usual_shift()) + ", found " + text(found);
 }
 
 std::string SegmentView::message_reason(int64_t pos) const {

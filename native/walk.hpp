@@ -135,9 +135,9 @@ class SegmentView {
     if (!header.is_magic()) return 0;
     const int64_t size = header.size();
     if (size < kEntryHeaderSize || size != int64_t{kEntryHeaderSize} + header.body_size()) return 0;
-    if (size > file_end_ - pos || (id_.check_pos && header.pos() != pos)) return 0;
-    if (header.index() < 0 || header.term() < -1) return 0;
-    return pos == id_.base && header.pos() != pos && begins_with_moved(header) ? 0 : size;
+    if (size > file_end_ - pos || header.index() < 0 || header.term() < -1) return 0;
+    const bool is_own = header.pos() == pos;
+    return is_own || (!id_.check_pos && !(pos == id_.base && begins_with_moved(header))) ? size : 0;
   }
   // Whether the entry at the begin and the next one were moved.
   bool begins_with_moved(const EntryHeader& header) const;
