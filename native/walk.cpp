@@ -186,7 +186,7 @@ int64_t SegmentView::usual_shift() const {
   if (id_.before && id_.before->shift) return *(usual_shift_ = id_.before->shift);
   std::map<int64_t, int64_t> counts;
   const int64_t end = std::min(id_.base + kSpanWindow, file_end_);
-  for (int64_t pos = find(id_.base + 1, end); pos < end; pos = find(pos + entry_size(pos), end)) {
+  for (int64_t pos = find(id_.base + 1, end); pos < end; pos = find(pos + 1, end)) {
     // Unsigned, because a position in a header can be any number.
     counts[static_cast<int64_t>(static_cast<uint64_t>(EntryHeader{at(pos)}.pos()) - static_cast<uint64_t>(pos))]++;
   }

@@ -266,12 +266,8 @@ class EntryFrames(Frames):
     def usual_shift(self) -> int:
         if self.segment.before and self.segment.before.shift is not None:
             return self.segment.before.shift
-        counts: Counter[int] = Counter()
-        reach = self.segment.base
-        for frame in self.search(self.segment.base + 1, min(self.segment.base + SPAN_WINDOW, self.data.end)):
-            if frame.pos >= reach:
-                counts[frame.shift] += 1
-                reach = frame.end
+        end = min(self.segment.base + SPAN_WINDOW, self.data.end)
+        counts = Counter(frame.shift for frame in self.search(self.segment.base + 1, end))
         most = sorted(counts, key=lambda shift: (counts[shift], shift))[-MAX_SHIFTS:]
         # Two sectors that changed places have shifts on both sides.
         swapped = {
