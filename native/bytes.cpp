@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -105,6 +106,12 @@ int take_slot(uintptr_t begin, uintptr_t end) {
   return -1;
 }
 
+// As by ulimit -v, or by Spark in its Python workers (spark.executor.pyspark.memory).
+bool is_address_space_limited() {
+  struct rlimit limit{};
+  return getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+}
+
 [[noreturn]] void fail(const std::string& path, const char* what, int error) {
   throw StoreFault(path + ": " + what + ": " + std::strerror(error));
 }
@@ -112,7 +119,10 @@ int take_slot(uintptr_t begin, uintptr_t end) {
 }  // namespace
 
 MappedFile::MappedFile(const SegmentBytes& bytes, bool is_whole)
-    : path_(bytes.path), is_partial_(bytes.is_partial), is_whole_(is_whole), extents_(bytes.extents) {
+    : path_(bytes.path),
+      is_partial_(bytes.is_partial),
+      is_whole_(is_whole || !is_address_space_limited()),
+      extents_(bytes.extents) {
   install_handler();
   fd_ = open(bytes.local.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) fail(path_, "cannot be opened", errno);

@@ -9,8 +9,8 @@
 
 namespace dledger {
 
-// Consecutive entries in order; single damaged ones between them do not count. A `damaged` chain is a single header that
-// has its own position, but is no entry.
+// Consecutive entries in order; single damaged ones between them do not count. A `damaged` chain is a single header
+// that has its own position, but is no entry.
 struct Chain {
   int64_t first = 0, first_size = 0;
   int64_t last = 0, end = 0;
@@ -45,8 +45,8 @@ class Chains {
   void skip_rest() { rest_.length = 0; }
 
  private:
-  // The position of the entry after the one at `last`, which ends at `end`: the next one, or the one after a damaged one
-  // if both sizes in its header lead there; -1 without one.
+  // The position of the entry after the one at `last`, which ends at `end`: the next one, or the one after a damaged
+  // one if both sizes in its header lead there; -1 without one.
   int64_t next_of(int64_t last, int64_t end) const;
   int64_t beyond_damaged(int64_t last, int64_t end) const;
   bool is_cut(const Chain& chain) const;

@@ -1,8 +1,9 @@
-"""Segments larger than the windows in which the native engine maps them."""
+"""Segments larger than the windows in which the native engine maps them where the address space is limited."""
 
 from __future__ import annotations
 
 import random
+import resource
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,21 @@ from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import COMMITLOG, Filters, IntFilter, ScanRequest, Segment, SurveyRequest
 from tests.support.generate import mq_message, raw, write_commitlog, write_dledger
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("limited_address_space")]
 
 MIB = 1 << 20
 FILE = 72 * MIB
 COLUMNS = ("kind", "index", "pos", "size", "problem", "keys", "body")
 MAX_BODY = 4 * MIB - 48
+
+
+@pytest.fixture
+def limited_address_space() -> Iterator[None]:
+    """A limit that no test reaches."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 45, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def sizes(rng: random.Random, limit: int, count: int = 40) -> list[int]:
