@@ -176,6 +176,21 @@ def test_other_members_hear_only_committed_lists() -> None:
         assert json.loads(response.members or "")["index"] == index
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_list_whose_append_failed_counts_if_its_entry_is_in_the_log_after_a_restart(returns: bool) -> None:
+    core = OneCore(filled(1, saved=2))
+    body = MemberList(1, 2, {"n0": "a:1", "n1": "b:1"}).body()
+    core.core.members.appending(1, 2, body)
+    core.core.members.truncated()
+    core.core.members.refresh()
+    assert core.core.members.current.index == -1
+    core.store.members_hook = lambda *_: None
+    core.store.append_as_leader([body if returns else b"another entry of that term"], 2, MEMBERS if returns else 0)
+    expected = 1 if returns else -1
+    assert OneCore(core.store).core.members.current.index == expected
+    assert OneCore(core.store).core.members.current.index == expected
+
+
 def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with nodes(tmp_path, 2, core_options=FASTER) as group:
         _, address = start_new(group, "n2")

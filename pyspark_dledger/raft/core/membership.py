@@ -2,7 +2,8 @@
 
 A list takes effect when its entry is appended, and ends if that is truncated (Raft dissertation, chapter 4). Lists are
 saved before their entries, so the file has all lists of the log. A list of the file counts only if the log has its
-entry, or had it before it expired.
+entry, or had it before it expired. It stays in the file until the log has another entry there: an entry whose append
+failed can be in the log after a restart.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Membership:
         self.unknown_before = int(saved.get("unknownBefore", -1))
         # Where the log began after its last reset.
         self._reset_at = int(saved.get("resetAt", 0))
-        self._lists = sorted(map(list_of, saved.get("lists", ())))
+        self._saved = sorted(map(list_of, saved.get("lists", ())))
         # A later committed list of another member.
         self._heard: MemberList | None = None
         self._is_dirty = False
@@ -51,12 +52,12 @@ class Membership:
         # Whether the log has an old list, so that a leader has to append this member's.
         self.is_forced = bool(saved.get("forced"))
         if config.changes_members:
-            self.is_forced = self.is_forced or bool(self._lists)
-            self._lists.clear()
+            self.is_forced = self.is_forced or bool(self._saved)
+            self._saved.clear()
             self.unknown_before = -1
         elif "lists" not in saved and store.ledger_end_index >= 0:
-            self._lists = _lists_of_log(store)
-        self._lists = self._valid()
+            self._saved = _lists_of_log(store)
+        self._lists = self._of_log()
         self.current = self._latest()
         self._check(config)
         self._save()
@@ -166,7 +167,7 @@ class Membership:
         except ValueError as error:
             raise StoreError(str(error)) from None
         self._is_dirty = True
-        self._lists = [*(each for each in self._lists if each.index < index), found]
+        self._saved = [*(each for each in self._saved if each.index < index), found]
         self._save()
 
     def joined(self) -> None:
@@ -193,10 +194,9 @@ class Membership:
         if not self._is_dirty:
             return
         self._is_dirty = False
-        lists = self._valid()
-        if lists != self._lists:
-            self._lists = lists
-            self._save()
+        self._lists, end = self._of_log(), self._store.ledger_end_index
+        self._saved = [*self._lists, *(each for each in self._saved if each.index > end)]
+        self._save()
         self._take_over()
 
     def heard(self, found: MemberList, committed: int) -> None:
@@ -204,7 +204,8 @@ class Membership:
         if self.unknown_before >= 0 and committed >= self.unknown_before - 1:
             # Earlier lists of this log may have been rolled back in the group.
             earlier = [found] if 0 <= found.index < self.unknown_before else []
-            self._lists = [*earlier, *(each for each in self._lists if each.index >= self.unknown_before)]
+            self._saved = [*earlier, *(each for each in self._saved if each.index >= self.unknown_before)]
+            self._lists = self._of_log()
             self.unknown_before = -1
             self._save()
         if found[:2] >= self.current[:2]:
@@ -228,18 +229,27 @@ class Membership:
         known = [self._first, *self._lists, *([self._heard] if self._heard is not None else [])]
         return max(known, key=lambda each: each[:2])
 
-    def _valid(self) -> list[MemberList]:
+    def _of_log(self) -> list[MemberList]:
         """The lists whose entries the log has, and the latest one whose entry has expired."""
-        store, begin, end = self._store, self._store.ledger_begin_index, self._store.ledger_end_index
+        begin, end = self._store.ledger_begin_index, self._store.ledger_end_index
         first = begin if begin >= 0 else self._reset_at
-        expired = [each for each in self._lists if each.index < first]
-        return expired[-1:] + [
-            each for each in self._lists if 0 <= begin <= each.index <= end and store.term_at(each.index) == each.term
-        ]
+        expired = [each for each in self._saved if each.index < first]
+        present = [each for each in self._saved if 0 <= begin <= each.index <= end]
+        return expired[-1:] + list(filter(self._is_entry, present))
+
+    def _is_entry(self, found: MemberList) -> bool:
+        """Whether the entry of that index is the list. A leader can append another one after a failed append."""
+        if self._store.term_at(found.index) != found.term:
+            return False
+        try:
+            entry = self._store.get(found.index)
+        except StoreError:
+            return True  # the entry is damaged, and its index and term are the list's
+        return entry.channel == MEMBERS and list_in(found.index, entry.term, entry.body) == found
 
     def _save(self) -> None:
         state: dict[str, Any] = {"controls": sorted(self._controls), "first": sorted(self._first.addresses)}
-        state["lists"] = [each.values() for each in self._lists]
+        state["lists"] = [each.values() for each in self._saved]
         if self.unknown_before >= 0:
             state["unknownBefore"] = self.unknown_before
         if self._reset_at:
