@@ -237,6 +237,7 @@ class MembershipChanges:
             lag = self._member.store.ledger_end_index - self._replication.match_index(name)
             changed = found._replace(voters={**found.voters, name: address}, learners={})
             is_ready = lag <= _MAX_LAG and self._member.members.takes_controls(name)
+            is_ready = is_ready and self._replication.has_committed(name)
             return changed if is_ready and self._is_live(name) else None
         return _without(found, found.leaving) if found.leaving in found.voters else found._replace(leaving="")
 

@@ -26,6 +26,7 @@ class PeerProgress:
         "commit_sent_at",
         "failures",
         "generation",
+        "has_committed",
         "high",
         "in_flight",
         "in_flight_bytes",
@@ -81,6 +82,8 @@ class PeerProgress:
         self.generation += 1
         self.state = PushType.COMPARE
         self.is_waiting = False
+        # Whether it had all that was committed when a request was sent, and an entry of this leader's term among that.
+        self.has_committed = False
         self.waiting_since = self.responded_at = 0
         self.low, self.high = -1, -1
         self.next_index = self.truncate_index = self.peer_end = -1

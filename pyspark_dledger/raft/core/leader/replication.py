@@ -64,6 +64,10 @@ class Replication:
                 return min(progress.match_index, progress.acked_commit_index)
         return -1
 
+    def has_committed(self, peer_id: str) -> bool:
+        """Whether a peer with a new disk has learned that it has joined (`Follower`), and can vote."""
+        return any(progress.has_committed for progress in self._peers if progress.peer_id == peer_id)
+
     def _role_changed(self) -> None:
         for progress in self._peers:
             progress.begin()
@@ -204,13 +208,18 @@ class Replication:
         progress.in_flight_bytes -= sent.size
         progress.responded_at = self._member.now
         progress.failures = 0
-        progress.acked_commit_index = sent.commit_index
+        self._commit_acknowledged(progress, sent.commit_index, sent.last_index)
         if sent.last_index > progress.match_index:
             progress.match_index = sent.last_index
             if progress.rejections:
                 progress.accepted()
             if sent.last_index > self._member.store.committed_index:
                 self._commit_index.advance()
+
+    def _commit_acknowledged(self, progress: PeerProgress, commit_index: int, match_index: int) -> None:
+        progress.acked_commit_index = commit_index
+        if match_index >= commit_index and self._commit_index.has_own(commit_index):
+            progress.has_committed = True
 
     def _on_commit_response(self, sent: _SentCommit, response: Response | None) -> None:
         progress = sent.progress
@@ -225,4 +234,4 @@ class Replication:
         ):
             progress.fail()
         else:
-            progress.acked_commit_index = sent.commit_index
+            self._commit_acknowledged(progress, sent.commit_index, sent.match_index)
