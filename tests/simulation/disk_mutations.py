@@ -11,6 +11,7 @@ from pyspark_dledger.raft.messages import ReadRequest
 from pyspark_dledger.raft.node.callers import Caller, LocalCaller
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.store.dledger_store import EntryRange
+from tests.simulation.damage import DamagedEntry, flipped
 from tests.simulation.disk import SimStore
 from tests.simulation.mutations import Mutant
 from tests.simulation.scenario import FLIPS, Scenario
@@ -49,6 +50,11 @@ class ServesDamagedEntries(Mutant):
 
 
 class _BodiesOnly(SimStore):
+    def flip_bit(self, random: Random, index: int) -> str:
+        data = flipped(self._at(index).data, random.randrange(8 * 32, 8 * 40))
+        self.damage[index] = DamagedEntry(data, self._unit(index))
+        return "header"
+
     def _problem(self, index: int) -> str | None:
         found = self.damage.get(index)
         if found is None:
