@@ -864,7 +864,7 @@ def test_an_option_that_selects_rows_is_rejected(
 
 def test_the_documentation_names_every_key_of_the_json(facts: dict[str, Facts]) -> None:
     text = (Path(__file__).parent.parent.parent / "docs" / "report.md").read_text()
-    cells = re.findall(r"^\| (`[\w`, ]+`) \|", text, re.MULTILINE)
+    cells = re.findall(r"^- (`[\w`, ]+`):", text, re.MULTILINE)
     assert re.findall(r"\w+", " ".join(cells)) == list(facts["live"].as_json())
 
 

@@ -74,7 +74,7 @@ def test_read_and_status_of_binary_and_java_members() -> None:
     binary.responses[ReadRequest] = lambda request: ReadResponse(group="g", begin_index=1, committed_index=4, code=(
         200 if request.first_index else 419))  # type: ignore[attr-defined]  # fmt: skip
     with connected(java, binary) as client:
-        assert client.status("n0") == ("n0", Role.LEADER, 3, "n0", 1, 5, 3, 4, "disk broken", False)
+        assert client.status("n0") == ("n0", Role.LEADER, 3, "n0", 1, 5, 3, 4, "disk broken", False, {})
         found = client.read(5)
         assert (found.first_index, found.count, found.committed_index, list(found.entries())) == (5, 0, 4, [])
         with pytest.raises(IndexRangeError, match="index 0 has expired"):

@@ -24,7 +24,7 @@ def test_figures_are_logged_for_each_minute_with_puts(caplog: pytest.LogCaptureF
     statistics.add(messages=10, size=1000, duplicates=2, topic="A", milliseconds=5.0)
     clock.now += 30
     statistics.add(messages=20, size=5000, duplicates=0, topic="A", milliseconds=80.0)
-    statistics.add_rejected()
+    statistics.add_rejected("topics")
     assert not caplog.records
     clock.now += 30
     statistics.log_if_due()

@@ -114,10 +114,13 @@ def read_config_file(file: Path) -> ConfigFile | None:
 
 
 def write_config_file(file: Path, data: bytes) -> None:
-    """Replace a file, keep the previous one as ``.bak``. Each is complete at any time, and durable."""
+    """Replace a file with other content, keep the previous one as ``.bak``. Each is complete at any time, and durable."""
     file.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
-        _replace_durably(file.with_name(f"{file.name}.bak"), file.read_bytes())
+        previous = file.read_bytes()
+        if previous == data:
+            return
+        _replace_durably(file.with_name(f"{file.name}.bak"), previous)
     _replace_durably(file, data)
 
 
