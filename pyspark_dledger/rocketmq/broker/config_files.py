@@ -114,7 +114,7 @@ def read_config_file(file: Path) -> ConfigFile | None:
 
 
 def write_config_file(file: Path, data: bytes) -> None:
-    """Replace a file with other content, keep the previous one as ``.bak``. Each is complete at any time, and durable."""
+    """Replace a file, unless it has that content; keep the previous one as ``.bak``. Each is complete and durable."""
     file.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         previous = file.read_bytes()
