@@ -65,6 +65,8 @@ class DamagedStore(MemoryStore):
         self.checker = checker
         # What bit flips made of entries; the log has them as they were written.
         self.damage: dict[int, DamagedEntry] = {}
+        # Entries that a read may have found damaged before its response.
+        self.repaired: set[int] = set()
         # The last entry that an earlier process wrote.
         self.started_end = -1
 
@@ -90,6 +92,7 @@ class DamagedStore(MemoryStore):
         for index, found in list(self.damage.items()):
             if found.data == self._at(index).data:
                 del self.damage[index]
+                self.repaired.add(index)
             else:
                 self.damage[index] = found._replace(unit=self._unit(index))
 
@@ -154,6 +157,7 @@ class DamagedStore(MemoryStore):
             raise ValueError(problem or "the index unit is damaged")
         self.checker.repairing(self.node_id, index, bytes(data), self._at(index).data)
         self.damage.pop(index, None)
+        self.repaired.add(index)
 
     def _keep_damage(self, first: int, last: int) -> None:
         """Only these entries are in the log."""

@@ -68,7 +68,7 @@ class _Threads:
             else:
                 done(result)
 
-        self._node.later(self._node.world.random.randrange(4 * self._node.fsync), finished)
+        self._node.later(self._node.world.random.randrange(min(4 * self._node.fsync, LATE)), finished)
 
 
 class SimCaller(NamedTuple):
@@ -128,7 +128,7 @@ def check_range(checker: Checker, node: SimNode, request: ReadRequest, response:
         if 0 <= store.ledger_begin_index <= first:
             raise Violation(f"{who}: expired, but its log begins at {store.ledger_begin_index}")
     elif response.code == ResponseCode.DISK_ERROR:
-        if not store.is_damaged(first):
+        if not store.is_damaged(first) and first not in store.repaired:
             raise Violation(f"{who}: DISK_ERROR without damage")
     elif response.code != ResponseCode.SUCCESS:
         raise Violation(f"{who}: response code {int(response.code)}")
