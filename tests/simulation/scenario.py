@@ -112,9 +112,14 @@ def make(seed: int) -> Scenario:
         kinds = [kind for kind in kinds if kind != "restore"]
     kinds += DISKS * (Random(seed ^ 0xF011).random() < 0.25) + CLOCKS * (Random(seed ^ 0xC10C).random() < 0.25)
     flips = FLIPS * (nodes > 2 and not spares and not _putters(seed) and Random(seed ^ 0xF11B).random() < 0.6)
+    if flips:
+        # One member has a damaged copy, so the others need their votes and their entries.
+        kinds = [kind for kind in kinds if kind not in ("restore", "long outage")]
     faulty_time = min(60_000, heart_beat * random.randint(25, 70))
     pairs = [(a, b) for b in range(nodes) for a in range(b)]
     java = random.choice((0.0, 0.0, 0.4, 1.0))
+    # Java's dialect has no summary, which a reset log of messages needs.
+    needs_summary = bool(_putters(seed)) and "long outage" in kinds
     return Scenario(
         seed=seed,
         nodes=nodes,
@@ -126,7 +131,9 @@ def make(seed: int) -> Scenario:
         tick=max(10, heart_beat // random.choice((6, 10, 16))),
         rates=_rates(random, nodes + spares),
         fsync=tuple(random.choice((1, 2, 5, 20, heart_beat // 4)) for _ in range(nodes + spares)),
-        java_pairs=frozenset(pair for pair in pairs if random.random() < java and not (spares or flips)),
+        java_pairs=frozenset(
+            pair for pair in pairs if random.random() < java and not (spares or flips or needs_summary)
+        ),
         is_framed=random.random() < 0.1,
         is_coalescing=random.random() < 0.7,
         faulty_time=faulty_time,
