@@ -19,8 +19,8 @@ from tests.simulation.summary import missing_events
 COUNT = 120
 PROCESSES = 2
 MUTANT_SEEDS = 400
-FOUND = (103607, 103935, 104519)
-"""Seeds that showed defects of changes of members with a full disk, or with a new member."""
+FOUND = (103607, 103935, 104519, 200091)
+"""Seeds that showed defects of changes of members: with a full disk, a new member, a leader that left."""
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ none: in a group with them an id that our members have is passed on, but none is
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
@@ -43,6 +44,12 @@ class ClusterId:
         self._found.pop(peer_id, None)
 
     # A leader
+
+    def is_known_by(self, voters: Collection[str]) -> bool:
+        """Whether most of these voters have this leader's id, if it has one: an id must not leave with a member."""
+        own, self_id = self._member.store.cluster_id, self._member.self_id
+        having = [each for each in voters if each == self_id or self._found.get(each) == own]
+        return not own or len(having) > len(voters) // 2
 
     def is_due(self, now: int) -> bool:
         """Whether `tick` may save the id."""

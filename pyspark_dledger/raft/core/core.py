@@ -121,7 +121,7 @@ class Core:
         self._noop = Noop(member, caller)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._changes = MembershipChanges(
-            member, caller, self._commit_index, self._noop, self._replication, self._heartbeats
+            member, caller, self._cluster_id, self._commit_index, self._noop, self._replication, self._heartbeats
         )
         self._list_copy = ListCopy(member)
         self.disk_waits = DiskWaits(member, self._election, self._transfer, self._cluster_id, self._changes)

@@ -12,6 +12,7 @@ from pyspark_dledger.errors import DiskFullError, OptionError
 from pyspark_dledger.format.control import MEMBERS
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
+from pyspark_dledger.raft.core.cluster_id import ClusterId
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.noop import Noop
@@ -44,6 +45,7 @@ class MembershipChanges:
         self,
         member: Member,
         application: ApplicationCaller,
+        cluster_id: ClusterId,
         commit_index: CommitIndex,
         noop: Noop,
         replication: Replication,
@@ -51,6 +53,7 @@ class MembershipChanges:
     ) -> None:
         self._member = member
         self._application = application
+        self._cluster_id = cluster_id
         self._commit_index = commit_index
         self._noop = noop
         self._replication = replication
@@ -232,14 +235,17 @@ class MembershipChanges:
             member.report_problem(f"the change of members waits: {refused}", _KIND, _REPORT_MS)
 
     def _next_list(self, found: MemberList) -> MemberList | None:
-        """The next step of a change; None while a learner has not caught up."""
+        """The next step of a change; None while a learner has not caught up, or most others lack the cluster id."""
         for name, address in found.learners.items():
             lag = self._member.store.ledger_end_index - self._replication.match_index(name)
             changed = found._replace(voters={**found.voters, name: address}, learners={})
             is_ready = lag <= _MAX_LAG and self._member.members.takes_controls(name)
             is_ready = is_ready and self._replication.has_committed(name)
             return changed if is_ready and self._is_live(name) else None
-        return _without(found, found.leaving) if found.leaving in found.voters else found._replace(leaving="")
+        if found.leaving not in found.voters:
+            return found._replace(leaving="")
+        changed = _without(found, found.leaving)
+        return changed if self._cluster_id.is_known_by(changed.voters) else None
 
 
 def _without(found: MemberList, name: str) -> MemberList:
