@@ -97,7 +97,8 @@ class RejectsWhatItWrote(Mutant):
     """A store that says "nothing was appended" although it could not remove what it wrote to a full disk."""
 
     store_class = _Hiding
-    caught_by = "rejected is committed"
+    # Another entry takes the index of the one that is left.
+    caught_by = "differs from one before"
 
     def damage(self) -> None:
         pass
