@@ -114,8 +114,8 @@ class SegmentView {
   // The first position in [from, end) at which an entry, a message or, with_blanks, a blank may begin, or `end`.
   int64_t next_candidate(int64_t from, int64_t end, bool with_blanks) const;
 
-  // For 0.4.0: the shift of the entry before the segment, else that of most entries in its first bytes. Sectors can have
-  // been moved.
+  // For 0.4.0: the shift of the entry before the segment, else that of most entries in its first bytes. Sectors can
+  // have been moved.
   int64_t usual_shift() const;
 
   // Whether an entry with this shift was moved with its sectors: the log's entries have another one, `expected` or the
