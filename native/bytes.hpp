@@ -128,9 +128,9 @@ constexpr int64_t kOverlap = 4 * 1024 * 1024 + 64 * 1024;
 constexpr int64_t kWindowBytes = 8 * 1024 * 1024;
 
 // A read-only file, mapped as a whole, which is up to three times as fast as windows, or in windows where the address
-// space is limited. If a page cannot be read (the file was truncated, the disk failed), it and all
-// pages after it read as zeros instead of raising SIGBUS, and `readable()` returns where the real bytes end. Missing
-// parts of a partial copy also read as zeros; `readable()` then throws MissingFault, and nothing read so far is valid.
+// space is limited. If a page cannot be read (the file was truncated, the disk failed), it and all pages after it read
+// as zeros instead of raising SIGBUS, and `readable()` returns where the real bytes end. Missing parts of a partial
+// copy also read as zeros; `readable()` then throws MissingFault, and nothing read so far is valid.
 class MappedFile {
  public:
   // With `is_whole`, the file is always mapped as a whole. Throws StoreFault with the path and the reason.

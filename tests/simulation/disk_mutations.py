@@ -43,9 +43,6 @@ class ServesDamagedEntries(Mutant):
     store_class = _Trusting
     caught_by = "entr"
 
-    def damage(self) -> None:
-        pass
-
     focus = staticmethod(with_flips)
 
 
@@ -70,9 +67,6 @@ class MissesWrongChannels(Mutant):
 
     store_class = _BodiesOnly
     caught_by = "entry"
-
-    def damage(self) -> None:
-        pass
 
     focus = staticmethod(with_flips)
 
@@ -100,9 +94,6 @@ class RejectsWhatItWrote(Mutant):
     # Another entry takes the index of the one that is left.
     caught_by = "differs from one before"
 
-    def damage(self) -> None:
-        pass
-
     focus = staticmethod(with_bad_disks)
 
 
@@ -122,9 +113,6 @@ class BelievesFailedFlushes(Mutant):
     """A store that tries a failed fsync again, which then tells nothing of what was lost."""
 
     store_class = _Forgiving
-
-    def damage(self) -> None:
-        pass
 
     focus = staticmethod(with_bad_disks)
 
@@ -165,9 +153,6 @@ class ReadsUncommittedEntries(Mutant):
     reads_class = _Hasty
     caught_by = "READ"
 
-    def damage(self) -> None:
-        pass
-
 
 class _Stale(CommittedReads):
     def _respond(self, request: ReadRequest, caller: Caller | LocalCaller) -> None:
@@ -187,9 +172,6 @@ class ReadsTruncatedEntries(Mutant):
 
     reads_class = _Stale
     caught_by = "READ"
-
-    def damage(self) -> None:
-        pass
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:

@@ -37,7 +37,7 @@ class Mutant(Core):
         self.damage()
 
     def damage(self) -> None:
-        raise NotImplementedError
+        """Nothing, for a mutant with another class of its store or of READ."""
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
@@ -275,9 +275,6 @@ class TakesStrangers(Mutant):
 
     takes_strangers = True
 
-    def damage(self) -> None:
-        pass
-
     focus = staticmethod(hostile)
 
 
@@ -332,9 +329,6 @@ class TakesAnyMembers(Mutant):
 
     def __init__(self, config: CoreConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(replace(config, changes_members=True), *args, **kwargs)
-
-    def damage(self) -> None:
-        pass
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
@@ -391,9 +385,6 @@ class ForgetsTheTail(Mutant):
 
     application_class = _Forgetful
 
-    def damage(self) -> None:
-        pass
-
     focus = staticmethod(with_puts)
 
 
@@ -409,9 +400,6 @@ class KeepsOldTables(Mutant):
     """A leader that leads again continues with the tables of its first leadership."""
 
     application_class = _Stale
-
-    def damage(self) -> None:
-        pass
 
     focus = staticmethod(with_puts)
 
@@ -431,9 +419,6 @@ class CountsRejectedPuts(Mutant):
     """An application that assigns offsets before the messages are appended."""
 
     application_class = _Counting
-
-    def damage(self) -> None:
-        pass
 
     focus = staticmethod(with_puts)
 
@@ -491,9 +476,6 @@ class SendsIncompleteSummaries(Mutant):
     """An application that takes the tables of its own log for complete."""
 
     application_class = _Boasting
-
-    def damage(self) -> None:
-        pass
 
     focus = staticmethod(with_lost_disks)
 
