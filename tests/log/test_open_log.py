@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -165,6 +166,21 @@ def test_a_path_without_a_store_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no store")
     with pytest.raises(StoreError, match=r"found notes.txt: this is not a store"):
         open_log(tmp_path)
+
+
+def test_a_pattern_is_no_store(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    for pattern, found in {
+        "*": f"a pattern of {tmp_path}/a, {tmp_path}/b: a log is one store",
+        "c*": "a pattern: a log is one store",
+        "{a,b}": "a pattern: a log is one store",
+    }.items():
+        with pytest.raises(StoreError, match=re.escape(f"found {found}")):
+            open_log(tmp_path / pattern)
+    (tmp_path / "[c]").mkdir()
+    with pytest.raises(StoreError, match="found an empty folder"):
+        open_log(tmp_path / "[c]")
 
 
 def test_a_folder_of_stores_lists_them(tmp_path: Path) -> None:

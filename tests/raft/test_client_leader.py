@@ -100,6 +100,18 @@ def test_no_leader_error_has_the_reason_of_each_member() -> None:
     assert not isinstance(caught.value, UnknownOutcomeError)
 
 
+def test_group_without_a_response_is_given_up_early() -> None:
+    ports = free_ports(2)
+    with dl.connect("g", f"n0-{HOST}:{ports[0]};n1-{HOST}:{ports[1]}", timeout_ms=100, max_retries=1000) as client:
+        calls: list[Callable[[], object]] = [lambda: client.append(b"x"), lambda: client.get(0)]
+        for call in calls:
+            started = time.monotonic()
+            refused = "; ".join(f"n{number}: {HOST}:{port}: Connection refused" for number, port in enumerate(ports))
+            with pytest.raises(GroupError, match=rf"no leader within \d+ ms, no member responded \({refused}\)"):
+                call()
+            assert time.monotonic() - started < 5
+
+
 def stated_ms(error: GroupError) -> int:
     return int(str(error).partition(" within ")[2].partition(" ms")[0])
 

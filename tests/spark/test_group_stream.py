@@ -384,9 +384,13 @@ def test_silent_member_is_skipped_while_another_responds(tmp_path: Path, monkeyp
 
 
 def test_group_without_a_response_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.MAX_WAIT", 0.2)
-    with pytest.raises(GroupError, match=r"no member responded within .* s: .*cannot reach n0: "):
-        tail_of(peers_text(free_ports(1))).latest(NOTHING, NO_LIMITS)
+    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.MAX_FIRST_WAIT", 0.2)
+    reasons = r"no member responded within .* s: .*cannot reach n0: .*refused; .*cannot reach n1: .*refused"
+    tail = tail_of(peers_text(free_ports(2)))
+    with pytest.raises(GroupError, match=reasons):
+        tail.latest(NOTHING, NO_LIMITS)
+    with pytest.raises(GroupError, match=reasons):
+        indexes(tail, TailOffset(pos=0), TailOffset(0, 1, 0, 0))
 
 
 def test_group_of_another_name_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

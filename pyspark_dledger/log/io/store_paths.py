@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
@@ -28,6 +30,9 @@ from pyspark_dledger.log.io.files import (
 
 _NODE_PREFIX = "dledger-"
 _ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
+# What Spark's users write for several paths.
+_PATTERN = re.compile(r"[*?\[{]")
+_MAX_SHOWN = 8
 # Bytes. After a longer hole, a file does not belong to the log.
 _MAX_HOLE = 2**44
 # Adding a size to such a position does not overflow.
@@ -89,7 +94,7 @@ def _check_utf8(path: str) -> None:
 def _find(path: str, self_id: str | None, data_dirs: tuple[str, ...] | None) -> StorePaths:
     given = path_of(path).absolute()
     if not is_there(given):
-        nothing = without_bucket(given) or "nothing there: check the path"
+        nothing = without_bucket(given) or _pattern(path) or "nothing there: check the path"
         raise StoreError(f"{path}: expected {_ACCEPTED}, found {nothing}")
     extra = tuple(_existing_dir(folder) for folder in data_dirs or ())
     if given.is_file():
@@ -106,6 +111,15 @@ def _find(path: str, self_id: str | None, data_dirs: tuple[str, ...] | None) -> 
     if any(is_segment_name(name) for name in names) or given.name in ("data", "commitlog"):
         return _of_folder(path, given, extra)
     return _of_root(path, given, names, self_id, extra)
+
+
+def _pattern(path: str) -> str:
+    """What a pattern of names matches, which no log is; an empty text for another path."""
+    if not _PATTERN.search(path):
+        return ""
+    found = [] if is_remote(path) else sorted(glob.glob(path))
+    matches = f" of {', '.join(found[:_MAX_SHOWN])}{', ...' if len(found) > _MAX_SHOWN else ''}" if found else ""
+    return f"a pattern{matches}: a log is one store, so name its path, or load([a, b]) with its replicas"
 
 
 def _existing_dir(folder: str) -> Path:

@@ -246,7 +246,8 @@ class Appender:
             unit.attempts += 1
             if unit.leaderless_since is None:
                 unit.leaderless_since = begun
-            if unit.attempts >= self._max_attempts or error.code in WRONG_MEMBER:
+            is_last = unit.attempts >= self._max_attempts or self._members.is_unreachable(unit.attempts)
+            if is_last or error.code in WRONG_MEMBER:
                 unit.failed(self._members.with_total_time(error, self._loop.time() - unit.leaderless_since))
             else:
                 self._rejected.append(unit)

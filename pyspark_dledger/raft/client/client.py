@@ -69,8 +69,8 @@ def connect(
 
     ``timeout_ms`` limits the search for the leader, and then its response. Requests that were certainly not executed
     are retried up to ``max_retries`` times, with growing pauses. So a call takes at most about
-    ``(1 + max_retries) * 2 * timeout_ms``. Nothing is sent before the first call. ``secret`` is the secret of the
-    nodes, if they have one.
+    ``(1 + max_retries) * 2 * timeout_ms``. While no member has ever responded it makes at most three attempts.
+    Nothing is sent before the first call. ``secret`` is the secret of the nodes, if they have one.
     Raises OptionError for an invalid group, peers, certificate, number or secret.
     """
     for name, number, minimum in (("timeout_ms", timeout_ms, 1), ("max_retries", max_retries, 0)):

@@ -18,6 +18,8 @@ from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 
 # Seconds between two rounds of the search for the leader.
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.25
+# Searches for the leader while no member has ever responded: its addresses are wrong, or no node runs.
+_MAX_UNREACHED = 3
 
 
 class _NoLeaderError(GroupError):
@@ -68,6 +70,7 @@ class Members:
         self.addresses = dict(addresses)
         self._tls = tls
         self._secret = secret
+        self._was_reached = False
         self._leader_id: str | None = None
         self._connections: dict[str, MemberConnection] = {}
         self._connecting: dict[str, asyncio.Task[MemberConnection]] = {}
@@ -96,6 +99,10 @@ class Members:
     def with_total_time(self, error: GroupError, seconds: float) -> GroupError:
         """The error; if no leader was found, with the time of all attempts."""
         return self._no_leader_error(error.reasons, seconds) if isinstance(error, _NoLeaderError) else error
+
+    def is_unreachable(self, attempts: int) -> bool:
+        """Whether no member has ever responded, in so many searches for the leader."""
+        return not self._was_reached and attempts >= _MAX_UNREACHED
 
     def forget_leader(self, member_id: str) -> None:
         """The member does not lead, or does not respond: search for the leader again."""
@@ -179,6 +186,7 @@ class Members:
         """Request METADATA: the hello of a connection, and later the leader."""
         request = MetadataRequest(group=self.group, remote_id=connection.member_id)
         response = await connection.request(request, self.timeout)
+        self._was_reached = True
         if not isinstance(response, MetadataResponse) or response.code != ResponseCode.SUCCESS:
             raise self._wrong_member_error(connection.member_id, response)
         self._learn(response.peers)
@@ -249,9 +257,11 @@ class Members:
         return connection if response.leader_id == member_id else None
 
     def _no_leader_error(self, reasons: str, seconds: float) -> GroupError:
+        silent, advice = "", "nothing was changed, look at its nodes and try again"
+        if not self._was_reached:
+            silent, advice = ", no member responded", "check that its nodes run, and at these addresses"
         error = _NoLeaderError(
-            f"group {self.group}: no leader within {seconds * 1000:.0f} ms ({reasons}): nothing was changed, look at "
-            "its nodes and try again",
+            f"group {self.group}: no leader within {seconds * 1000:.0f} ms{silent} ({reasons}): {advice}",
             ResponseCode.METADATA_ERROR,
         )
         error.reasons = reasons

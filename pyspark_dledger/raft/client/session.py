@@ -309,6 +309,8 @@ class Session:
                 if error.code in _PERMANENT_CODES:
                     raise
                 failure = self._members.with_total_time(error, loop.time() - begun)
+                if self._members.is_unreachable(attempt + 1):
+                    break
                 continue
             if response is None or not is_temporary(response):
                 return response

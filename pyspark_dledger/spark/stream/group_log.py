@@ -25,6 +25,8 @@ _SKIP_SECONDS = 10.0
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.5
 # Seconds. Elections and restarts of members take less.
 MAX_WAIT = 60.0
+# Seconds, while no member has ever responded: its addresses are wrong, or no node runs.
+MAX_FIRST_WAIT = 9.0
 _TIMEOUT_MS = 3_000
 
 
@@ -61,6 +63,7 @@ class GroupLog:
         self.size = len(members)
         self._members = members[first:] + members[:first]
         self._client: Client = address.connect(_TIMEOUT_MS)
+        self._was_reached = False
         self._skipped_until: dict[str, float] = {}
         self._java: set[str] = set()
 
@@ -79,7 +82,7 @@ class GroupLog:
         """Return at least one committed entry from that index on, and about `max_bytes`, of any member.
 
         Raises IndexRangeError if all members that respond have expired it, NotCommittedError if it is not committed
-        within `max_commit_wait` seconds, and GroupError if no member responds within `MAX_WAIT`.
+        within `max_commit_wait` seconds, and GroupError if no member responds within `MAX_WAIT`, or `MAX_FIRST_WAIT`.
         """
         start = time.monotonic()
         pause = _MIN_PAUSE
@@ -89,7 +92,7 @@ class GroupLog:
                 return found
             if isinstance(found, IndexRangeError) and not isinstance(found, NotCommittedError):
                 raise found
-            max_wait = max_commit_wait if isinstance(found, NotCommittedError) else MAX_WAIT
+            max_wait = max_commit_wait if isinstance(found, NotCommittedError) else self._max_wait
             if time.monotonic() - start >= max_wait:
                 raise found
             time.sleep(pause)
@@ -99,17 +102,18 @@ class GroupLog:
         """Return entries of the first member that has them, else the problem that matters most."""
         not_committed: NotCommittedError | None = None
         expired: IndexRangeError | None = None
-        unreached: GroupError | None = None
+        unreached: list[GroupError] = []
         for member in self._members_to_ask():
             try:
                 found = self._client.read(first_index, member, max_bytes=max_bytes)
             except IndexRangeError as error:
+                self._responded(member)
                 expired = error
             except GroupError as error:
-                unreached = self._failed(member, error)
+                unreached.append(self._failed(member, error))
             else:
+                self._responded(member)
                 if found.count:
-                    self._skipped_until.pop(member, None)
                     self._members.remove(member)
                     self._members.insert(0, member)
                     return found
@@ -118,9 +122,7 @@ class GroupLog:
                     f"{self.name}: entry {first_index} is not committed, {member} knows that entries up to "
                     f"{found.committed_index} are: check the nodes, and start those that are down"
                 )
-        problem = not_committed or expired or unreached
-        assert problem is not None
-        return problem
+        return not_committed or expired or self._silent(unreached)
 
     def entry(self, index: int) -> GroupEntry:
         """Return the committed entry of that index. Raises as `read` does."""
@@ -164,9 +166,10 @@ class GroupLog:
     def statuses(self) -> dict[str, MemberStatus]:
         """Return the status of every member of ours that responds, by its id.
 
-        Raises GroupError if none does within `MAX_WAIT`, and at once if all that respond are of another group.
+        Raises GroupError if none does within `MAX_WAIT`, or `MAX_FIRST_WAIT`, and at once if all that respond are of
+        another group.
         """
-        deadline = time.monotonic() + MAX_WAIT
+        start = time.monotonic()
         pause = _MIN_PAUSE
         while True:
             found: dict[str, MemberStatus] = {}
@@ -174,19 +177,27 @@ class GroupLog:
             for member in self._members_to_ask():
                 try:
                     found[member] = self._client.status(member)
-                    self._skipped_until.pop(member, None)
+                    self._responded(member)
                 except GroupError as error:
                     problems.append(self._failed(member, error))
             if found:
                 return found
-            if time.monotonic() >= deadline or _are_strangers(problems):
-                problem = f"no member responded within {MAX_WAIT:.0f} s"
-                if _are_strangers(problems):
-                    problem = "all members that respond are of another group or have other ids"
-                texts = "; ".join(map(str, problems))
-                raise GroupError(f"{self.name}: {problem}: {texts}", problems[-1].code)
+            if time.monotonic() - start >= self._max_wait or _are_strangers(problems):
+                raise self._silent(problems)
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
+
+    @property
+    def _max_wait(self) -> float:
+        """Seconds to wait for a member that responds."""
+        return MAX_WAIT if self._was_reached else MAX_FIRST_WAIT
+
+    def _silent(self, problems: Sequence[GroupError]) -> GroupError:
+        """Return the error of all members, with the reason of each."""
+        problem = f"no member responded within {self._max_wait:.0f} s"
+        if _are_strangers(problems):
+            problem = "all members that respond are of another group or have other ids"
+        return GroupError(f"{self.name}: {problem}: {'; '.join(map(str, problems))}", problems[-1].code)
 
     # Which member to ask.
 
@@ -200,6 +211,10 @@ class GroupLog:
             )
         now = time.monotonic()
         return [member for member in ours if self._skipped_until.get(member, 0.0) <= now] or ours
+
+    def _responded(self, member: str) -> None:
+        self._was_reached = True
+        self._skipped_until.pop(member, None)
 
     def _failed(self, member: str, error: GroupError) -> GroupError:
         if error.code == ResponseCode.UNSUPPORTED:
