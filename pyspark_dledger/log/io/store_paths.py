@@ -117,7 +117,7 @@ def _pattern(path: str) -> str:
     """What a pattern of names matches, which no log is; an empty text for another path."""
     if not _PATTERN.search(path):
         return ""
-    found = [] if is_remote(path) else sorted(glob.glob(path))
+    found = [] if is_remote(path) else sorted(glob.glob(path))  # noqa: PTH207  # Path.glob raises for some patterns
     matches = f" of {', '.join(found[:_MAX_SHOWN])}{', ...' if len(found) > _MAX_SHOWN else ''}" if found else ""
     return f"a pattern{matches}: a log is one store, so name its path, or load([a, b]) with its replicas"
 
