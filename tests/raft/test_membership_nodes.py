@@ -191,6 +191,30 @@ def test_a_list_whose_append_failed_counts_if_its_entry_is_in_the_log_after_a_re
     assert OneCore(core.store).core.members.current.index == expected
 
 
+def test_of_two_lists_whose_appends_failed_that_of_the_log_counts() -> None:
+    core = OneCore(filled(1, saved=2))
+    first, second = (MemberList(1, 2, {"n0": "a:1", name: "b:1"}) for name in ("n1", "n2"))
+    for each in (first, second):
+        core.core.members.appending(1, 2, each.body())
+        core.core.members.truncated()
+        core.core.members.refresh()
+    core.store.members_hook = lambda *_: None
+    core.store.append_as_leader([first.body()], 2, MEMBERS)
+    assert OneCore(core.store).core.members.current == first
+
+
+def test_a_list_whose_append_failed_ends_before_its_index_expires() -> None:
+    core = OneCore(filled(1, saved=2))
+    core.core.members.appending(1, 2, MemberList(1, 2, {"n0": "a:1"}).body())
+    core.core.members.truncated()
+    core.core.members.refresh()
+    core.follow(3)
+    assert core.code(PushType.COMPARE, entry(0, 1)) == ResponseCode.SUCCESS
+    assert core.code(PushType.APPEND, entry(1, 3), entry(2, 3), commit_index=2) == ResponseCode.SUCCESS
+    del core.store._entries[:2]
+    assert len(OneCore(core.store).core.members.current.voters) == 3
+
+
 def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with nodes(tmp_path, 2, core_options=FASTER) as group:
         _, address = start_new(group, "n2")

@@ -16,6 +16,8 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.control import MEMBERS, mark_control
+from pyspark_dledger.raft.core.member_list import MemberList
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     GetRequest,
@@ -133,6 +135,23 @@ def test_a_follower_waits_for_its_disk_and_its_event_loop_does_not(follower: Nod
         disk.answer()
         assert caller.receive(truncate).code == 200
     assert follower.status("n0")["endIndex"] == 1
+    assert disk.in_loop == []
+    disk.loop_thread = -1
+
+
+def test_a_list_of_members_is_saved_while_the_event_loop_runs(follower: Nodes, disk: Disk) -> None:
+    watched(follower, disk)
+    with closing(follower.caller("n0").hello()) as caller:
+        lead(caller, "n1", 3)
+        data = bytearray(encode_entry(1, 3, SIZE, MemberList(1, 3, {"n0": "a:1", "n1": "b:1"}).body()))
+        mark_control(data, MEMBERS)
+        append = partial(push, PushType.APPEND, term=3, leader="n1")
+        assert caller.call(append(entry(0, 3), first=0)).code == 200
+        disk.hold("fsync")
+        waiting = caller.send(append(bytes(data), first=1, commit_index=1))
+        eventually(lambda: disk.waiting)
+        disk.answer()
+        assert caller.receive(waiting).code == 200
     assert disk.in_loop == []
     disk.loop_thread = -1
 

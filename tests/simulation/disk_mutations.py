@@ -118,13 +118,18 @@ class BelievesFailedFlushes(Mutant):
 
 
 class ReadsByLease(Mutant):
-    """Trusts its clock: no other member leads within a heartbeat after a majority responded."""
+    """Trusts a clock that can go back: no other member leads within a heartbeat after a majority responded."""
 
     caught_by = "committed read"
 
     def damage(self) -> None:
         beats, member = self._heartbeats, self._member
         confirm = beats.confirm_leadership
+
+        def trust(clock: int) -> None:
+            member.now = clock
+
+        member.set_clock = trust  # type: ignore[method-assign]
 
         def by_lease(done: Callable[[bool], None]) -> None:
             age = member.now - beats._quorum_value("sent_at", member.now)

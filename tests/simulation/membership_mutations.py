@@ -69,8 +69,7 @@ class KeepsTruncatedLists(Mutant):
     """A list stays in effect when its entry is truncated."""
 
     def damage(self) -> None:
-        members = self._member.members
-        members._valid = lambda: members._lists  # type: ignore[method-assign]
+        self._member.members.truncated = lambda: None  # type: ignore[method-assign]
 
     focus = staticmethod(with_changes)
 

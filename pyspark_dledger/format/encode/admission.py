@@ -28,4 +28,4 @@ class Rejected(NamedTuple):
 
 
 class DiskNeededError(Exception):
-    """An admission that must not wait for the disk would have to. Nothing was changed."""
+    """A request that must not wait for the disk would have to. Nothing was appended."""

@@ -1,7 +1,8 @@
 """The cluster id: made once, and the same at all members, so that two groups with one name cannot mix.
 
 A leader without an id asks all others for theirs. If one has an id, the leader takes it; only if none has, it makes
-one. A member responds only to its leader of the present term, and keeps its first id. So a later leader finds the id
+one. Its list of members must be committed: another leader can have made an id, and a list that ends can lack it. A
+member responds only to its leader of the present term, and keeps its first id. So a later leader finds the id
 that an earlier one has given to any member, and after that no member takes one of the earlier leader. Java members have
 none: in a group with them an id that our members have is passed on, but none is made.
 """
@@ -90,7 +91,7 @@ class ClusterId:
 
     def _make_if_nobody_has_one(self) -> None:
         member = self._member
-        is_known = all(self._found.get(peer_id) == "" for peer_id in member.others)
+        is_known = member.members.is_committed and all(self._found.get(peer_id) == "" for peer_id in member.others)
         if is_known and not member.store.cluster_id:
             self._save(f"{member.random.getrandbits(_ID_BITS):032x}")
             self._next_at = member.now

@@ -149,10 +149,11 @@ class Core:
         """Handle a request of another member or of a client. Returns False for an append that was rejected at once.
 
         The response is a Reply with that token, possibly later. There is none if a term must be saved and the disk
-        fails. If a put must not wait for the disk, but has to, DiskNeededError is raised and nothing is changed.
+        fails. If a put or a push must not wait for the disk, but has to, DiskNeededError is raised: handle it again.
         """
         member = self._member
-        member.now, member.may_wait = now, may_wait
+        member.set_clock(now)
+        member.may_wait = may_wait
         handler = self._handlers.get(type(request))
         if request.remote_id != member.self_id:
             code = ResponseCode.UNKNOWN_MEMBER
@@ -171,17 +172,17 @@ class Core:
 
     def handle_response(self, token: int, response: Response | None, now: int) -> None:
         """The outcome of the Send with that token: None if it was not sent, or got no response in time."""
-        self._member.now = now
+        self._member.set_clock(now)
         self._member.handle_response(token, response)
 
     def loaded(self, request: Load, result: EntryRange | Exception, now: int) -> None:
         """The result of a Load: the entries, or the exception of the store."""
-        self._member.now = now
+        self._member.set_clock(now)
         self._member.loaded(request, result)
 
     def tick(self, now: int) -> None:
         """Time has passed. Call about every 10 ms."""
-        self._member.now = now
+        self._member.set_clock(now)
         self._member.expire_requests()
         self._member.disk.tick(now)
         self._election.tick()
@@ -199,12 +200,12 @@ class Core:
 
     def found_damage(self, damaged: Mapping[int, str], now: int) -> None:
         """Entries of this member's log are damaged: their indexes, and what is wrong with them."""
-        self._member.now = now
+        self._member.set_clock(now)
         self._repairs.found(damaged)
 
     def persisted(self, index: int, now: int) -> None:
         """The log is durable up to that index."""
-        self._member.now = now
+        self._member.set_clock(now)
         self._member.persisted(index)
         self._commit_index.advance()
         self._follower.persisted()
@@ -226,7 +227,7 @@ class Core:
 
     def heard_members(self, text: str, now: int) -> None:
         """A peer refused this member, and sent its latest committed list."""
-        self._member.now = now
+        self._member.set_clock(now)
         self._list_copy.heard_refusal(text)
 
     def drain(self) -> list[Effect]:

@@ -8,6 +8,8 @@ from pyspark_dledger.common.options import BOOLEAN, COUNT, INTEGER, SIZE, Parser
 from pyspark_dledger.errors import OptionError
 
 _MIB = 1 << 20
+# So many vote intervals a member that cannot write leaves elections to others.
+_PATIENCE = 10
 
 
 def _parse_ids(value: object) -> tuple[str, ...]:
@@ -85,6 +87,11 @@ class CoreConfig:
     def leak_ms(self) -> int:
         """The maximum time of a leader without a quorum, or of a follower without a heartbeat; at least 2 intervals."""
         return max(self.max_heart_beat_leak, 2) * self.heart_beat_time_interval_ms
+
+    @property
+    def patience_ms(self) -> int:
+        """How long a member that cannot write leaves elections to others: they miss their leader, then they vote."""
+        return self.leak_ms + _PATIENCE * self.max_vote_interval_ms
 
     @property
     def quorum(self) -> int:

@@ -15,6 +15,8 @@ class DiskHealth:
     def __init__(self, config: CoreConfig, store: DLedgerStore, now: int) -> None:
         self._store = store
         self._limit_ms = config.max_flush_time_ms if config.is_sync else 0
+        # At least as long as it leaves elections to others.
+        self._kept_ms = max(_KEPT_MS, config.patience_ms)
         self._flushed = store.flushed_index
         self._flushed_at = now
         self._problem = ""
@@ -51,8 +53,8 @@ class DiskHealth:
 
     def flush_problem(self, now: int) -> str:
         """Why flushes are too slow; "" if they are not."""
-        return self._slow_text if self._slow_at is not None and now - self._slow_at < _KEPT_MS else ""
+        return self._slow_text if self._slow_at is not None and now - self._slow_at < self._kept_ms else ""
 
     def problem(self, now: int) -> str:
         """Why this member should not lead; "" if it can write."""
-        return self._problem if self._problem and now - self._seen_at < _KEPT_MS else ""
+        return self._problem if self._problem and now - self._seen_at < self._kept_ms else ""

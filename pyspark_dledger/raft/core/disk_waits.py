@@ -20,6 +20,7 @@ from pyspark_dledger.raft.messages import (
     MembersRequest,
     MembersResponse,
     PushRequest,
+    PushResponse,
     PushType,
     ReadResponse,
     Request,
@@ -53,19 +54,22 @@ class DiskWaits:
         self._changes = changes
 
     def in_request(self, request: Request) -> bool:
+        store = self._member.store
         if isinstance(request, PushRequest):
+            if self._member.members.commit_may_wait:
+                return True
             if request.type is PushType.APPEND:
-                return (
-                    self._member.store.append_may_wait or request.first_index != self._member.store.ledger_end_index + 1
-                )
+                return store.append_may_wait or request.first_index != store.ledger_end_index + 1
             return request.type is not PushType.COMMIT
         if isinstance(request, AppendRequest):
-            return self._member.store.append_may_wait
+            return store.append_may_wait
         if isinstance(request, HeartBeatRequest):
             return request.term > self._member.term
         return isinstance(request, _REQUESTS)
 
     def in_response(self, response: Response | None) -> bool:
+        if isinstance(response, PushResponse) and self._member.members.commit_may_wait:
+            return True
         return response is not None and (response.term > self._member.term or isinstance(response, _RESPONSES))
 
     @property
@@ -73,8 +77,9 @@ class DiskWaits:
         return self._member.store.needs_undo
 
     def in_tick(self, now: int) -> bool:
-        if self._member.store.append_may_wait:
+        member = self._member
+        member.set_clock(now)
+        if member.store.append_may_wait or self._transfer.is_taking_over:
             return True
-        if self._election.is_due(now) or self._transfer.is_taking_over or self._cluster_id.is_due(now):
-            return True
-        return self._changes.is_due(now)
+        parts = self._election, self._cluster_id, self._changes
+        return any(part.is_due(member.now) for part in parts)

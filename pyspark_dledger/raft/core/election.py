@@ -28,8 +28,6 @@ from pyspark_dledger.raft.messages import (
 
 # The minimum time for responses; as in Java, up to the maximum vote interval is added.
 _ROUND_MS = 2000
-# So many vote intervals a member that cannot write leaves elections to others.
-_PATIENCE = 10
 _REPORT_MS = 1000
 # The kind of problem of a member that was restored from a backup.
 _RESTORED = "restored"
@@ -182,7 +180,7 @@ class Election:
         member = self._member
         if not member.others or not (problem := member.disk.problem(member.now)):
             return False
-        is_waiting = member.now - self._leaderless_since < _PATIENCE * member.config.max_vote_interval_ms
+        is_waiting = member.now - self._leaderless_since < member.config.patience_ms
         if is_waiting:
             member.report(f"{problem}: this member leaves elections to others for a while", "full")
         return is_waiting

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.encode.admission import DiskNeededError
 from pyspark_dledger.format.state_files import MAX_TERM
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.disk_health import DiskHealth
@@ -56,7 +57,9 @@ class Member:
         self.store = store
         self.members = members
         self.random = randomness
-        self.now = now
+        self.now = self._clock = now
+        # How far its clock has gone back so far.
+        self._went_back = 0
         self.group = config.group
         self.self_id = config.self_id
         self.is_sync = config.is_sync
@@ -100,6 +103,16 @@ class Member:
         self._loading: dict[int, tuple[OnLoaded, Any, int]] = {}
         self._take_members()
         members.on_change = self._members_changed
+        store.members_hook = self._appending_members
+
+    # Time
+
+    def set_clock(self, clock: int) -> None:
+        """Take over the driver's time. When the clock goes back, this member's time stands still: no timer waits."""
+        if clock < self._clock:
+            self._went_back += self._clock - clock
+        self._clock = clock
+        self.now = clock + self._went_back
 
     # Members
 
@@ -117,6 +130,12 @@ class Member:
         self.effects.append(MembersChanged(self.members.current.addresses))
         for listener in self.members_listeners:
             listener()
+
+    def _appending_members(self, index: int, term: int, body: bytes) -> None:
+        """A leader's list is appended next. Raises DiskNeededError, see `Core.handle`, and StoreError."""
+        if not self.may_wait:
+            raise DiskNeededError
+        self.members.appending(index, term, body)
 
     @property
     def has_lone_vote(self) -> bool:
@@ -342,7 +361,7 @@ class Member:
         if after <= before:
             return False
         self.effects.append(Committed(after))
-        self.members.led()
+        self.members.advanced()
         for listener in self.commit_listeners:
             listener(after)
         return True

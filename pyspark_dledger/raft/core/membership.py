@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pyspark_dledger.errors import IndexRangeError, OptionError, StoreError
@@ -40,7 +41,7 @@ class Membership:
         self.unknown_before = int(saved.get("unknownBefore", -1))
         # Where the log began after its last reset.
         self._reset_at = int(saved.get("resetAt", 0))
-        self._saved = sorted(map(list_of, saved.get("lists", ())))
+        self._saved = sorted(map(list_of, saved.get("lists", ())), key=lambda each: each.index)
         # A later committed list of another member.
         self._heard: MemberList | None = None
         self._is_dirty = False
@@ -61,7 +62,6 @@ class Membership:
         self.current = self._latest()
         self._check(config)
         self._save()
-        store.members_hook = self.appending
 
     def _started_with(self) -> MemberList:
         voters = dict(self._given)
@@ -152,6 +152,21 @@ class Membership:
         """The members whose address is known."""
         return {member_id: address for member_id, address in self.current.addresses.items() if address}
 
+    @property
+    def has_failed_lists(self) -> bool:
+        """Whether the file may have lists that the log does not have."""
+        return len(self._saved) > len(self._lists)
+
+    @property
+    def commit_may_wait(self) -> bool:
+        """Whether the next commit may change the file."""
+        return self.is_joining or self.has_failed_lists or self._is_denied
+
+    @property
+    def _is_denied(self) -> bool:
+        """Whether another member said that the group removed this one."""
+        return self._heard is not None and self._self_id not in self._heard.addresses
+
     # Changes
 
     def connected(self, peer_id: str, takes_controls: bool) -> None:
@@ -167,7 +182,8 @@ class Membership:
         except ValueError as error:
             raise StoreError(str(error)) from None
         self._is_dirty = True
-        self._saved = [*(each for each in self._saved if each.index < index), found]
+        # The log can have another one there, whose append failed.
+        self._saved = [*(each for each in self._saved if each.index <= index and each != found), found]
         self._save()
 
     def joined(self) -> None:
@@ -212,9 +228,18 @@ class Membership:
             self._heard = found
         self._take_over()
 
-    def led(self) -> None:
-        """A leader's entries are committed here, so this member is in the group: forget who said that it is not."""
-        if self._heard is not None and self._self_id not in self._heard.addresses:
+    def advanced(self) -> None:
+        """More entries are committed here. Lists whose appends failed end when their index is that of another entry.
+
+        They must end before that entry expires, because lists before the begin of the log count as committed.
+        """
+        if self.has_failed_lists and self._saved[-1].index <= self._store.committed_index:
+            self._is_dirty = True
+            # If the disk fails, the file is written with the next commit or change.
+            with suppress(StoreError):
+                self.refresh()
+        # Its leader's entries are committed, so this member is in the group: forget who said that it is not.
+        if self._is_denied:
             self._heard = None
             self._take_over()
 
