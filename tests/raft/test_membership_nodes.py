@@ -13,7 +13,7 @@ import pyspark_dledger as dledger
 import pyspark_dledger.raft.client as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.errors import GroupError, UnknownOutcomeError
+from pyspark_dledger.errors import GroupError, StoreError, UnknownOutcomeError
 from pyspark_dledger.format.control import MEMBERS
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.raft.core.member_list import MemberList, list_of
@@ -213,6 +213,26 @@ def test_a_list_whose_append_failed_ends_before_its_index_expires() -> None:
     assert core.code(PushType.APPEND, entry(1, 3), entry(2, 3), commit_index=2) == ResponseCode.SUCCESS
     del core.store._entries[:2]
     assert len(OneCore(core.store).core.members.current.voters) == 3
+
+
+def test_a_list_of_the_log_counts_although_the_file_of_members_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = OneCore(filled(1, saved=2))
+    found = MemberList(1, 2, {f"n{number}": f"a:{number}" for number in range(5)})
+    core.core.members.appending(1, 2, found.body())
+
+    def fail(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(core.store, "save_member_ids", fail)
+    monkeypatch.setattr(core.store, "members_hook", lambda *_: None)
+    core.store.append_as_leader([found.body()], 2, MEMBERS)
+    core.core.members.refresh()
+    assert (core.core.members.current, core.core._member.quorum) == (found, 3)
+    monkeypatch.undo()
+    core.core._member.commit(1)
+    assert core.store.member_ids == tuple(found.voters)
 
 
 def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

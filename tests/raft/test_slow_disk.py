@@ -317,3 +317,23 @@ def test_a_member_whose_disk_hangs_is_healthy_but_not_ready(tmp_path: Path, disk
         assert scrape(port)["dledger_event_loop_delay_seconds_count"] > 0
         disk.answer()
         eventually(lambda: not reason(port))
+
+
+@pytest.mark.slow
+def test_a_leader_whose_disk_hangs_is_replaced_and_follows(tmp_path: Path) -> None:
+    """It sends no heartbeats while its core waits, so the others elect another leader."""
+    with nodes(tmp_path, 3, core_options=FASTER) as group:
+        old = group.leader()
+        with closing(group.caller(old)) as caller:
+            assert caller.hello().append(b"before").code == 200
+        driver, answers = group.nodes[old]._driver, threading.Event()
+        assert driver is not None
+        group._loop.call_soon_threadsafe(driver._run, lambda: answers.wait(10), lambda: True)
+        others = [each for each in group.ids if each != old]
+        (new,) = eventually(lambda: [each for each in others if group.status(each)["role"] == Role.LEADER.value])
+        with closing(group.caller(new)) as caller:
+            assert caller.hello().append(b"after").code == 200
+            answers.set()
+            committed = group.status(new)["committedIndex"]
+            eventually(lambda: group.status(old)["committedIndex"] == committed)
+            assert [group.status(each)["role"] for each in (old, new)] == [Role.FOLLOWER.value, Role.LEADER.value]

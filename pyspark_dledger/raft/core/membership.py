@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from pyspark_dledger.errors import IndexRangeError, OptionError, StoreError
@@ -45,6 +44,8 @@ class Membership:
         # A later committed list of another member.
         self._heard: MemberList | None = None
         self._is_dirty = False
+        # Whether the file is older than this.
+        self._is_unsaved = False
         self.on_change: Callable[[], None] = lambda: None
         self._given = {peer_id: addresses.get(peer_id, "") for peer_id in sorted(config.peers)}
         if self.is_joining and len(self._given) == 1:
@@ -160,7 +161,7 @@ class Membership:
     @property
     def commit_may_wait(self) -> bool:
         """Whether the next commit may change the file."""
-        return self.is_joining or self.has_failed_lists or self._is_denied
+        return self.is_joining or self.has_failed_lists or self._is_denied or self._is_unsaved
 
     @property
     def _is_denied(self) -> bool:
@@ -190,7 +191,6 @@ class Membership:
         """An entry of the present leader's term is committed here, so all that were committed before are here."""
         self.is_joining = False
         self._first = self._started_with()
-        self._save()
         self._take_over()
 
     def truncated(self) -> None:
@@ -212,7 +212,6 @@ class Membership:
         self._is_dirty = False
         self._lists, end = self._of_log(), self._store.ledger_end_index
         self._saved = [*self._lists, *(each for each in self._saved if each.index > end)]
-        self._save()
         self._take_over()
 
     def heard(self, found: MemberList, committed: int) -> None:
@@ -223,7 +222,6 @@ class Membership:
             self._saved = [*earlier, *(each for each in self._saved if each.index >= self.unknown_before)]
             self._lists = self._of_log()
             self.unknown_before = -1
-            self._save()
         if found[:2] >= self.current[:2]:
             self._heard = found
         self._take_over()
@@ -233,22 +231,25 @@ class Membership:
 
         They must end before that entry expires, because lists before the begin of the log count as committed.
         """
-        if self.has_failed_lists and self._saved[-1].index <= self._store.committed_index:
+        is_over = self.has_failed_lists and self._saved[-1].index <= self._store.committed_index
+        if is_over or self._is_unsaved:
             self._is_dirty = True
-            # If the disk fails, the file is written with the next commit or change.
-            with suppress(StoreError):
-                self.refresh()
+            self.refresh()
         # Its leader's entries are committed, so this member is in the group: forget who said that it is not.
         if self._is_denied:
             self._heard = None
             self._take_over()
 
     def _take_over(self) -> None:
+        """Use the latest list, then save what changed. The file may stay older, so a disk that fails stops nothing."""
         before, self.current = self.current, self._latest()
         if self.current != before:
             self.is_forced = self.is_forced and not self.is_by_log
-            self._save()
             self.on_change()
+        try:
+            self._save()
+        except StoreError:
+            self._is_unsaved = True
 
     def _latest(self) -> MemberList:
         known = [self._first, *self._lists, *([self._heard] if self._heard is not None else [])]
@@ -264,12 +265,12 @@ class Membership:
 
     def _is_entry(self, found: MemberList) -> bool:
         """Whether the entry of that index is the list. A leader can append another one after a failed append."""
-        if self._store.term_at(found.index) != found.term:
-            return False
         try:
+            if self._store.term_at(found.index) != found.term:
+                return False
             entry = self._store.get(found.index)
         except StoreError:
-            return True  # the entry is damaged, and its index and term are the list's
+            return True  # the entry is damaged; as far as known its index and term are the list's
         return entry.channel == MEMBERS and list_in(found.index, entry.term, entry.body) == found
 
     def _save(self) -> None:
@@ -286,6 +287,7 @@ class Membership:
         ids, text = tuple(sorted(self.current.addresses)), json.dumps(state, separators=(",", ":"))
         if (ids, text) != (self._store.member_ids, self._store.member_state):
             self._store.save_member_ids(ids, text)
+        self._is_unsaved = False
 
 
 def _parsed(state: str) -> dict[str, Any]:
