@@ -1,15 +1,20 @@
-r"""Reads a node's ``checkpoint`` and ``currterm`` files as ``java.util.Properties`` does.
+r"""Reads a node's ``checkpoint`` and ``currterm`` files as ``java.util.Properties`` does, and writes such files.
 
 Java writes one ``key=value`` per line, in any order. It also reads ``#`` and ``!`` comments, ``=``, ``:`` or blanks
 between key and value, lines continued by a backslash, and escapes such as ``\u0041``. Sources: DLedger 0.3.1.2
 ``DLedgerMmapFileStore.loadCheckPoint``, ``MemberState.loadTerm``; the JDK's ``Properties.load``.
+
+Our files begin with the line ``crc``, a CRC-32 of the other keys and values. Java ignores it, and writes none: it
+creates new ``Properties`` for every write (0.1 to 0.4.0).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from pyspark_dledger.format.checksum import crc32
 
 COMMITTED_INDEX = "committedIndex"
 END_INDEX = "endIndex"
@@ -20,6 +25,7 @@ MAX_TERM = 2**62
 RESTORED = "restored"
 """The file of a member restored from a backup; its line is ``term=N``."""
 
+_CRC = "crc"
 _BLANKS = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPED = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
@@ -28,6 +34,10 @@ _BAD_UNICODE = re.compile(r"(?<!\\)(?:\\\\)*\\u(?![0-9A-Fa-f]{4})")
 _KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 _LONG = re.compile(r"[+-]?[0-9]{1,40}")
 _MAX_LONG = 2**63 - 1
+
+
+class WrongChecksumError(ValueError):
+    """The lines of a state file do not match its checksum."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class CurrentTerm:
 def parse_checkpoint(data: bytes) -> Checkpoint:
     """The content of a ``checkpoint`` file; never raises."""
     try:
-        properties = parse_properties_file(data)
+        properties = parse_state_file(data)
     except ValueError as error:
         return Checkpoint(None, None, str(error))
     committed, problem = _long(properties, COMMITTED_INDEX)
@@ -65,7 +75,7 @@ def parse_checkpoint(data: bytes) -> Checkpoint:
 def parse_current_term(data: bytes) -> CurrentTerm:
     """The content of a ``currterm`` file; never raises."""
     try:
-        properties = parse_properties_file(data)
+        properties = parse_state_file(data)
     except ValueError as error:
         return CurrentTerm(None, None, str(error))
     term, problem = _long(properties, CURR_TERM)
@@ -80,6 +90,37 @@ def _long(properties: dict[str, str], key: str) -> tuple[int | None, str | None]
     if not _LONG.fullmatch(text) or not -_MAX_LONG - 1 <= int(text) <= _MAX_LONG:
         return None, f"expected a number for {key}, found {text[:40]!r}"
     return int(text), None
+
+
+def encode_state_file(properties: Mapping[str, object]) -> bytes:
+    """Lines of ``key=value``, after one with their checksum: so a file that lost its end does not match it."""
+    lines = "".join(f"{key}={_escaped(str(value))}\n" for key, value in properties.items()).encode("ascii")
+    # Of the values as they are read: half of a surrogate pair is read as another character.
+    return f"{_CRC}={_checksum(parse_properties_file(lines))}\n".encode("ascii") + lines
+
+
+def parse_state_file(data: bytes) -> dict[str, str]:
+    """The keys and values of a file, with or without a checksum. Raises WrongChecksumError, and ValueError."""
+    properties = parse_properties_file(data)
+    expected = properties.pop(_CRC, None)
+    if expected is not None and expected != (found := _checksum(properties)):
+        raise WrongChecksumError(f"expected lines with {_CRC} {expected[:40]}, found {found}")
+    return properties
+
+
+def _checksum(properties: Mapping[str, str]) -> str:
+    """In hex, of the sorted keys and values: the order of lines is not a part of them."""
+    text = "".join(f"{key}={value}\n" for key, value in sorted(properties.items()))
+    return f"{crc32(text.encode()):08x}"
+
+
+def _escaped(value: str) -> str:
+    """A value on one line of ASCII, as ``java.util.Properties`` reads it; names come from other nodes."""
+    value = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    if value[:1] in (" ", "\t", "\f"):
+        value = f"\\{value}"
+    units = memoryview(value.encode("utf-16", "surrogatepass")).cast("H")[1:]
+    return "".join(chr(unit) if unit < 0x7F else f"\\u{unit:04x}" for unit in units)
 
 
 def parse_properties_file(data: bytes) -> dict[str, str]:

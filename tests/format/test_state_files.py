@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from pyspark_dledger.format.state_files import (
     Checkpoint,
     CurrentTerm,
+    WrongChecksumError,
+    encode_state_file,
     parse_checkpoint,
     parse_current_term,
     parse_properties_file,
+    parse_state_file,
 )
 
 
@@ -107,3 +110,57 @@ _TOKENS = st.sampled_from(
 def test_no_bytes_raise(data: bytes) -> None:
     parse_checkpoint(data)
     parse_current_term(data)
+
+
+# Checksums
+
+
+def test_a_file_begins_with_the_checksum_of_its_other_lines() -> None:
+    assert encode_state_file({"voteLeader": "n1", "currTerm": 7}) == b"crc=369415b5\nvoteLeader=n1\ncurrTerm=7\n"
+
+
+def test_the_order_of_lines_and_comments_are_no_part_of_the_checksum() -> None:
+    data = b"currTerm=7\n# written by hand\nvoteLeader=n1\ncrc=369415b5\n"
+    assert parse_current_term(data) == CurrentTerm(7, "n1")
+
+
+def test_files_of_java_have_no_checksum() -> None:
+    assert parse_state_file(b"voteLeader=n1\ncurrTerm=7\n") == {"voteLeader": "n1", "currTerm": "7"}
+
+
+def test_other_lines_are_wrong() -> None:
+    data = b"crc=369415b5\nvoteLeader=n1\ncurrTerm=8\n"
+    with pytest.raises(WrongChecksumError, match=r"^expected lines with crc 369415b5, found [0-9a-f]{8}$"):
+        parse_state_file(data)
+    assert parse_current_term(data).curr_term is None
+    assert parse_checkpoint(encode_state_file({"committedIndex": 5, "endIndex": 7}).replace(b"5\ne", b"6\ne")) == (
+        Checkpoint(None, None, "expected lines with crc f14171d0, found 4c8b1d1e")
+    )
+
+
+_VALUES = st.one_of(st.integers(-1, 2**63).map(str), st.text(max_size=8), st.sampled_from(["", "n0", "n1;n2", "sync"]))
+_FILES = st.one_of(
+    st.fixed_dictionaries({"committedIndex": st.integers(-1, 2**62), "endIndex": st.integers(-1, 2**62)}),
+    st.fixed_dictionaries({"voteLeader": _VALUES, "currTerm": st.integers(-1, 2**62)}),
+    st.dictionaries(st.sampled_from(["members", "state", "cluster", "term", "bootId", "flush", "pos"]), _VALUES),
+)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@given(_FILES)
+def test_a_flipped_bit_or_a_missing_end_never_gives_other_values(properties: dict[str, object]) -> None:
+    data = encode_state_file(properties)
+    written = parse_state_file(data)
+    assert {key: str(value) for key, value in properties.items()}.keys() == written.keys()
+    changed = [flipped(data, bit) for bit in range(8 * len(data))]
+    for found in (*changed, *(data[:size] for size in range(len(b"crc=01234567"), len(data)))):
+        try:
+            values = parse_state_file(found)
+        except ValueError:
+            continue
+        assert {key: values.get(key) for key in written} == written

@@ -18,7 +18,7 @@ from pathlib import Path
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.state_files import parse_properties_file
+from pyspark_dledger.format.state_files import parse_state_file
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
@@ -248,7 +248,7 @@ class _Backup:
 def _property(node_dir: Path, name: str) -> str:
     """The property of a file of the same name; "" without the file. Raises StoreError for a damaged one."""
     try:
-        return parse_properties_file((node_dir / name).read_bytes())[name]
+        return parse_state_file((node_dir / name).read_bytes())[name]
     except FileNotFoundError:
         return ""
     except (KeyError, ValueError) as error:

@@ -26,7 +26,7 @@ from pyspark_dledger.common.retention import Retention, used_ratio
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.format.state_files import MAX_TERM, RESTORED, CurrentTerm
+from pyspark_dledger.format.state_files import MAX_TERM, RESTORED, CurrentTerm, encode_state_file
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
@@ -271,11 +271,11 @@ class _Restore:
         start = max(term or 0, manifest.term)
         write_current_term(folder, CurrentTerm(start, None))
         if cluster := self._cluster(new_group):
-            write_durably(folder / "cluster", _line("cluster", cluster))
+            write_durably(folder / "cluster", encode_state_file({"cluster": cluster}))
         if new_group is None:
-            write_durably(folder / RESTORED, f"term={start}\n".encode())
+            write_durably(folder / RESTORED, encode_state_file({"term": start}))
             if manifest.members:
-                write_durably(folder / "members", _line("members", ";".join(manifest.members)))
+                write_durably(folder / "members", encode_state_file({"members": ";".join(manifest.members)}))
         if manifest.has_root:
             # The queues are as after a kill: the next start compares them with the log.
             write_durably(self._staging / ROOT / ABORT, b"0")
@@ -291,7 +291,3 @@ class _Restore:
             )
         if self._manifest.has_root:
             yield "a node rebuilds the index of keys when it starts; for a broker run dledger rebuild index"
-
-
-def _line(name: str, value: str) -> bytes:
-    return f"{name}={value}\n".encode("latin-1", "backslashreplace")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark_dledger.common.durable import PRIVATE_FOLDER, write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, replace_durably
 from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.files import read_start, unreadable
@@ -120,14 +120,8 @@ def write_config_file(file: Path, data: bytes) -> None:
         previous = file.read_bytes()
         if previous == data:
             return
-        _replace_durably(file.with_name(f"{file.name}.bak"), previous)
-    _replace_durably(file, data)
-
-
-def _replace_durably(file: Path, data: bytes) -> None:
-    unfinished = file.with_name(f"{file.name}.tmp")
-    write_durably(unfinished, data)
-    unfinished.replace(file)
+        replace_durably(file.with_name(f"{file.name}.bak"), previous)
+    replace_durably(file, data)
 
 
 def _table(content: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:

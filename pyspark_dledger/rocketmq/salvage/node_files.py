@@ -10,7 +10,14 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir, write_at, write_durably
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, segment_name
-from pyspark_dledger.format.state_files import COMMITTED_INDEX, CURR_TERM, END_INDEX, VOTE_LEADER, CurrentTerm
+from pyspark_dledger.format.state_files import (
+    COMMITTED_INDEX,
+    CURR_TERM,
+    END_INDEX,
+    VOTE_LEADER,
+    CurrentTerm,
+    encode_state_file,
+)
 from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.state_files import read_current_term
@@ -65,9 +72,9 @@ def _write_part(file: Path, data: bytes, offset: int, file_size: int) -> None:
 
 
 def write_checkpoint(node_dir: Path, committed_index: int, end_index: int) -> None:
-    """Write the checkpoint as Java does. Raises OSError."""
-    text = f"{COMMITTED_INDEX}={committed_index}\n{END_INDEX}={end_index}\n"
-    write_durably(node_dir / "checkpoint", text.encode())
+    """Write the checkpoint of a new store. Raises OSError."""
+    data = encode_state_file({COMMITTED_INDEX: committed_index, END_INDEX: end_index})
+    write_durably(node_dir / "checkpoint", data)
 
 
 def current_term(stores: Sequence[StoreView], node: str, last_term: int) -> tuple[CurrentTerm, str | None]:
@@ -90,9 +97,9 @@ def current_term(stores: Sequence[StoreView], node: str, last_term: int) -> tupl
 
 
 def write_current_term(node_dir: Path, term: CurrentTerm) -> None:
-    """Write the current term and vote as Java does. Raises OSError."""
-    text = f"{VOTE_LEADER}={term.vote_leader or ''}\n{CURR_TERM}={term.curr_term}\n"
-    write_durably(node_dir / "currterm", text.encode())
+    """Write the current term and vote of a new store. Raises OSError."""
+    data = encode_state_file({VOTE_LEADER: term.vote_leader or "", CURR_TERM: term.curr_term})
+    write_durably(node_dir / "currterm", data)
 
 
 def check_node_id(node: str | None) -> str:

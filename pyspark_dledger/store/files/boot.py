@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyspark_dledger.common.durable import sync_dir
-from pyspark_dledger.store.files.node_files import CHECKPOINT, CURRTERM, write_properties
+from pyspark_dledger.store.files.node_files import CHECKPOINT, CURRTERM, load_properties, write_properties
 
 _BOOT = "boot"
 _COPIES = (f"{CHECKPOINT}.bak", f"{CURRTERM}.bak")
@@ -36,12 +36,14 @@ class Boot(NamedTuple):
 
 
 def load_boot(node_dir: Path) -> Boot:
-    """What the last node of this package recorded, as far as that is still right."""
+    """What the last node of this package recorded, as far as that is still right.
+
+    Raises StoreError for a wrong checksum.
+    """
     try:
-        lines = (node_dir / _BOOT).read_text("ascii").split()
+        found = load_properties(node_dir / _BOOT)
     except (OSError, ValueError):
-        lines = []
-    found = dict(line.partition("=")[::2] for line in lines)
+        found = {}
     return Boot(found.get("bootId", ""), "" if _copies(node_dir) else found.get("flush", ""))
 
 

@@ -3,19 +3,20 @@
 These are ``reset``, ``members``, ``cluster`` and ``lock``.
 
 All but the lock are replaced atomically: written to a temporary file, synced, renamed, and the folder synced. (Java's
-``IOUtils.string2File`` syncs nothing, and for a moment the file is missing.)
+``IOUtils.string2File`` syncs nothing, and for a moment the file is missing.) They have a checksum, and a store with a
+wrong one does not start: an older term allows a second vote, another checkpoint vouches for other entries.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark_dledger.common.durable import open_own, sync_dir
+from pyspark_dledger.common.durable import open_own, replace_durably, sync_dir
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.state_files import (
     COMMITTED_INDEX,
@@ -25,7 +26,9 @@ from pyspark_dledger.format.state_files import (
     VOTE_LEADER,
     Checkpoint,
     CurrentTerm,
-    parse_properties_file,
+    WrongChecksumError,
+    encode_state_file,
+    parse_state_file,
 )
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 
@@ -49,29 +52,27 @@ class Reset(NamedTuple):
     is_durable: bool = False
 
 
-def write_properties(file: Path, properties: dict[str, object]) -> None:
+def write_properties(file: Path, properties: Mapping[str, object]) -> None:
     """Replace a file atomically and durably with ``key=value`` lines. Raises OSError; the old file stays then."""
-    temporary = file.with_name(f"{file.name}.tmp")
-    data = "".join(f"{key}={_escaped(str(value))}\n" for key, value in properties.items()).encode("ascii")
-    temporary.unlink(missing_ok=True)  # left by a crash, or a link
-    descriptor = open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)  # left by a crash, or a link
+    replace_durably(file, encode_state_file(properties))
+
+
+def load_properties(file: Path) -> dict[str, str]:
+    """The lines of a file. Raises StoreError for a wrong checksum, else OSError or ValueError if it is unreadable."""
     try:
-        if os.write(descriptor, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(file)
-    sync_dir(file.parent)
+        return parse_state_file(file.read_bytes())
+    except WrongChecksumError as error:
+        raise StoreError(
+            f"{file}: {error}: the file is damaged: replace this member as if its disk was lost, or correct the lines "
+            "and remove that of crc"
+        ) from None
 
 
-def _escaped(value: str) -> str:
-    """A value on one line of ASCII, as ``java.util.Properties`` reads it; names come from other nodes."""
-    value = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    if value[:1] in (" ", "\t", "\f"):
-        value = f"\\{value}"
-    units = memoryview(value.encode("utf-16", "surrogatepass")).cast("H")[1:]
-    return "".join(chr(unit) if unit < 0x7F else f"\\u{unit:04x}" for unit in units)
+def _check_checksum(file: Path) -> None:
+    """Raises StoreError for a wrong checksum; what else is wrong with a file, its reader tells."""
+    with suppress(OSError, ValueError):
+        load_properties(file)
 
 
 def write_checkpoint(node_dir: Path, committed_index: int, end_index: int) -> None:
@@ -85,7 +86,11 @@ def write_current_term(node_dir: Path, term: int, vote_leader: str | None) -> No
 
 
 def load_checkpoint(node_dir: Path) -> Checkpoint:
-    """The checkpoint: -1 without a file, as in Java, and None for a file that cannot be read."""
+    """The checkpoint: -1 without a file, as in Java, and None for a file that cannot be read.
+
+    Raises StoreError for a wrong checksum.
+    """
+    _check_checksum(node_dir / CHECKPOINT)
     checkpoint, reason = read_checkpoint(node_dir)
     if checkpoint is not None:
         return checkpoint
@@ -94,14 +99,17 @@ def load_checkpoint(node_dir: Path) -> Checkpoint:
 
 def load_current_term(node_dir: Path) -> CurrentTerm:
     """Term and vote; 0 and None if none was ever written. Raises StoreError if they were written and are lost."""
+    _check_checksum(node_dir / CURRTERM)
     current, reason = read_current_term(node_dir)
+    if current is not None and reason != CURRTERM and (node_dir / CURRTERM).exists():
+        current, reason = None, f"{reason} can have an older vote"
     if current is not None:
         return current
     if _was_written(node_dir / CURRTERM):
         raise StoreError(
             f"{node_dir / CURRTERM}: expected the lines currTerm=N and voteLeader=ID, found no readable file "
-            f"({reason}): without its vote the node could vote twice; write the highest term of any member of the "
-            "group into it"
+            f"({reason}): without its vote the node could vote twice; write currTerm=N into it, one above the highest "
+            "term of any member of the group"
         )
     return CurrentTerm(0, None)
 
@@ -119,18 +127,21 @@ def write_members(node_dir: Path, member_ids: Sequence[str], state: str = "") ->
 
 
 def load_members(node_dir: Path) -> tuple[str, ...]:
-    """The member ids that the last node of this package wrote; empty without a readable file."""
+    """The member ids that the last node of this package wrote; empty without a readable file.
+
+    Raises StoreError for a wrong checksum.
+    """
     return tuple(filter(None, _members_property(node_dir, MEMBERS).split(";")))
 
 
 def load_member_state(node_dir: Path) -> str:
-    """What the core wrote with the member ids; empty without a readable file."""
+    """What the core wrote with the member ids; empty without a readable file. Raises StoreError as `load_members`."""
     return _members_property(node_dir, _STATE)
 
 
 def _members_property(node_dir: Path, name: str) -> str:
     try:
-        return parse_properties_file((node_dir / MEMBERS).read_bytes()).get(name, "")
+        return load_properties(node_dir / MEMBERS).get(name, "")
     except (OSError, ValueError):
         return ""
 
@@ -144,7 +155,7 @@ def load_cluster_id(node_dir: Path) -> str:
     """The id of the node's group, "" if it has none. Raises StoreError for an unreadable file."""
     file = node_dir / CLUSTER
     try:
-        return parse_properties_file(file.read_bytes())[CLUSTER]
+        return load_properties(file)[CLUSTER]
     except FileNotFoundError:
         return ""
     except (OSError, KeyError, ValueError) as error:
@@ -155,7 +166,7 @@ def load_restored_term(node_dir: Path) -> int:
     """The term with which the member was restored from a backup, -1 without one. Raises StoreError."""
     file = node_dir / RESTORED
     try:
-        return int(parse_properties_file(file.read_bytes())["term"])
+        return int(load_properties(file)["term"])
     except FileNotFoundError:
         return -1
     except (OSError, KeyError, ValueError) as error:
@@ -174,7 +185,7 @@ def load_reset(node_dir: Path) -> Reset | None:
     if not file.exists():
         return None
     try:
-        properties = parse_properties_file(file.read_bytes())
+        properties = load_properties(file)
         return Reset(int(properties["index"]), int(properties["pos"]), properties.get(_DURABLE) == "true")
     except (KeyError, ValueError) as error:
         raise StoreError(f"{file}: expected the lines index=N and pos=P, found {error}: move it away") from None
