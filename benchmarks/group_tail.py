@@ -17,8 +17,8 @@ from benchmarks.replication import GROUP, Ours
 from benchmarks.tailing import LOOKS, TIME, delays, idle_seconds, latency_result
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.tail.tail import TailOffset, stream_options
-from pyspark_dledger.spark.group_address import GroupAddress
-from pyspark_dledger.spark.stream.group_partition import read_group_partition
+from pyspark_dledger.spark.group.group_address import GroupAddress
+from pyspark_dledger.spark.group.group_partition import read_group_partition
 from pyspark_dledger.spark.stream.group_tail import GroupTail
 
 ENTRIES, SIZE = 200_000, 1024

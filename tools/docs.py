@@ -16,7 +16,7 @@ from pyspark_dledger.format.columns import ALL_COLUMNS, Column
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.diff.diff_table import VERDICTS
 from pyspark_dledger.log.io.store_checkpoint import LAYOUT as STORE_CHECKPOINT
-from pyspark_dledger.log.options import OPTIONS, STREAM
+from pyspark_dledger.log.options import GROUP, OPTIONS, STREAM
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
 from pyspark_dledger.raft.messages import RequestCode
@@ -81,9 +81,9 @@ def export_forms() -> str:
 
 
 def write_options() -> str:
-    """The options of a write, but for those that a stream has, too."""
-    of_streams = {option.name for option in OPTIONS if option.scope == STREAM}
-    return _options(option for option in WRITE_OPTIONS if option.name not in of_streams)
+    """The options of a write, but for those that a read of a group has, too."""
+    of_groups = {option.name for option in OPTIONS if option.scope == GROUP}
+    return _options(option for option in WRITE_OPTIONS if option.name not in of_groups)
 
 
 def _options(found: Iterable[Option]) -> str:

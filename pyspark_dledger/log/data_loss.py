@@ -9,10 +9,10 @@ from pyspark_dledger.errors import DataLossError
 _LOG = logging.getLogger(__name__)
 
 
-_OF_STREAMS = "restore the log, start a new checkpointLocation"
+OF_STREAMS = "restore the log, start a new checkpointLocation"
 
 
-def report_loss(problem: str, resumed: str, fail: bool, remedy: str = _OF_STREAMS) -> None:
+def report_loss(problem: str, resumed: str, fail: bool, remedy: str = OF_STREAMS) -> None:
     """Report that data before an offset was lost: raise DataLossError if `fail`, else log a warning.
 
     `problem` has the log, expected and found; `resumed` says where reading continues and what is skipped.

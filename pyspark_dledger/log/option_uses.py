@@ -34,6 +34,7 @@ _OF_TABLES = {
 }
 SPARK_LOG = "spark.read of table log"
 STREAM = "a stream"
+GROUP_READ = "spark.read of a live group"
 GROUP_STREAM = "a stream of a live group"
 SCAN = "open_log and scan"
 RECOVERY = "dledger recovery"
@@ -50,6 +51,7 @@ USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
     SPARK_LOG: _LOG | {"pushFilters"},
     STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound"},
+    GROUP_READ: _ROWS | _END | _GROUP | {"engine"},
     GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
     "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
     "an export to parquet": _LOG,
@@ -107,6 +109,9 @@ def _uses(name: str) -> str:
         return "spark.read and dledger dump"
     if name == "pushFilters":
         return SPARK_LOG
+    if name in _GROUP:
+        return "a live group"
     tables = [table for table, names in _OF_TABLES.items() if name in names]
-    streams = [use for use in (STREAM, GROUP_STREAM) if name in USES[use]]
-    return " and ".join([*([f"table {', '.join(tables)}"] if tables else []), *streams[:1]])
+    return " and ".join(
+        [*([f"table {', '.join(tables)}"] if tables else []), *([STREAM] if name in USES[STREAM] else [])]
+    )

@@ -63,7 +63,7 @@ TLS_CA = "CA of the nodes' certificates"
 # Spark passes these on to every source.
 SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname"})
 
-BATCH, STREAM = ("batch",), ("stream",)
+BATCH, STREAM, GROUP = ("batch",), ("stream",), ("group",)
 _MEBIBYTE = 1024 * 1024
 # An Arrow batch addresses its strings and bodies with 32 bits; the engines take no more than this for one batch.
 _MAX_BATCH_BYTES = 512 * _MEBIBYTE
@@ -206,11 +206,11 @@ class ReadOptions:
         size_up_to(INT32_MAX, str(INT32_MAX)),
         "maximum size of a decompressed body; else null, with a `problem`",
     )
-    group: str | None = option(None, TEXT, "live group to read instead of a path", scope=STREAM)
-    peers: str | None = option(None, TEXT, "its members, `n0-HOST:PORT;n1-HOST:PORT`", scope=STREAM)
-    tls_cert: str | None = option(None, TEXT, TLS_CERT, scope=STREAM)
-    tls_key: str | None = option(None, TEXT, TLS_KEY, scope=STREAM)
-    tls_ca: str | None = option(None, TEXT, TLS_CA, scope=STREAM)
+    group: str | None = option(None, TEXT, "live group to read instead of a path", scope=GROUP)
+    peers: str | None = option(None, TEXT, "its members, `n0-HOST:PORT;n1-HOST:PORT`", scope=GROUP)
+    tls_cert: str | None = option(None, TEXT, TLS_CERT, scope=GROUP)
+    tls_key: str | None = option(None, TEXT, TLS_KEY, scope=GROUP)
+    tls_ca: str | None = option(None, TEXT, TLS_CA, scope=GROUP)
     engine: str = option("auto", choice(ENGINES), "`native` is C++; `auto`: C++ if it is built")
     unread: tuple[UnreadableError, ...] | None = None
     """Files of logs that are left out because a read of them failed; None: such a read raises the error."""

@@ -109,13 +109,17 @@ class DLedgerDataSource(DataSource):
 
     @plain_errors
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
-        """Return the reader of the columns in `schema`. That of the log takes filters if the user asks for it.
+        """Return the reader of the columns in `schema`, of a store or a live group.
+
+        That of a store's log takes filters if the user asks for it.
 
         Spark plans other queries of one ``load()`` with the filters of the first, so it is no default.
         """
         from pyspark_dledger.log.option_uses import SPARK_LOG, check_use
         from pyspark_dledger.spark.read import batch_reader
 
+        if self._is_group:
+            return self._group_reader(schema)
         path, options = self._path(), self.read_options
         check_use(options, SPARK_LOG if options.table == "log" else f"table {options.table}")
         if options.table != "log":
@@ -126,6 +130,15 @@ class DLedgerDataSource(DataSource):
             return PushdownReader(path, options, schema)
         return batch_reader.LogReader(path, options, schema)
 
+    def _group_reader(self, schema: StructType) -> datasource.DataSourceReader:
+        from pyspark_dledger.log.option_uses import GROUP_READ, check_use
+        from pyspark_dledger.spark.group.group_plan import check_group_options
+        from pyspark_dledger.spark.group.group_reader import GroupReader
+
+        check_use(self.read_options, GROUP_READ)
+        check_group_options(self.read_options)
+        return GroupReader(self.read_options, schema)
+
     @plain_errors
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the stream reader of a store on disk, or of a live group."""
@@ -133,7 +146,8 @@ class DLedgerDataSource(DataSource):
 
         options = stream_options(self.read_options, self.options)
         if self._is_group:
-            from pyspark_dledger.spark.stream.group_tail import GroupStreamReader, check_group_options
+            from pyspark_dledger.spark.group.group_plan import check_group_options
+            from pyspark_dledger.spark.stream.group_tail import GroupStreamReader
 
             check_group_options(options)
             return GroupStreamReader(options, schema)
@@ -178,10 +192,6 @@ class DLedgerDataSource(DataSource):
     def _path(self) -> str:
         from pyspark_dledger.log.options import read_paths
 
-        if self._is_group:
-            raise OptionError(
-                "options group and peers name a live group, which is a stream: use spark.readStream, or load a path"
-            )
         paths = read_paths(self.options)
         if not paths:
             raise OptionError(

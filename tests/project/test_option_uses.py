@@ -20,6 +20,7 @@ from pyspark_dledger.log.option_uses import (
     DIGESTS,
     FIND,
     FOLLOW,
+    GROUP_READ,
     GROUP_STREAM,
     REBUILD,
     RECOVERY,
@@ -159,6 +160,11 @@ def spark_stream(path: Path, options: Options) -> str:
     return error_of(lambda: source.streamReader(whole_schema(source.read_options)))
 
 
+def spark_group_read(_path: Path, options: Options) -> str:
+    source = dl.DefaultSource({"group": "g", "peers": "n0-127.0.0.1:1", **options})
+    return error_of(lambda: source.reader(whole_schema(source.read_options)))
+
+
 def spark_group_stream(_path: Path, options: Options) -> str:
     source = dl.DefaultSource({"group": "g", "peers": "n0-127.0.0.1:1", **options})
     return error_of(lambda: source.streamReader(whole_schema(source.read_options)))
@@ -192,6 +198,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "Log.findings": ("table findings", findings),
     "rebuild": (REBUILD, rebuild),
     "readStream": (STREAM, spark_stream),
+    "spark.read of a group": (GROUP_READ, spark_group_read),
     "readStream of a group": (GROUP_STREAM, spark_group_stream),
     **{f"read_table {name}": (f"table {name}", table(name)) for name in TABLES[1:]},
     "spark.read log": (SPARK_LOG, spark_batch("log")),
@@ -244,7 +251,7 @@ def test_every_option_has_a_value_to_try() -> None:
 def test_the_error_names_the_option_and_where_it_works(store: Path) -> None:
     expected = "option topic has no effect on table segments, only on table log, consumeQueue, audit, consumers and a "
     assert table("segments")(store, {"topic": "a"}) == f"{expected}stream: leave it out"
-    assert scan(store, {"group": "g"}).endswith("only on a stream of a live group: leave it out")
+    assert scan(store, {"group": "g"}).endswith("only on a live group: leave it out")
     assert "only on spark.read and dledger dump" in scan(store, {"table": "state"})
 
 

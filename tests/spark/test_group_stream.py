@@ -24,13 +24,14 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, TailOffset, stream_options
 from pyspark_dledger.raft.client import Client
-from pyspark_dledger.spark.group_address import GroupAddress
+from pyspark_dledger.spark.group import group_partition
+from pyspark_dledger.spark.group.group_address import GroupAddress
+from pyspark_dledger.spark.group.group_log import GroupLog, begin_index
+from pyspark_dledger.spark.group.group_partition import read_group_partition
+from pyspark_dledger.spark.group.group_plan import check_group_options
 from pyspark_dledger.spark.schema import log_schema
 from pyspark_dledger.spark.source import DLedgerDataSource
-from pyspark_dledger.spark.stream import group_partition
-from pyspark_dledger.spark.stream.group_log import GroupLog, begin_index
-from pyspark_dledger.spark.stream.group_partition import read_group_partition
-from pyspark_dledger.spark.stream.group_tail import GroupStreamReader, GroupTail, check_group_options
+from pyspark_dledger.spark.stream.group_tail import GroupStreamReader, GroupTail
 from tests.support.certificates import make_tls
 from tests.support.fake_members import FakeMember
 from tests.support.generate import mq_message
@@ -369,7 +370,7 @@ def test_members_of_ours_are_read_in_a_mixed_group(tmp_path: Path) -> None:
 
 
 def test_silent_member_is_skipped_while_another_responds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log._TIMEOUT_MS", 300)
+    monkeypatch.setattr("pyspark_dledger.spark.group.group_log._TIMEOUT_MS", 300)
     with socket.create_server((HOST, 0)) as silent, nodes(tmp_path, 1) as group:
         append(group, [b"a", b"b"])
         tail = tail_of(f"s0-{HOST}:{silent.getsockname()[1]};{group.peers}", startingOffsets="earliest")
@@ -384,7 +385,7 @@ def test_silent_member_is_skipped_while_another_responds(tmp_path: Path, monkeyp
 
 
 def test_group_without_a_response_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.MAX_FIRST_WAIT", 0.2)
+    monkeypatch.setattr("pyspark_dledger.spark.group.group_log.MAX_FIRST_WAIT", 0.2)
     reasons = r"no member responded within .* s: .*cannot reach n0: .*refused; .*cannot reach n1: .*refused"
     tail = tail_of(peers_text(free_ports(2)))
     with pytest.raises(GroupError, match=reasons):
@@ -394,7 +395,7 @@ def test_group_without_a_response_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_group_of_another_name_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_dledger.spark.stream.group_log.MAX_WAIT", 1e6)
+    monkeypatch.setattr("pyspark_dledger.spark.group.group_log.MAX_WAIT", 1e6)
     with nodes(tmp_path, 1) as group:
         reader = GroupStreamReader(options_of(group.peers, group="other"), log_schema(False))
         with pytest.raises(
@@ -597,12 +598,6 @@ def test_query_reads_each_entry_once_across_restarts_and_leaders(spark: SparkSes
         assert {row["topic"] for row in found} == {None, "Topic0", "Topic1"}
         raw = [body for number, body in enumerate(bodies(60)) if number % 3 == 0]
         assert [row["body"] for row in found if row["topic"] is None][:20] == raw
-
-
-def test_error_of_a_batch_read_of_a_group_says_how_to_read_it(spark: SparkSession) -> None:
-    frame = spark.read.format("dledger").option("group", "g").option("peers", "n0-127.0.0.1:20911")
-    with pytest.raises(Exception, match="live group, which is a stream"):
-        frame.load().collect()
 
 
 @pytest.mark.slow

@@ -42,6 +42,12 @@ class PartReader(ABC):
             yield pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
 
 
+def write_statistics(parts: list[InputPartition], rows: int, size: int) -> None:
+    """Write into the first part what the optimizer's extension reads there: rows and bytes of the whole read."""
+    written: Any = parts[0]
+    written.statistics = f"dledger-statistics rows={rows} bytes={size};"
+
+
 class _PlannedPart(NamedTuple):
     """A part of a table, and the stores that it was planned on."""
 
@@ -65,7 +71,7 @@ class TableReader(PartReader, DataSourceReader):
         return parts
 
     def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
-        """Write into the first part what the optimizer's extension reads there: rows and bytes of the whole read."""
+        """Write the statistics of the whole read, if they are known."""
 
     def plan(self, store: StoreView) -> Iterable[Any]:
         """Return the parts of the table, one for each task."""
@@ -96,8 +102,7 @@ class LogReader(TableReader):
     def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
         if parts:
             size = sum(part.value.size for part in parts)
-            written: Any = parts[0]
-            written.statistics = f"dledger-statistics rows={estimated_rows(store, size)} bytes={size};"
+            write_statistics(parts, estimated_rows(store, size), size)
 
     def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
         return read_partition(part)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from pyspark_dledger.errors import DLedgerError, StoreError
-from pyspark_dledger.spark.group_address import GroupAddress
+from pyspark_dledger.spark.group.group_address import GroupAddress
 
 Operation = Literal["open", "flush", "end"]
 MAX_LINE = 64 * 1024

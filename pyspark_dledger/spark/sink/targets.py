@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.spark.group_address import GroupAddress
+from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
 from pyspark_dledger.spark.sink.driver import is_local
 from pyspark_dledger.spark.sink.write_options import WriteOptions

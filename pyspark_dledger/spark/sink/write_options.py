@@ -25,7 +25,7 @@ from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import options as read
 from pyspark_dledger.log.options import TLS_CA, TLS_CERT, TLS_KEY, is_sparks, read_paths
-from pyspark_dledger.spark.group_address import GroupAddress, group_address
+from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
 from pyspark_dledger.store.store_config import FLUSHES, StoreConfig
 
 WRITE_AS = ("auto", "message", "raw")

@@ -5,125 +5,24 @@ The tail finds new committed entries, checks those already read, and plans the t
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple, final
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.errors import IndexRangeError, OptionError, StoreError
-from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.errors import IndexRangeError, OptionError
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.message import has_message_magic, parse_message
-from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress
-from pyspark_dledger.spark.group_address import GroupAddress, group_address
-from pyspark_dledger.spark.stream.group_log import GroupEntry, GroupLog, NotCommittedError, begin_index, committed_index
-from pyspark_dledger.spark.stream.group_partition import GroupPartition, read_group_partition, scan_template
+from pyspark_dledger.spark.group.group_address import GroupAddress
+from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, NotCommittedError, begin_index, committed_index
+from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition, scan_template
+from pyspark_dledger.spark.group.group_plan import address_of, group_parts
+from pyspark_dledger.spark.group.group_start import GroupStart
 from pyspark_dledger.spark.stream.stream_reader import StreamReader
-
-# A task receives all bytes of its range, also those of rows and columns that it drops.
-_MAX_PARTITION_BYTES = 128 * 1024 * 1024
-# Bytes of a request that searches a message.
-_REQUEST_BYTES = 4 * 1024 * 1024
-
-
-@final
-class GroupStart:
-    """The first index to read. It does not depend on how much of the log is committed."""
-
-    def __init__(self, log: GroupLog, options: ReadOptions) -> None:
-        self._log = log
-        self._options = options
-        # These committed entries hold no message; they are not read again.
-        self._without_message = range(0)
-
-    def first_index(self, begin: int, committed: int) -> int:
-        """Return it, for a log from `begin` to `committed`; at least ``committed + 1`` if it is not committed yet.
-
-        Raises StoreError for a start before `begin`, unless failOnDataLoss is false.
-        """
-        offset = self._options.starting_offsets
-        first = begin
-        if offset.kind == "index":
-            first = self._not_before("index", offset.value, begin)
-        elif offset.kind == "pos":
-            begin_pos = self._log.entry(begin).pos if begin <= committed else 0
-            self._not_before("pos", offset.value, begin_pos)
-            first = self.index_at(offset.value, begin, committed)
-        if self._options.starting_timestamp is None:
-            return first
-        return self._stored_at(self._options.starting_timestamp // 1000, first, committed)
-
-    def index_at(self, pos: int, begin: int, committed: int) -> int:
-        """Return the first index whose entry begins at or after `pos`."""
-        if committed < begin or self._log.entry(committed).end <= pos:
-            return committed + 1
-        return _first_index(begin, committed, lambda index: self._log.entry(index).pos >= pos)
-
-    def index_after_term(self, term: int, begin: int, last: int) -> int:
-        """Return the first index with a term above `term`, as `last` has one."""
-        return _first_index(begin, last, lambda index: self._log.entry(index).term > term)
-
-    def _not_before(self, unit: str, start: int, begin: int) -> int:
-        if start < begin and self._options.fail_on_data_loss:
-            raise StoreError(
-                f"{self._log.name}: startingOffsets: expected {unit} {start}, found the first entry with {unit} "
-                f"{begin}: start there or later, or set failOnDataLoss=false"
-            )
-        return max(start, begin)
-
-    def _stored_at(self, milliseconds: int, begin: int, committed: int) -> int:
-        """Return the first message from `begin` on stored at or after that time, if times rise; else ``committed + 1``.
-
-        If times do not rise, it is one of the messages after which they pass that time. The search always reads the
-        same indexes, so the result does not depend on how much is committed.
-        """
-        first = 0
-        for bit in reversed(range((committed + 1).bit_length())):
-            probe = first + (1 << bit)
-            if probe - 1 <= committed and self._is_stored_before(milliseconds, max(probe - 1, begin), committed):
-                first = probe
-        message = self._next_message(max(first, begin), committed)
-        return message[0] if message is not None else committed + 1
-
-    def _is_stored_before(self, milliseconds: int, index: int, committed: int) -> bool:
-        """Return whether the first message from `index` on was stored before that time."""
-        message = self._next_message(index, committed)
-        return message is not None and message[1] < milliseconds
-
-    def _next_message(self, index: int, committed: int) -> tuple[int, int] | None:
-        """Return index and storeTimestamp (ms since 1970) of the first committed message from `index` on."""
-        start, size = index, 1
-        while index <= committed:
-            if index in self._without_message:
-                index = self._without_message.stop
-                continue
-            data = memoryview(self._log.read(index, size).data)
-            at, size = 0, _REQUEST_BYTES
-            while at < len(data) and index <= committed:
-                end = at + decode_entry_header(bytes(data[at : at + ENTRY_HEADER_SIZE])).size
-                stored = _store_timestamp(bytes(data[at + ENTRY_HEADER_SIZE : end]))
-                if stored is not None:
-                    return index, stored
-                at, index = end, index + 1
-        known = self._without_message
-        self._without_message = range(min(start, known.start) if start <= known.stop else start, index)
-        return None
-
-
-def _first_index(low: int, high: int, is_reached: Callable[[int], bool]) -> int:
-    """Return the first index from `low` on for which `is_reached` is true; from there on it is, up to `high`."""
-    return low + bisect_left(range(low, high), True, key=is_reached)
-
-
-def _store_timestamp(body: bytes) -> int | None:
-    """Return when a message was stored, in ms since 1970; None for any other entry."""
-    message = parse_message(body, 0, len(body), 0) if has_message_magic(body, 0, len(body)) else None
-    return message.store_timestamp if message is not None and not isinstance(message, str) else None
 
 
 class _Unread(NamedTuple):
@@ -140,10 +39,10 @@ class GroupTail(Tail):
     def __init__(self, address: GroupAddress, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._log = GroupLog(address)
         super().__init__(self._log.name, options)
-        self._address = address
         self._start = GroupStart(self._log, options)
-        self._scan = scan_template(columns, options)
-        self._engine = get_engine(options.engine).NAME
+        # startingTimestamp is where a stream begins, no filter.
+        request = scan_template(columns, options, replace(option_filters(options), store_timestamp=None))
+        self._scan = GroupScan(address, request, get_engine(options.engine).NAME, options.fail_on_data_loss)
         self._latest = NOTHING
 
     def close(self) -> None:
@@ -169,11 +68,7 @@ class GroupTail(Tail):
             unread = self._check(unread)
         if last is None or isinstance(unread, TailOffset) or unread.first > last.index:
             return []
-        fails = self.options.fail_on_data_loss
-        return [
-            GroupPartition(self._address, low, high, self._scan, self._engine, fails, number)
-            for number, (low, high) in enumerate(self._ranges(unread.first, last))
-        ]
+        return group_parts(self._log, self._scan, self.options, self._log.entry(unread.first), last)
 
     def progress(self) -> TailProgress:
         statuses = self._log.statuses()
@@ -302,20 +197,6 @@ class GroupTail(Tail):
             )
         return offset.index
 
-    # The plan.
-
-    def _ranges(self, first: int, last: GroupEntry) -> Iterator[tuple[int, int]]:
-        low = self._log.entry(first)
-        size = self.options.max_partition_bytes or _MAX_PARTITION_BYTES
-        if self.options.min_partitions is not None:
-            size = max(min(size, -(-(last.end - low.pos) // self.options.min_partitions)), 1)
-        while True:
-            high = self._log.last_within(low, last, size)
-            yield low.index, high.index
-            if high.index == last.index:
-                return
-            low = self._log.entry(high.index + 1)
-
 
 class GroupStreamReader(StreamReader):
     """Reads committed entries of a live group from any member. Tasks connect to members themselves.
@@ -325,7 +206,7 @@ class GroupStreamReader(StreamReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self.address = _address(options)
+        self.address = address_of(options)
 
     def open_tail(self) -> Tail:
         """See `StreamReader.open_tail`. The tail connects at its first call."""
@@ -333,17 +214,3 @@ class GroupStreamReader(StreamReader):
 
     def read_part(self, part: GroupPartition) -> Iterator[pa.RecordBatch]:
         return read_group_partition(part)
-
-
-def _address(options: ReadOptions) -> GroupAddress:
-    return group_address(options.group, options.peers, options.tls_cert, options.tls_key, options.tls_ca)
-
-
-def check_group_options(options: ReadOptions) -> None:
-    """Raises OptionError for options that do not apply to a live group. Connects to nothing."""
-    _address(options)
-    if options.isolation_level == "read_uncommitted":
-        raise OptionError(
-            "isolationLevel=read_uncommitted: a live group gives committed entries only: leave it out, or tail the "
-            "store of a member by its path"
-        )

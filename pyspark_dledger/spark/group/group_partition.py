@@ -1,4 +1,4 @@
-"""A range of a live group's committed entries: what one task of a stream reads."""
+"""A range of a live group's committed entries: what one task reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
-from pyspark_dledger.log.data_loss import report_loss
-from pyspark_dledger.log.options import ReadOptions, option_filters
-from pyspark_dledger.spark.group_address import GroupAddress
-from pyspark_dledger.spark.stream.group_log import GroupLog, begin_index
+from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
+from pyspark_dledger.log.data_loss import OF_STREAMS, report_loss
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.spark.group.group_address import GroupAddress
+from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, group_entry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,19 +34,31 @@ _OWN_FILES = Path("/proc/self/fd")
 
 
 @dataclass(frozen=True)
+class GroupScan:
+    """How all parts of a read are read. `request` is the template for scans; a stream advises on its checkpoint."""
+
+    address: GroupAddress
+    request: ScanRequest
+    engine: str
+    fail_on_data_loss: bool = True
+    is_stream: bool = True
+
+
+@dataclass(frozen=True)
 class GroupPartition:
-    """Entries from `first_index` to `last_index`. `scan` is the template for scans of parts of them.
+    """Entries from `first_index` to `last`, as they were when the read was planned.
 
     Tasks of different `number` begin with different members.
     """
 
-    address: GroupAddress
+    scan: GroupScan
     first_index: int
-    last_index: int
-    scan: ScanRequest
-    engine: str
-    fail_on_data_loss: bool = True
+    last: GroupEntry
     number: int = 0
+
+    @property
+    def last_index(self) -> int:
+        return self.last.index
 
 
 @dataclass(frozen=True)
@@ -65,15 +77,14 @@ class _Chunk:
         return self.pos + self.size
 
 
-def scan_template(columns: tuple[str, ...], options: ReadOptions) -> ScanRequest:
-    """Return the template of scans: `columns` of the rows that pass the options' filters."""
+def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> ScanRequest:
+    """Return the template of scans: `columns` of the rows that pass `filters`."""
     return ScanRequest(
         segment=Segment("", "", 0, 0, DLEDGER),
         start=0,
         end=0,
         columns=columns,
-        # startingTimestamp is where a stream begins, no filter.
-        filters=replace(option_filters(options), store_timestamp=None),
+        filters=filters,
         mode=options.mode,
         verify_crc=options.verify_crc,
         max_body_bytes=options.max_body_bytes,
@@ -87,9 +98,9 @@ def read_group_partition(partition: GroupPartition) -> Iterator[pa.RecordBatch]:
     """Return the rows of a partition, in the order of the log.
 
     Raises GroupError if no member responds, DataLossError for entries that expired since they were planned, unless
-    failOnDataLoss is false, and MalformedError with mode=FAILFAST.
+    failOnDataLoss is false, StoreError for other entries than planned, and MalformedError with mode=FAILFAST.
     """
-    with GroupLog(partition.address, partition.number) as group:
+    with GroupLog(partition.scan.address, partition.number) as group:
         for chunk in _prefetched(_merged(_fetch(group, partition))):
             yield from _rows(chunk, partition)
 
@@ -111,8 +122,22 @@ def _fetch(group: GroupLog, partition: GroupPartition) -> Iterator[_Chunk]:
                 "of its members"
             )
         count = min(found.count, partition.last_index - index + 1)
-        yield _Chunk(header.pos, (data[: _size_of(data, count)] if count < found.count else data,))
+        if index + count > partition.last_index:
+            data = _up_to_last(group, partition, data, count)
+        yield _Chunk(header.pos, (data,))
         index += count
+
+
+def _up_to_last(group: GroupLog, partition: GroupPartition, data: memoryview, count: int) -> memoryview:
+    """Return the first `count` entries of `data`. Raises StoreError if the last one is not the one that was planned."""
+    begin = _size_of(data, count - 1)
+    found = group_entry(data[begin:])
+    if found != partition.last:
+        raise StoreError(
+            f"{group.name}: expected {partition.last} as planned, found {found}: another group has its members' "
+            "addresses; correct peers, or plan the read again"
+        )
+    return data[: begin + found.end - found.pos]
 
 
 def _index_after_loss(group: GroupLog, partition: GroupPartition, index: int, error: IndexRangeError) -> int:
@@ -124,7 +149,8 @@ def _index_after_loss(group: GroupLog, partition: GroupPartition, index: int, er
     report_loss(
         f"{group.name}: expected {lost}, found them expired at every member",
         f"reading continues with index {begin}; they are skipped",
-        partition.fail_on_data_loss,
+        partition.scan.fail_on_data_loss,
+        OF_STREAMS if partition.scan.is_stream else "plan the read again",
     )
     return begin
 
@@ -163,12 +189,13 @@ def _prefetched(chunks: Iterator[_Chunk]) -> Iterator[_Chunk]:
 def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
     from pyspark_dledger.format.scan.bodies import expand
 
+    scan = partition.scan
     with _as_file(chunk.parts) as path:
-        segment = Segment(path, partition.address.group, chunk.pos, chunk.size, DLEDGER)
+        segment = Segment(path, scan.address.group, chunk.pos, chunk.size, DLEDGER)
         part = replace(
-            partition.scan, segment=segment, start=segment.base, end=segment.end, committed_index=partition.last_index
+            scan.request, segment=segment, start=segment.base, end=segment.end, committed_index=partition.last_index
         )
-        yield from expand(get_engine(partition.engine).scan(part), part)
+        yield from expand(get_engine(scan.engine).scan(part), part)
 
 
 @contextmanager

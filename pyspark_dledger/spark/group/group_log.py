@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, final
 
 from pyspark_dledger.common.response_codes import ResponseCode
@@ -16,7 +16,7 @@ from pyspark_dledger.log.tail.tail import TailOffset
 from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus
 from pyspark_dledger.raft.client.outcomes import WRONG_MEMBER
 from pyspark_dledger.raft.peers import parse_peers
-from pyspark_dledger.spark.group_address import GroupAddress
+from pyspark_dledger.spark.group.group_address import GroupAddress
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,15 @@ class GroupEntry(NamedTuple):
     def offset(self) -> TailOffset:
         return TailOffset(self.index, self.term, self.pos, self.crc)
 
+    def __str__(self) -> str:
+        return f"{self.offset} with CRC {self.crc}"
+
+
+def group_entry(data: memoryview) -> GroupEntry:
+    """Return the entry that begins with `data`, which has all of it."""
+    header = decode_entry_header(bytes(data[:ENTRY_HEADER_SIZE]))
+    return GroupEntry(header.index, header.term, header.pos, header.pos + header.size, crc32(data[: header.size]))
+
 
 @final
 class GroupLog:
@@ -65,6 +74,8 @@ class GroupLog:
         self._client: Client = address.connect(_TIMEOUT_MS)
         self._was_reached = False
         self._skipped_until: dict[str, float] = {}
+        # The last error of each member that does not respond.
+        self._errors: dict[str, GroupError] = {}
         self._java: set[str] = set()
 
     def close(self) -> None:
@@ -102,7 +113,7 @@ class GroupLog:
         """Return entries of the first member that has them, else the problem that matters most."""
         not_committed: NotCommittedError | None = None
         expired: IndexRangeError | None = None
-        unreached: list[GroupError] = []
+        is_unreached = False
         for member in self._members_to_ask():
             try:
                 found = self._client.read(first_index, member, max_bytes=max_bytes)
@@ -110,7 +121,8 @@ class GroupLog:
                 self._responded(member)
                 expired = error
             except GroupError as error:
-                unreached.append(self._failed(member, error))
+                self._failed(member, error)
+                is_unreached = True
             else:
                 self._responded(member)
                 if found.count:
@@ -122,7 +134,8 @@ class GroupLog:
                     f"{self.name}: entry {first_index} is not committed, {member} knows that entries up to "
                     f"{found.committed_index} are: check the nodes, and start those that are down"
                 )
-        return not_committed or expired or self._silent(unreached)
+        assert not_committed or expired or is_unreached
+        return not_committed or expired or self._unreached()
 
     def entry(self, index: int) -> GroupEntry:
         """Return the committed entry of that index. Raises as `read` does."""
@@ -134,14 +147,14 @@ class GroupLog:
         return self._decoded(index, found), found.committed_index
 
     def _decoded(self, index: int, found: CommittedRange) -> GroupEntry:
-        data = bytes(memoryview(found.data))
-        header = decode_entry_header(data[:ENTRY_HEADER_SIZE])
+        data = memoryview(found.data)
+        header = decode_entry_header(bytes(data[:ENTRY_HEADER_SIZE]))
         if header.index != index or len(data) < header.size:
             raise StoreError(
                 f"{self.name}: expected entry {index}, found {len(data)} bytes that begin with entry {header.index}: "
                 "run `dledger verify` on the store of that member"
             )
-        return GroupEntry(index, header.term, header.pos, header.pos + header.size, crc32(data[: header.size]))
+        return group_entry(data)
 
     def last_within(self, first: GroupEntry, last: GroupEntry, limit: int) -> GroupEntry:
         """Return the last entry so that those from `first` on take at most `limit` bytes of the log; at least `first`.
@@ -166,24 +179,23 @@ class GroupLog:
     def statuses(self) -> dict[str, MemberStatus]:
         """Return the status of every member of ours that responds, by its id.
 
-        Raises GroupError if none does within `MAX_WAIT`, or `MAX_FIRST_WAIT`, and at once if all that respond are of
-        another group.
+        Raises GroupError with the error of each if none does within `MAX_WAIT`, or `MAX_FIRST_WAIT`, and at once if all
+        that respond are of another group.
         """
         start = time.monotonic()
         pause = _MIN_PAUSE
         while True:
             found: dict[str, MemberStatus] = {}
-            problems: list[GroupError] = []
             for member in self._members_to_ask():
                 try:
                     found[member] = self._client.status(member)
                     self._responded(member)
                 except GroupError as error:
-                    problems.append(self._failed(member, error))
+                    self._failed(member, error)
             if found:
                 return found
-            if time.monotonic() - start >= self._max_wait or _are_strangers(problems):
-                raise self._silent(problems)
+            if time.monotonic() - start >= self._max_wait or self._has_only_strangers:
+                raise self._unreached()
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
@@ -191,13 +203,6 @@ class GroupLog:
     def _max_wait(self) -> float:
         """Seconds to wait for a member that responds."""
         return MAX_WAIT if self._was_reached else MAX_FIRST_WAIT
-
-    def _silent(self, problems: Sequence[GroupError]) -> GroupError:
-        """Return the error of all members, with the reason of each."""
-        problem = f"no member responded within {self._max_wait:.0f} s"
-        if _are_strangers(problems):
-            problem = "all members that respond are of another group or have other ids"
-        return GroupError(f"{self.name}: {problem}: {'; '.join(map(str, problems))}", problems[-1].code)
 
     # Which member to ask.
 
@@ -215,20 +220,29 @@ class GroupLog:
     def _responded(self, member: str) -> None:
         self._was_reached = True
         self._skipped_until.pop(member, None)
+        self._errors.pop(member, None)
 
-    def _failed(self, member: str, error: GroupError) -> GroupError:
+    def _failed(self, member: str, error: GroupError) -> None:
         if error.code == ResponseCode.UNSUPPORTED:
             self._java.add(member)
         elif member not in self._skipped_until:
             log.info("%s: %s is skipped for %.0f s: %s", self.name, member, _SKIP_SECONDS, error)
         self._skipped_until[member] = time.monotonic() + _SKIP_SECONDS
-        return error
+        self._errors[member] = error
 
+    def _unreached(self) -> GroupError:
+        """Return the error if no member responds, with the error of each."""
+        problem = f"no member responded within {self._max_wait:.0f} s"
+        if self._has_only_strangers:
+            problem = "all members that respond are of another group or have other ids"
+        errors = self._errors.values()
+        return GroupError(f"{self.name}: {problem}: {'; '.join(map(str, errors))}", next(iter(errors)).code)
 
-def _are_strangers(problems: Sequence[GroupError]) -> bool:
-    """Return whether every member that responds is of another group, or has another id."""
-    codes = [problem.code for problem in problems if problem.code != ResponseCode.NETWORK_ERROR]
-    return bool(codes) and WRONG_MEMBER.issuperset(codes)
+    @property
+    def _has_only_strangers(self) -> bool:
+        """Whether every member that responds is of another group, or has another id."""
+        codes = {error.code for error in self._errors.values()} - {ResponseCode.NETWORK_ERROR, ResponseCode.UNSUPPORTED}
+        return bool(codes) and WRONG_MEMBER.issuperset(codes)
 
 
 def begin_index(statuses: Mapping[str, MemberStatus]) -> int:

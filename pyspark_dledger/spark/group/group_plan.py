@@ -1,0 +1,76 @@
+"""The plan of a read of a live group: parts of its committed entries, one for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
+from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
+from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, committed_index
+from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan
+from pyspark_dledger.spark.group.group_start import GroupStart
+
+# A task receives all bytes of its range, also those of rows and columns that it drops.
+_MAX_PARTITION_BYTES = 128 * 1024 * 1024
+# Times of messages are those of their leaders' clocks, which differ by less than this, in ms.
+_MAX_CLOCK_SKEW = 10 * 60 * 1000
+
+
+def address_of(options: ReadOptions) -> GroupAddress:
+    """Return the group's address. Raises OptionError if it is incomplete."""
+    return group_address(options.group, options.peers, options.tls_cert, options.tls_key, options.tls_ca)
+
+
+def check_group_options(options: ReadOptions) -> None:
+    """Raises OptionError for options that do not apply to a live group. Connects to nothing."""
+    address_of(options)
+    if options.isolation_level == "read_uncommitted":
+        raise OptionError(
+            "isolationLevel=read_uncommitted: a live group gives committed entries only: leave it out, or read the "
+            "store of a member by its path"
+        )
+
+
+def group_parts(
+    log: GroupLog, scan: GroupScan, options: ReadOptions, first: GroupEntry, last: GroupEntry
+) -> list[GroupPartition]:
+    """Return parts of at most ``maxPartitionBytes`` of the log, that together have the entries `first` to `last`."""
+    ranges = enumerate(_ranges(log, options, first, last))
+    return [GroupPartition(scan, low.index, high, number) for number, (low, high) in ranges]
+
+
+def _ranges(
+    log: GroupLog, options: ReadOptions, low: GroupEntry, last: GroupEntry
+) -> Iterator[tuple[GroupEntry, GroupEntry]]:
+    size = options.max_partition_bytes or _MAX_PARTITION_BYTES
+    if options.min_partitions is not None:
+        size = max(min(size, -(-(last.end - low.pos) // options.min_partitions)), 1)
+    while True:
+        high = log.last_within(low, last, size)
+        yield low, high
+        if high.index == last.index:
+            return
+        low = log.entry(high.index + 1)
+
+
+def batch_bounds(log: GroupLog, options: ReadOptions) -> tuple[GroupEntry, GroupEntry] | None:
+    """Return the first and the last entry that a batch read plans; None if there is nothing to read.
+
+    The end is at most the last entry that a member knows to be committed. Times only narrow the range: rows are
+    filtered by them. Raises StoreError for a start that has expired, unless failOnDataLoss is false.
+    """
+    statuses = log.statuses()
+    begin, committed = begin_index(statuses), committed_index(statuses)
+    start = GroupStart(log, options)
+    first, end = begin, committed + 1
+    if options.starting_offsets != EARLIEST:
+        first = end if options.starting_offsets == LATEST else start.offset_index(begin, committed)
+    if options.ending_offsets != LATEST:
+        offset = options.ending_offsets
+        end = min(end, start.index_at(offset.value, begin, committed) if offset.kind == "pos" else offset.value)
+    if options.starting_timestamp is not None and first < end:
+        first = start.stored_at(options.starting_timestamp // 1000 - _MAX_CLOCK_SKEW, first, end - 1)
+    if options.ending_timestamp is not None and first < end:
+        end = start.stored_at(options.ending_timestamp // 1000 + _MAX_CLOCK_SKEW, first, end - 1)
+    return (log.entry(first), log.entry(end - 1)) if first < end else None
