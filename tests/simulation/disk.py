@@ -47,6 +47,8 @@ class SimStore(DamagedStore):
         # The number of next appends that find the disk full, and of next operations that fail.
         self.full = 0
         self.failures = 0
+        # The operations of that kind that succeed before.
+        self.successes = 0
         # The operation that fails or loses power, "" for all.
         self.failing_operation = ""
         self.power_cut_operation = ""
@@ -121,6 +123,11 @@ class SimStore(DamagedStore):
         self.checker.saving_cluster_id(self, cluster_id)
         super().save_cluster_id(cluster_id)
         self._after(is_last, "save_term")
+
+    def save_member_ids(self, member_ids: tuple[str, ...], state: str = "") -> None:
+        is_last = self._before("save_members")
+        super().save_member_ids(member_ids, state)
+        self._after(is_last, "save_members")
 
     def flush(self) -> int:
         """The core must not flush; the simulation does."""
@@ -211,6 +218,7 @@ class SimStore(DamagedStore):
         after.cluster_id, after.member_ids, after.member_state = self.cluster_id, self.member_ids, self.member_state
         # Faults of rare operations still happen.
         after.failures, after.failing_operation = self.failures, self.failing_operation
+        after.successes = self.successes
         after.power_cut_in, after.power_cut_operation, after.is_power_cut_after = (
             self.power_cut_in,
             self.power_cut_operation,
@@ -244,13 +252,16 @@ class SimStore(DamagedStore):
 
     def _before(self, what: str, is_append: bool = False) -> bool:
         """Raise the faults of this operation. Returns whether the power is cut after it."""
-        if self._failure is not None and what != "save_term":
+        if self._failure is not None and what not in ("save_term", "save_members"):
             raise StoreError(f"the store has failed ({self._failure})")
         if self.full and is_append:
             self.full -= 1
             self.checker.count("disk full")
             raise DiskFullError("the simulated disk is full")
         if self.failures and self.failing_operation in ("", what):
+            if self.successes:
+                self.successes -= 1
+                return False
             self.failures -= 1
             self.checker.count(f"disk failed in {what}")
             raise StoreError("the simulated disk failed")

@@ -58,6 +58,8 @@ class Faults:
             "wrong peers": self.give_wrong_peers,
             "change members": self.change_members,
             "cut off a change": self.cut_off_change,
+            "members file fails": self.break_members_file,
+            "power cut of members file": lambda: self.cut_power(self.any_node(), "save_members"),
             "disk full in an append": self.fill_disk_in_append,
             "fsync fails": self.break_fsync,
             "clock forward": lambda: self.set_clock(1),
@@ -85,7 +87,7 @@ class Faults:
         world.network = Network()
         for node in world.nodes:
             store = node.store
-            store.power_cut_in = store.full = store.failures = 0
+            store.power_cut_in = store.full = store.failures = store.successes = 0
             store.room, store.is_flush_failing = None, False
             node.fsync = 2
             node.paused_until = 0
@@ -152,9 +154,9 @@ class Faults:
             node.restart()
             node.changes_members = False
 
-    def cut_power(self, node: SimNode) -> None:
+    def cut_power(self, node: SimNode, operation: str | None = None) -> None:
         """The node loses power in one of its next disk operations."""
-        node.store.power_cut_operation = self.random.choice(OPERATIONS)
+        node.store.power_cut_operation = self.random.choice(OPERATIONS) if operation is None else operation
         node.store.power_cut_in = 1 if node.store.power_cut_operation else self.random.choice((1, 1, 2, 3, 6))
         node.store.is_power_cut_after = self.random.random() < 0.6
 
@@ -210,8 +212,13 @@ class Faults:
 
     def break_disk(self) -> None:
         store = self.any_node().store
-        store.failures = self.random.randint(1, 3)
+        store.successes, store.failures = 0, self.random.randint(1, 3)
         store.failing_operation = self.random.choice(OPERATIONS)
+
+    def break_members_file(self) -> None:
+        store = self.leader().store
+        store.successes, store.failures = self.random.choice((0, 1)), self.random.randint(1, 3)
+        store.failing_operation = "save_members"
 
     def fill_disk_in_append(self) -> None:
         """The disk gets full within the next append. Sometimes what was written cannot be removed."""

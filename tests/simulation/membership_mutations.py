@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pyspark_dledger.errors import StoreError
 from tests.simulation.mutations import Mutant
 from tests.simulation.scenario import Scenario
 
@@ -74,6 +75,28 @@ class KeepsTruncatedLists(Mutant):
     focus = staticmethod(with_changes)
 
 
+class CountsByTheListBefore(Mutant):
+    """Counts votes and copies by the list before if the file of members cannot be written."""
+
+    def damage(self) -> None:
+        members = self._member.members
+        count = members.on_change
+
+        def save_first() -> None:
+            try:
+                members._save()
+            except StoreError:
+                return
+            count()
+
+        members.on_change = save_first
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        faults = ("members file fails",) * 4 + ("change members",) * 4 + ("isolate leader", "split")
+        return replace(with_changes(scenario), faults=faults)
+
+
 class CampaignsInATermThatHadALeader(Mutant):
     """Campaigns in the term whose leader changed the members."""
 
@@ -116,6 +139,7 @@ MUTANTS: tuple[type[Mutant], ...] = (
     CountsLearners,
     ChangesAtTheCommit,
     KeepsTruncatedLists,
+    CountsByTheListBefore,
     CampaignsInATermThatHadALeader,
     VotesWithAnEmptyDisk,
 )

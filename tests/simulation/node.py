@@ -101,6 +101,10 @@ class SimNode:
         except PowerCut:
             self.lose_power("start")
             return
+        except StoreError as error:
+            world.trace(self.id, "does not start: %s", error)
+            world.at(world.now + world.scenario.tick, self.restart)
+            return
         except OptionError as error:
             world.trace(self.id, "does not start: %s", error)
             world.checker.count("starts with other members refused")

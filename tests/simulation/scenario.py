@@ -89,6 +89,7 @@ CLOCKS = ("clock forward", "clock back")
 FLIPS = ("flip bits", "flip bits", "flip bits at rest", "flip bits at rest")
 HOSTILE = ("strangers", "forgers")
 WRONG = ("wrong peers",)
+MEMBERS_FILE = ("members file fails", "power cut of members file")
 CHANGES = ("change members", "change members", "cut off a change")
 
 
@@ -108,6 +109,7 @@ def make(seed: int) -> Scenario:
     spares = changing.randint(1, 2) if nodes > 1 and changing.random() < 0.25 else 0
     if spares:
         hostile, wrong = CHANGES, ()
+        kinds += MEMBERS_FILE * (Random(seed ^ 0xFEED).random() < 0.3)
         # A group that lost a disk needs all other voters for a while, and a change can remove one.
         kinds = [kind for kind in kinds if kind != "restore"]
     kinds += DISKS * (Random(seed ^ 0xF011).random() < 0.25) + CLOCKS * (Random(seed ^ 0xC10C).random() < 0.25)
