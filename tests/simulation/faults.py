@@ -161,7 +161,7 @@ class Faults:
         node.store.is_power_cut_after = self.random.random() < 0.6
 
     def pause(self, node: SimNode) -> None:
-        """The node is stopped for a while, as with SIGSTOP; messages to it wait."""
+        """The node is stopped for a while, as with SIGSTOP or while its core waits for a disk; messages to it wait."""
         node.paused_until = self.world.now + self.long()
 
     # Network

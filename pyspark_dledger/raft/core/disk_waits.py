@@ -1,7 +1,8 @@
 """Which inputs of a core may wait for a disk: they save a term, truncate, repair, or read entries to compare them.
 
 The driver handles these inputs in another thread, in which the core is used by nobody else. So term, vote and log are
-durable before a response, as in one thread.
+durable before a response, as in one thread. A leader sends no heartbeats meanwhile: it could acknowledge nothing, so if
+its disk hangs for longer than an election timeout, the others elect another leader.
 """
 
 from __future__ import annotations

@@ -160,7 +160,9 @@ class CoreDriver:
         self._drain_later()
 
     def _flushed(self) -> None:
-        self._run(lambda: self._core.persisted(self._persisted, self._now()))
+        self._run(
+            lambda: self._core.persisted(self._persisted, self._now()), lambda: self._core.members.commit_may_wait
+        )
 
     def _tick(self) -> None:
         if self._is_stopped:
