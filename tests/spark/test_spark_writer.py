@@ -155,7 +155,19 @@ SHAPES = {
     "column tag cannot be written: expected the columns of messages, the nearest is tags": (
         "topic string, body string, tag string", {}
     ),
-    "expected a column body, found value": ("value string", {"ignore_extra_columns": True}),
+    "expected a column body, found text": ("text string", {"ignore_extra_columns": True}),
+    "columns value and body are both the body of a message": ("value string, body string, topic string", {}),
+    "columns keys and key are both the keys of a message": ("keys string, key binary, body string, topic string", {}),
+    "column key cannot be written: expected the column body of raw entries": ("key string, value string", {}),
+    "column keys: expected string, binary or array<string>, found array<int>": (
+        "topic string, body string, keys array<int>", {}
+    ),
+    "column headers: expected array<struct<key:string,value:binary>>, found map<string,string>": (
+        "topic string, value string, headers map<string,string>", {}
+    ),
+    "column offset cannot be written: expected the columns of messages": (
+        "topic string, value binary, offset bigint", {}
+    ),
     "column body: expected binary or string, found int": ("body int", {}),
     "column body is there twice": ("body string, Body string", {}),
     "column queueId: expected int, found string": ("topic string, body string, queueId string", {}),
@@ -187,10 +199,13 @@ def test_columns_that_cannot_be_written(problem: str) -> None:
         ("body string", {}, False, ["body"]),
         ("Body binary, Topic string", {}, True, ["body", "topic"]),
         ("body string", {"topic": "T"}, True, ["body"]),
+        ("value string", {}, False, ["value"]),
         ("topic string, body string", {"topic": "T"}, True, ["body"]),
         ("topic string, body string", {"write_as": "raw", "ignore_extra_columns": True}, False, ["body"]),
         ("body string, QUEUEID bigint, bornTimestamp timestamp, topic string, properties map<string,string>", {},
          True, ["body", "queueId", "bornTimestamp", "topic", "properties"]),
+        ("key binary, value binary, topic string, headers array<struct<key:string,value:binary>>", {},
+         True, ["key", "value", "topic", "headers"]),
     ],
 )  # fmt: skip
 def test_columns_choose_the_format(schema: str, options: dict[str, Any], is_message: bool, columns: list[str]) -> None:

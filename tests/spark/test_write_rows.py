@@ -16,9 +16,11 @@ from pyspark.sql.types import MapType, StringType, StructType
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.put_rows import check_batch
+from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.spark.sink import row_format as formats
 from pyspark_dledger.spark.sink import task_writer
+from pyspark_dledger.spark.sink.kafka_columns import joined_keys
 from pyspark_dledger.spark.sink.row_format import RowFormat, row_format
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
@@ -171,6 +173,80 @@ def test_maps_with_the_field_names_of_spark_are_accepted() -> None:
     column = pa.array([[("k", "v")]], kind)
     found = puts("body string, properties map", [pa.array(["a"]), column], topic="T")
     assert found.column("properties").to_pylist() == [[("k", "v")]]
+
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+KAFKA = StructType.fromJson({"type": "struct", "fields": [
+    {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in {
+        "key": "binary", "value": "binary", "topic": "string", "partition": "integer", "timestamp": "timestamp",
+        "headers": {"type": "array", "containsNull": True, "elementType": {"type": "struct", "fields": [
+            {"name": "key", "type": "string", "nullable": True, "metadata": {}},
+            {"name": "value", "type": "binary", "nullable": True, "metadata": {}},
+        ]}},
+    }.items()
+]})  # fmt: skip
+
+
+def kafka_puts(keys: list[Any], headers: list[Any]) -> pa.RecordBatch:
+    """Return puts of rows as Kafka's source has them."""
+    count = len(keys)
+    numbers, times = pa.array([3] * count, pa.int32()), pa.array([1_999] * count, pa.timestamp("us", "UTC"))
+    values, topics = pa.array([b"\xff"] * count), pa.array(["T"] * count)
+    arrays = [pa.array(keys, pa.binary()), values, topics, numbers, times, pa.array(headers, HEADERS)]
+    rows = row_format(KAFKA, WriteOptions(path="/log"))
+    # Sliced arrays keep the values before their offset.
+    found = rows.puts(pa.RecordBatch.from_arrays(arrays, names=KAFKA.names).slice(1), 101)
+    check_batch(found)
+    return found
+
+
+def test_columns_of_kafka_become_those_of_a_put() -> None:
+    header = [{"key": "a", "value": b"1"}, {"key": "b", "value": None}]
+    found = kafka_puts([b"x", b"k", None, b""], [header, header, None, []])
+    assert found.to_pydict() == {
+        "keys": ["k", None, ""],
+        "body": [b"\xff"] * 3,
+        "topic": ["T"] * 3,
+        "queueId": [3] * 3,
+        "bornTimestamp": [1] * 3,
+        "properties": [[("a", "1"), ("b", None)], None, []],
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        ({"key": "TAGS", "value": b"1"}, "row 102: expected no header TAGS, which RocketMQ reserves"),
+        ({"key": None, "value": b"1"}, "row 102: expected a key in each of headers, found null"),
+    ],
+)
+def test_headers_that_are_no_properties_are_rejected(header: dict[str, Any], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        kafka_puts([b"k"] * 3, [None, [], [{"key": "a", "value": b""}, header]])
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers", "match"),
+    [
+        ([b"k", b"\xff"], [None] * 2, "row 1: expected UTF-8 as the value of a property"),
+        ([b"k"] * 2, [None, [{"key": "a", "value": b"\xff"}]], "row 1: expected UTF-8 as the value of a property"),
+        ([b"k"] * 2, [None, [{"key": "a", "value": b"1"}] * 2], "row 1: expected property a once, found it twice"),
+    ],
+)
+def test_bytes_of_kafka_that_are_no_text_are_rejected(keys: list[Any], headers: list[Any], match: str) -> None:
+    batch = kafka_puts([b"", *keys], [None, *headers])
+    settings = PutSettings(None, 0, bytes(8), bytes(8), {"T": 4})
+    for engine in ("native", "python"):
+        with pytest.raises(ValueError, match=match):
+            get_engine(engine).encode_messages(batch, settings, get_engine(engine).new_ordinals())
+
+
+def test_arrays_of_keys_are_joined() -> None:
+    column = pa.array([["x"], ["k", "l"], [], None, ["m"]]).slice(1)
+    assert joined_keys(column, "keys", 0).to_pylist() == ["k l", None, None, "m"]
+    for wrong, match in (("a b", "no space in a key of keys"), (None, "no null in keys")):
+        with pytest.raises(OptionError, match=f"row 7: expected {match}, found one"):
+            joined_keys(pa.array([["k"], [], ["l", wrong]]).slice(1), "keys", 6)
 
 
 def test_option_topic_overrides_the_column() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,40 +15,77 @@ from pyspark_dledger.common.integers import INT32_MAX, INT32_MIN
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
-from pyspark_dledger.format.encode.put_rows import topic_problem
+from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA, topic_problem
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
+from pyspark_dledger.spark.sink.kafka_columns import header_properties, joined_keys, text_of
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _Integers = npt.NDArray[np.signedinteger[Any]]
 BODY, TOPIC = "body", "topic"
-_INTEGERS: tuple[type[sql.DataType], ...] = (sql.ByteType, sql.ShortType, sql.IntegerType, sql.LongType)
-_STRINGS: tuple[type[sql.DataType], ...] = (sql.StringType,)
 _MICROSECONDS_PER_MS = 1000
 # Bytes of the bodies that are packed together.
 _MAX_BLOCK = 64 * 1024 * 1024
 
+_Fits = Callable[[sql.DataType], bool]
+
 
 class _Column(NamedTuple):
-    """A column that can be written: its types in a DataFrame, their names for messages, and its type in a put."""
+    """A column that can be written: whether a type of a DataFrame fits, in words, and its column in a put."""
 
-    types: tuple[type[sql.DataType], ...]
+    fits: _Fits
     type_names: str
-    arrow: pa.DataType
+    target: str
 
 
+def _one_of(*types: type[sql.DataType]) -> _Fits:
+    return lambda found: isinstance(found, types)
+
+
+_is_text = _one_of(sql.StringType)
+_is_integer = _one_of(sql.ByteType, sql.ShortType, sql.IntegerType, sql.LongType)
+_is_bytes = _one_of(sql.BinaryType, sql.StringType)
+
+
+def _is_properties(found: sql.DataType) -> bool:
+    return isinstance(found, sql.MapType) and _is_text(found.keyType) and _is_text(found.valueType)
+
+
+def _are_keys(found: sql.DataType) -> bool:
+    return _is_bytes(found) or (isinstance(found, sql.ArrayType) and _is_bytes(found.elementType))
+
+
+def _are_headers(found: sql.DataType) -> bool:
+    if not isinstance(found, sql.ArrayType) or not isinstance(found.elementType, sql.StructType):
+        return False
+    fields = found.elementType.fields
+    return [field.name for field in fields] == ["key", "value"] and all(_is_bytes(field.dataType) for field in fields)
+
+
+_BODY = _Column(_is_bytes, "binary or string", BODY)
+_KEYS = _Column(_are_keys, "string, binary or array<string>", "keys")
+_QUEUE_ID = _Column(_is_integer, "int", "queueId")
+_BORN_TIMESTAMP = _Column(
+    _one_of(sql.TimestampType, sql.LongType), "timestamp, or long in milliseconds", "bornTimestamp"
+)
 _MESSAGE_COLUMNS: Mapping[str, _Column] = {
-    TOPIC: _Column(_STRINGS, "string", pa.string()),
-    BODY: _Column((sql.BinaryType, sql.StringType), "binary or string", pa.binary()),
-    "queueId": _Column(_INTEGERS, "int", pa.int32()),
-    "tags": _Column(_STRINGS, "string", pa.string()),
-    "keys": _Column(_STRINGS, "string", pa.string()),
-    "properties": _Column((sql.MapType,), "map<string,string>", pa.map_(pa.string(), pa.string())),
-    "flag": _Column(_INTEGERS, "int", pa.int32()),
-    "bornTimestamp": _Column((sql.TimestampType, sql.LongType), "timestamp, or long in milliseconds", pa.int64()),
-    "transaction": _Column(_STRINGS, "string", pa.int32()),
-    "delayLevel": _Column(_INTEGERS, "int", pa.int32()),
+    TOPIC: _Column(_is_text, "string", TOPIC),
+    BODY: _BODY,
+    "queueId": _QUEUE_ID,
+    "tags": _Column(_is_text, "string", "tags"),
+    "keys": _KEYS,
+    "properties": _Column(_is_properties, "map<string,string>", "properties"),
+    "flag": _Column(_is_integer, "int", "flag"),
+    "bornTimestamp": _BORN_TIMESTAMP,
+    "transaction": _Column(_is_text, "string", "transaction"),
+    "delayLevel": _Column(_is_integer, "int", "delayLevel"),
+    # Those of Kafka's source and sink.
+    "key": _KEYS,
+    "value": _BODY,
+    "headers": _Column(_are_headers, "array<struct<key:string,value:binary>>", "properties"),
+    "partition": _QUEUE_ID,
+    "timestamp": _BORN_TIMESTAMP,
 }
-_RAW_COLUMNS: Mapping[str, _Column] = {BODY: _MESSAGE_COLUMNS[BODY]}
+_RAW_COLUMNS: Mapping[str, _Column] = {BODY: _BODY, "value": _BODY}
 _NEVER_NULL = (TOPIC, BODY)
 
 
@@ -64,9 +101,9 @@ class RowFormat(NamedTuple):
 
         Raises OptionError, which names the row, for a null or a body that is too large.
         """
-        ((position, _),) = self.columns
+        ((position, name),) = self.columns
         column = batch.column(position)
-        _check_nulls(column, BODY, first_row)
+        _check_nulls(column, name, first_row)
         offsets, data = _buffers(column)
         sizes = np.diff(offsets)
         _check_sizes(sizes, first_row)
@@ -81,10 +118,10 @@ class RowFormat(NamedTuple):
         """
         found: dict[str, pa.Array] = {}
         for position, name in self.columns:
-            column = batch.column(position)
-            if name in _NEVER_NULL:
+            column, target = batch.column(position), _MESSAGE_COLUMNS[name].target
+            if target in _NEVER_NULL:
                 _check_nulls(column, name, first_row)
-            found[name] = _converted(column, name, first_row)
+            found[target] = _converted(column, name, first_row)
         if self.topic is not None:
             found[TOPIC] = pa.array([self.topic], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int32)))
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
@@ -101,11 +138,11 @@ def row_format(schema: sql.StructType, options: WriteOptions) -> RowFormat:
     if options.topic is not None and (problem := topic_problem(options.topic.encode())):
         raise OptionError(f"option topic: {problem}: name another one")
     columns = _written_columns(schema, _MESSAGE_COLUMNS if is_message else _RAW_COLUMNS, options)
-    found = [name for _, name in columns]
-    if BODY not in found:
+    targets = [_MESSAGE_COLUMNS[name].target for _, name in columns]
+    if BODY not in targets:
         listed = ", ".join(field.name for field in schema.fields) or "none"
         raise OptionError(f"expected a column body, found {listed}: name the column to write body")
-    if is_message and TOPIC not in found and options.topic is None:
+    if is_message and TOPIC not in targets and options.topic is None:
         raise OptionError("messages need a topic: give a column topic, or the option topic")
     if options.topic is not None:
         columns = tuple((position, name) for position, name in columns if name != TOPIC)
@@ -123,8 +160,13 @@ def _written_columns(
             if not options.ignore_extra_columns:
                 raise _extra_column(field, accepted)
             continue
-        if name in (written for _, written in columns):
-            raise OptionError(f"column {name} is there twice: select one of them, its case does not matter")
+        for _, other in columns:
+            if other == name:
+                raise OptionError(f"column {name} is there twice: select one of them, its case does not matter")
+            if accepted[other].target == accepted[name].target:
+                raise OptionError(
+                    f"columns {other} and {name} are both the {accepted[name].target} of a message: select one of them"
+                )
         _check_type(name, field, accepted[name])
         columns.append((position, name))
     return tuple(columns)
@@ -143,10 +185,7 @@ def _extra_column(field: sql.StructField, accepted: Mapping[str, _Column]) -> Op
 
 def _check_type(name: str, field: sql.StructField, accepted: _Column) -> None:
     found = field.dataType
-    fits = isinstance(found, accepted.types)
-    if isinstance(found, sql.MapType):
-        fits = fits and isinstance(found.keyType, sql.StringType) and isinstance(found.valueType, sql.StringType)
-    if not fits:
+    if not accepted.fits(found):
         raise OptionError(f"column {name}: expected {accepted.type_names}, found {found.simpleString()}: cast it")
 
 
@@ -189,11 +228,16 @@ def _blocks(offsets: _Integers) -> Iterator[tuple[int, int]]:
 
 def _converted(column: pa.Array, name: str, first_row: int) -> pa.Array:
     """Return a column with its type in a put."""
-    if name == "bornTimestamp":
+    target = _MESSAGE_COLUMNS[name].target
+    if target == "bornTimestamp":
         return _milliseconds(column)
-    if name == "transaction":
+    if target == "transaction":
         return _sys_flags(column, first_row)
-    accepted = _MESSAGE_COLUMNS[name].arrow
+    if name == "headers":
+        return header_properties(column, name, first_row)
+    if target == "keys":
+        return joined_keys(column, name, first_row) if pa.types.is_nested(column.type) else text_of(column)
+    accepted = PUT_SCHEMA.field(target).type
     if column.type.equals(accepted):
         return column
     if pa.types.is_int64(column.type) and pa.types.is_int32(accepted):
