@@ -14,6 +14,8 @@ from pyspark_dledger.raft.wire.wire_errors import WireError
 
 _MAX_SHOWN = 500
 _MAX_TEXT = 64 * 1024
+# Peers are compared host by host, which takes time.
+_MAX_PEERS = 4096
 _NUMBERS = ("dataFileSize", "indexFileSize", "controls")
 # The fields that must be equal, with their names in messages, and what to do. Empty values are unknown.
 # Positions in the log depend on the size of data files. Index files are each member's own.
@@ -82,3 +84,5 @@ def _check(values: Mapping[str, Any]) -> None:
             raise WireError(f"expected {name} of a member's hello as {kind.__name__}, found {type(value).__name__}")
         if isinstance(value, str) and not is_utf8(value):
             raise WireError(f"expected {name} of a member's hello as Unicode text, found half of a surrogate pair")
+    if len(values["peers"]) > _MAX_PEERS:
+        raise WireError(f"expected peers of at most {_MAX_PEERS} characters, found {len(values['peers'])}")

@@ -16,6 +16,7 @@ _PORTS = range(1, 65536)
 PEER_ID = re.compile(r"[A-Za-z0-9_.]{1,64}")
 # What `localhost` stands for.
 _LOOPBACK = ("127.0.0.1", "::1")
+_MAX_HOST = 255
 _EXAMPLE = "n0-127.0.0.1:20911;n1-127.0.0.1:20912"
 
 
@@ -70,11 +71,13 @@ def parse_address(text: str, what: str) -> Address:
 
 def _is_host(text: str) -> bool:
     """Whether a host can be looked up: without spaces and invisible characters, with labels of DNS."""
+    if len(text) > _MAX_HOST or not text.isprintable() or " " in text:
+        return False
     try:
         text.encode("idna")
     except UnicodeError:
         return False
-    return text.isprintable() and " " not in text
+    return True
 
 
 def format_peers(peers: dict[str, Address]) -> str:

@@ -168,6 +168,7 @@ class ScriptedHandler:
     """A handler that rejects appends of one body. The test responds to all requests."""
 
     threads = SimpleNamespace(is_busy=False)
+    turns = SimpleNamespace(is_late=False)
 
     def __init__(self, rejected_body: bytes) -> None:
         self.rejected_body = rejected_body

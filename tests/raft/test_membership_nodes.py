@@ -16,7 +16,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, StoreError, UnknownOutcomeError
 from pyspark_dledger.format.control import MEMBERS
 from pyspark_dledger.format.state_files import CurrentTerm
-from pyspark_dledger.raft.core.member_list import MemberList, list_of
+from pyspark_dledger.raft.member_list import MemberList, list_of
 from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, PushType
 from pyspark_dledger.rocketmq.backup import backup
 from pyspark_dledger.rocketmq.salvage.node_files import write_current_term

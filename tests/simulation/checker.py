@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.control import MEMBERS, NOOP, control_kind_at
 from pyspark_dledger.raft.core.member import MAX_TERM_RISE
-from pyspark_dledger.raft.core.member_list import MemberList, list_in
+from pyspark_dledger.raft.member_list import MemberList, list_in
 from pyspark_dledger.raft.messages import AppendResponse, GetRequest, GetResponse, PutResponse, Role
 from pyspark_dledger.store.dledger_store import Entry
 from tests.simulation.ledger import FILLER, parse, positions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -29,6 +28,7 @@ from pyspark_dledger.raft.client.outcomes import (
 )
 from pyspark_dledger.raft.client.results import CommittedRange, GroupMembers, MemberStatus, Metadata, Topics
 from pyspark_dledger.raft.loops import backoff
+from pyspark_dledger.raft.member_list import read_told
 from pyspark_dledger.raft.messages import (
     LIST,
     ConfigRequest,
@@ -206,9 +206,13 @@ class Session:
                 text = f"group {self.group}: the leader rejected a request {what}: {response.reason}"
                 raise GroupError(text, int(response.code))
             raise rejected_error(self.group, f"a request {what}", "its leader", response)
-        found = json.loads(response.members or "")
-        is_committed = found["index"] <= found["committed"]
-        return GroupMembers(found["index"], found["voters"], found["learners"], found["leaving"], is_committed)
+        try:
+            found, committed = read_told(response.members)
+        except ValueError as error:
+            text = f"group {self.group}: the leader's response to a request {what} is unreadable: {error}"
+            raise GroupError(text, ResponseCode.INTERNAL_ERROR) from None
+        is_committed = found.index <= committed
+        return GroupMembers(found.index, dict(found.voters), dict(found.learners), found.leaving, is_committed)
 
     async def read(self, first_index: int, node_id: str | None, max_bytes: int, wait_ms: int) -> CommittedRange:
         """Committed entries of that member, by default of the first member of this package that responds."""

@@ -6,11 +6,9 @@ now, or may have been removed. Others refuse the hello of a removed one, and tel
 
 from __future__ import annotations
 
-import json
-
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.member import Member
-from pyspark_dledger.raft.core.member_list import list_of
+from pyspark_dledger.raft.member_list import read_told
 from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, Response, Role
 
 _ASK_EVERY_MS = 1000
@@ -60,7 +58,7 @@ class ListCopy:
     def _on_response(self, _: object, response: Response | None) -> None:
         if not isinstance(response, MembersResponse) or response.code != ResponseCode.SUCCESS:
             return
-        self._heard(response.members or "")
+        self._heard(response.members)
 
     def _report_removed(self) -> None:
         member = self._member
@@ -75,12 +73,12 @@ class ListCopy:
         """The list of a member that refuses this one. It can only say that this one was removed."""
         self._heard(text, is_refusal=True)
 
-    def _heard(self, text: str, is_refusal: bool = False) -> None:
+    def _heard(self, text: str | None, is_refusal: bool = False) -> None:
         """Another member's latest committed list."""
         try:
-            values = json.loads(text)
-            found = list_of(values)
-            if not (is_refusal and self._member.self_id in found.addresses):
-                self._member.members.heard(found, int(values["committed"]))
-        except (KeyError, TypeError, ValueError) as error:
-            self._member.report_problem(f"a member sent a list of members that cannot be used: {error}")
+            found, committed = read_told(text)
+        except ValueError as error:
+            self._member.report_problem(f"a member sent a list of members that cannot be used: {error}", "list")
+            return
+        if not (is_refusal and self._member.self_id in found.addresses):
+            self._member.members.heard(found, committed)

@@ -15,7 +15,7 @@ from typing import Any
 from pyspark_dledger.errors import IndexRangeError, OptionError, StoreError
 from pyspark_dledger.format.control import MEMBERS
 from pyspark_dledger.raft.core.core_config import CoreConfig
-from pyspark_dledger.raft.core.member_list import MARK, MemberList, list_in, list_of
+from pyspark_dledger.raft.member_list import MARK, MemberList, list_in, list_of
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
 _SCAN_BYTES = 4 << 20
@@ -128,7 +128,7 @@ class Membership:
         return self.told if self.committed.index >= 0 else ""
 
     def _text_of(self, found: MemberList) -> str:
-        return json.dumps({**found.values(), "committed": self._store.committed_index}, separators=(",", ":"))
+        return found.told(self._store.committed_index)
 
     def had(self, member_id: str) -> bool:
         """Whether a list that this member knows has that member. Lists whose entries expired are forgotten."""

@@ -10,6 +10,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import AppendRequest, Request, Response
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
+from pyspark_dledger.raft.node.turns import Turns
 from pyspark_dledger.raft.wire import ReceivedRequest
 
 # After these codes an append may still be in the log, so later ones are not rejected.
@@ -69,9 +70,10 @@ class LocalCaller:
 
 
 class RequestHandler(Protocol):
-    """Handles requests (`CoreDriver`), except while its `threads` are busy."""
+    """Handles requests (`CoreDriver`), except while its `threads` are busy; those of clients in their `turns`."""
 
     threads: DiskThreads
+    turns: Turns
 
     def handle(self, request: Request, caller: Caller | LocalCaller) -> bool:
         """Handle a request. Returns False for an append that was rejected."""

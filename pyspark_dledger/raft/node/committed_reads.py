@@ -42,6 +42,7 @@ class _WaitingRead:
     request: ReadRequest = field(compare=False)
     caller: Caller | LocalCaller = field(compare=False)
     timer: Timer | None = field(compare=False, default=None)
+    is_over: bool = field(compare=False, default=False)
 
 
 class CommittedReads:
@@ -55,7 +56,9 @@ class CommittedReads:
         self._threads = threads
         self._group = group
         self._self_id = self_id
+        # A heap. Those that are over stay in it until they are half of it: thousands can time out at once.
         self._waiting: list[_WaitingRead] = []
+        self._over = 0
         self._orders = count()
 
     def read(self, request: ReadRequest, caller: Caller | LocalCaller) -> None:
@@ -75,19 +78,33 @@ class CommittedReads:
         """Respond to all requests that wait for entries up to that index."""
         while self._waiting and self._waiting[0].first_index <= index:
             waiting = heapq.heappop(self._waiting)
+            if waiting.is_over:
+                self._over -= 1
+                continue
             if waiting.timer is not None:
                 waiting.timer.cancel()
+            # Its timeout may be due in this turn of the event loop.
+            waiting.is_over = True
             self._respond(waiting.request, waiting.caller)
 
     def drop(self, inbound: Inbound) -> None:
         """Drop the waiting requests of a lost connection."""
-        kept = [waiting for waiting in self._waiting if waiting.caller.inbound is not inbound]
-        if len(kept) < len(self._waiting):
-            for waiting in self._waiting:
-                if waiting.caller.inbound is inbound and waiting.timer is not None:
+        for waiting in self._waiting:
+            if waiting.caller.inbound is inbound and not waiting.is_over:
+                if waiting.timer is not None:
                     waiting.timer.cancel()
-            heapq.heapify(kept)
-            self._waiting = kept
+                self._end(waiting)
+        self._remove_ended()
+
+    def _end(self, waiting: _WaitingRead) -> None:
+        waiting.is_over = True
+        self._over += 1
+
+    def _remove_ended(self) -> None:
+        if 2 * self._over > len(self._waiting):
+            self._waiting = [waiting for waiting in self._waiting if not waiting.is_over]
+            heapq.heapify(self._waiting)
+            self._over = 0
 
     def _error_code(self, request: ReadRequest) -> ResponseCode | None:
         """The core's code for requests to another member or group."""
@@ -99,10 +116,10 @@ class CommittedReads:
         if self._threads.is_busy:
             self._threads.when_idle(lambda: self._time_out(waiting))
             return
-        if waiting not in self._waiting:
+        if waiting.is_over:
             return
-        self._waiting.remove(waiting)
-        heapq.heapify(self._waiting)
+        self._end(waiting)
+        self._remove_ended()
         self._respond(waiting.request, waiting.caller)
 
     def _respond(self, request: ReadRequest, caller: Caller | LocalCaller) -> None:

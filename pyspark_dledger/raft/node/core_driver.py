@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.node.peer_link import PeerLink
+from pyspark_dledger.raft.node.turns import Turns
 from pyspark_dledger.store.dledger_store import EntryRange
 
 _TICK_SECONDS = 0.01
@@ -60,7 +62,7 @@ class CoreDriver:
         self._is_stopped = False
         self._has_led = False
         self._ticks = 0
-        self._tick_due = self._loop.time()
+        self.turns = Turns()
         # How late the event loop was.
         self.delays = Histogram()
         self._timer: asyncio.TimerHandle | None = None
@@ -80,6 +82,7 @@ class CoreDriver:
 
     def stop(self) -> None:
         self._is_stopped = True
+        self.turns.tick_due = math.inf
         if self._timer is not None:
             self._timer.cancel()
 
@@ -169,8 +172,8 @@ class CoreDriver:
             return
         self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         now, time = self._now(), self._loop.time()
-        self.delays.observe(max(0.0, time - self._tick_due))
-        self._tick_due = time + _TICK_SECONDS
+        self.delays.observe(max(0.0, time - self.turns.tick_due))
+        self.turns.tick_due = time + _TICK_SECONDS
         self._ticks += 1
         if self._ticks % _CHECK_TICKS == 0:
             self._check(now)

@@ -230,8 +230,7 @@ class Inbound(Channel):
     def retry(self) -> None:
         """Continue what waited for memory, or for the other side."""
         self._is_retry_due = False
-        if self._threads.is_busy:
-            self._threads.when_idle(self.retry)
+        if self._is_deferred():
             return
         while self._postponed and self.is_open and self._has_room(self._postponed[0][0]):
             self._postponed.popleft()[1]()
@@ -240,6 +239,14 @@ class Inbound(Channel):
             self._held = None
             self._handle(held)
         self.read_messages()
+
+    def _is_deferred(self) -> bool:
+        """Whether requests wait: for a disk, or for heartbeats that are late. If so, this is tried again later."""
+        if self._threads.is_busy:
+            self._threads.when_idle(self.retry)
+        elif self._is_late:
+            self._handler.turns.wait(self.retry, self.wire.reader.unhandled)
+        return self._threads.is_busy or self._is_late
 
     def _retry_soon(self) -> None:
         if not self._is_retry_due and (self._postponed or not self._is_reading):
@@ -257,7 +264,12 @@ class Inbound(Channel):
             and self._out_size < HIGH_WATER
             and self.is_open
             and not self._threads.is_busy
+            and not self._is_late
         )
+
+    @property
+    def _is_late(self) -> bool:
+        return self._handler.turns.is_late and not self.is_member
 
     def read_messages(self) -> None:
         is_roomy = self._has_memory(_ROOM_BYTES)
@@ -267,8 +279,7 @@ class Inbound(Channel):
             self._set_reading(self.can_receive() and self._has_buffer())
         else:
             self._set_reading(False)
-        if self._threads.is_busy:
-            self._threads.when_idle(self.retry)
+        self._is_deferred()
         self._charge()
 
     def _set_reading(self, wanted: bool) -> None:

@@ -100,6 +100,8 @@ def decode(header: memoryview, body: memoryview) -> BinaryFrame:
         raise WireError(f"expected version {layout.VERSION} of the binary frames, found {version}")
     is_response = bool(flags & layout.FLAG_RESPONSE)
     if flags & layout.FLAG_REFUSAL:
+        if not is_response:
+            raise WireError("expected a refusal as a response, found one as a request")
         *_, opaque, code, _ = _COMMON.unpack_from(header)
         (remark,) = _texts(header[_COMMON.size :], 1)
         return BinaryFrame(request_code, opaque, is_response, False, Refusal(code, remark or ""))

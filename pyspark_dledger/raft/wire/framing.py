@@ -117,6 +117,11 @@ class FrameReader:
         return len(self._view)
 
     @property
+    def unhandled(self) -> int:
+        """Received bytes of frames that were not taken."""
+        return self._end - self._start
+
+    @property
     def is_between_frames(self) -> bool:
         """Whether all received bytes belong to complete frames."""
         return self._start == self._end

@@ -32,6 +32,8 @@ _NUMBERS = ("first_index", "last_index", "last_term", "begin", "end")
 _FILE_SIZES = ("data_file_size", "index_file_size")
 _NAMES = ("id", "node", "cluster", "state")
 _STATE = re.compile(r"state-\d{1,18}")
+# The files of a member and of its root, in its state.
+_OTHER_FILE = re.compile(r"state-\d{1,18}/(?:node|root)/.+", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,9 @@ def _parsed(value: dict[str, Any]) -> Manifest:
     for file in value["log"]:
         if not is_segment_name(Path(file.path).name) or file.file_size != value["data_file_size"]:
             raise ValueError(f"the data file {file}")
+    for file in value["files"]:
+        if not _OTHER_FILE.fullmatch(file.path):
+            raise ValueError(f"the file {file.path!r} of a member")
     return Manifest(**value)
 
 
@@ -164,6 +169,7 @@ def backup_file(value: dict[str, Any]) -> BackupFile:
         raise ValueError(f"{size} bytes with {len(crcs)} CRCs")
     if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in path:
         raise ValueError(f"the path {path!r}")
+    os.fsencode(path)  # a ValueError for half of a surrogate pair
     return BackupFile(path, size, file_size, crcs)
 
 

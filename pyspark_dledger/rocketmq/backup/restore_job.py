@@ -159,7 +159,7 @@ class _Restore:
         """Raises StoreError if the target has something else, or too little room."""
         names = set(os.listdir(self._target)) - {"lost+found", self._staging.name}
         mark = self._staging / _BACKUP
-        is_unfinished = mark.exists() and mark.read_text("ascii") == self._manifest.id
+        is_unfinished = mark.exists() and mark.read_bytes() == self._manifest.id.encode()
         others = names - set(_ROOT_NAMES) if is_unfinished else names
         if others:
             raise StoreError(f"{self._target}: expected a new or empty folder, found {min(others)}: name another one")
@@ -179,8 +179,6 @@ class _Restore:
 
     def _other_file(self, file: BackupFile) -> Path:
         _, kind, *rest = file.path.split("/")
-        if kind not in (NODE, ROOT) or not rest:
-            raise StoreError(f"{self._source}: expected a file of a member, found {file.path}")
         return Path(self._node_dir, *rest) if kind == NODE else Path(self._staging, ROOT, *rest)
 
     def _finish(self) -> None:

@@ -21,6 +21,7 @@ from pyspark_dledger.rocketmq.broker.config_files import (
     FILES,
     FOLDER,
     MAX_QUEUES,
+    ConfigFile,
     fastjson_text,
     read_config_file,
     write_config_file,
@@ -32,6 +33,8 @@ TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 _READ_AND_WRITE = 6
 # All files together: they are sent in one frame.
 _MAX_COPIED_SIZE = 12 * 1024 * 1024
+# Encoding more topics for a copy takes too long for the node's thread: 100,000 take 3 s.
+_MAX_ENCODED = 2000
 _FIRST_VERSION = {"counter": 0, "stateVersion": 0, "timestamp": 0}
 
 
@@ -47,18 +50,21 @@ class BrokerMetadata:
         self._warned: set[str] = set()
         # Replaced and never modified: another thread may be writing it.
         self._topics: dict[str, Any] = {}
+        # The topics of the last file, and its bytes.
         self._encoded: tuple[dict[str, Any], bytes] = {}, b""
         self._is_saving = False
         self._counts: dict[str, int] = {}
         topics = read_config_file(self._folder / TOPICS)
-        self._set_topics(topics.content if topics is not None else {})
+        self._set_topics(*(topics or ConfigFile(b"", {})))
 
-    def _set_topics(self, content: Mapping[str, Any]) -> None:
+    def _set_topics(self, data: bytes, content: Mapping[str, Any]) -> None:
         topics = {"dataVersion": _FIRST_VERSION, **content}
         table = topics.get("topicConfigTable")
         if not isinstance(table, dict):
             table = topics["topicConfigTable"] = {}
         self._topics = topics
+        if data:
+            self._encoded = topics, data
         self._counts = {name: count for name, config in table.items() if (count := _queue_count(config))}
         self._counts[SCHEDULE_TOPIC] = max(self._counts.get(SCHEDULE_TOPIC, 0), MAX_DELAY_LEVEL)
 
@@ -110,14 +116,18 @@ class BrokerMetadata:
         """The files by name, without missing and damaged ones."""
         found: dict[str, bytes] = {}
         for name in FILES:
-            data = self._encoded_topics() if name == TOPICS else self._intact(name)
-            if data is None:
+            data = self._topics_to_copy() if name == TOPICS else self._intact(name)
+            if not data:
                 continue
             if sum(map(len, found.values())) + len(data) > _MAX_COPIED_SIZE:
                 self._warn_once(name, f"expected at most {_MAX_COPIED_SIZE} bytes of metadata to copy, found more")
                 continue
             found[name] = data
         return found
+
+    def _topics_to_copy(self) -> bytes:
+        """The present topics, or those of the last file: a later copy has the others."""
+        return self._encoded_topics() if len(self._counts) <= _MAX_ENCODED else self._encoded[1]
 
     def _intact(self, name: str) -> bytes | None:
         try:
@@ -135,7 +145,7 @@ class BrokerMetadata:
                 if name in FILES and data != self._present(name):
                     content = parse_fastjson(data)
                     if name == TOPICS:
-                        self._set_topics(content)
+                        self._set_topics(bytes(data), content)
                     changed[name] = bytes(data)
             except ValueError as error:
                 self._warn_once(name, f"copied from the leader: {error}")

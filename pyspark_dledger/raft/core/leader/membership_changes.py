@@ -18,7 +18,7 @@ from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
-from pyspark_dledger.raft.core.member_list import MemberList, check_new_member
+from pyspark_dledger.raft.member_list import MemberList, check_new_member
 from pyspark_dledger.raft.messages import LIST, MembersRequest, MembersResponse, Role
 
 _STEP_MS = 100

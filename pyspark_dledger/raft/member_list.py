@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.peers import PEER_ID, parse_address
+from pyspark_dledger.raft.wire.fastjson import integer, shown
 
 _DECODER = json.JSONDecoder()
 MARK = b'{"dledgerMembers":'
@@ -45,6 +46,10 @@ class MemberList(NamedTuple):
         """The values of its JSON object."""
         return {**self._asdict(), "voters": dict(self.voters), "learners": dict(self.learners)}
 
+    def told(self, committed: int) -> str:
+        """The text for others, with this member's committed index; see `read_told`."""
+        return json.dumps({**self.values(), "committed": committed}, separators=(",", ":"))
+
     def body(self) -> bytes:
         """The body of its entry."""
         values = {"voters": dict(self.voters), "learners": dict(self.learners), "leaving": self.leaving}
@@ -56,23 +61,42 @@ def list_in(index: int, term: int, body: bytes) -> MemberList:
     start = body.find(MARK)
     if start < 0:
         raise ValueError(f"entry {index}: expected a list of members, found {body[:80]!r}")
-    values, _ = _DECODER.raw_decode(body[start + len(MARK) :].decode("ascii", "replace"))
-    return list_of({**values, "index": index, "term": term})
+    try:
+        values, _ = _DECODER.raw_decode(body[start + len(MARK) :].decode("ascii", "replace"))
+        return list_of({**values, "index": index, "term": term})
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"entry {index}: expected a list of members, found {error!r}") from None
+
+
+def read_told(text: str | None) -> tuple[MemberList, int]:
+    """The list that another member has sent, and its committed index. Raises ValueError."""
+    try:
+        values = json.loads(text or "")
+        return list_of(values), _integer(values["committed"])
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"expected a list of members and a committed index, found {error!r}") from None
 
 
 def list_of(values: Any) -> MemberList:
     """The list with these values. Raises ValueError."""
     try:
         voters, learners = dict(values["voters"]), dict(values["learners"])
-        found = MemberList(int(values["index"]), int(values["term"]), voters, learners, str(values["leaving"]))
+        numbers = _integer(values["index"]), _integer(values["term"])
+        found = MemberList(*numbers, voters, learners, str(values["leaving"]))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"expected a list of members, found {values!r} ({error!r})") from None
+        raise ValueError(f"expected a list of members, found {shown(values)} ({error!r})") from None
     for member_id, address in found.addresses.items():
-        if not isinstance(address, str) or not PEER_ID.fullmatch(member_id):
-            raise ValueError(f"expected members with their addresses, found {member_id!r} at {address!r}")
+        if not (isinstance(member_id, str) and isinstance(address, str) and PEER_ID.fullmatch(member_id)):
+            raise ValueError(f"expected members with their addresses, found {shown(member_id)} at {shown(address)}")
+        if address:
+            parse_address(address, f"member {member_id}")
     if not voters or voters.keys() & learners.keys():
-        raise ValueError(f"expected voters, and each member once, found {values!r}")
+        raise ValueError(f"expected voters, and each member once, found {shown(values)}")
     return found
+
+
+def _integer(value: Any) -> int:
+    return integer(value, "a number of a list of members", 64)
 
 
 def check_new_member(member_id: str, address: str) -> None:

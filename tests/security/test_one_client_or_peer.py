@@ -1,0 +1,171 @@
+"""What one client or one lying peer must not be able to do to a member: each test is an attack that once succeeded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.raft.hello import MemberHello, read_hello
+from pyspark_dledger.raft.member_list import MARK, list_in, read_told
+from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
+from pyspark_dledger.raft.node.committed_reads import CommittedReads
+from pyspark_dledger.raft.node.turns import Turns
+from pyspark_dledger.raft.wire import WireConnection, WireError
+from pyspark_dledger.rocketmq.broker import broker_metadata
+from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
+from pyspark_dledger.store import MmapFileStore, StoreConfig
+
+TOLD = {"index": 3, "term": 1, "voters": {"n0": "h:1"}, "learners": {}, "leaving": "", "committed": 5}
+
+
+def test_a_refusal_is_no_request() -> None:
+    """Its code would be counted: unknown codes failed every later response of /metrics."""
+    wire = WireConnection()
+    wire.peer_is_binary = True
+    header = struct.pack(">BBHiiqH", 1, 4, 50002, 7, 424242, -1, 0xFFFF)
+    with pytest.raises(WireError, match="a refusal as a response"):
+        wire.feed(struct.pack(">iI", 4 + len(header), 0x44 << 24 | len(header)) + header)
+
+
+class Timers:
+    """Timers that the test ends."""
+
+    def __init__(self) -> None:
+        self.due: list[Any] = []
+
+    def call_later(self, _seconds: float, work: Any) -> Any:
+        self.due.append(work)
+        return SimpleNamespace(cancel=lambda: None)
+
+
+def test_thousands_of_reads_time_out_at_once_and_quickly() -> None:
+    """Each took a search of all: 8000 reads of one address stopped a leader for 20 s."""
+    timers, lost = Timers(), object()
+    responses: list[object] = []
+    store = SimpleNamespace(committed_index=5, ledger_begin_index=0, is_recent=lambda _: True, read=None)
+    threads = SimpleNamespace(is_busy=False)
+    reads = CommittedReads(store, threads, "g", "n0", timers.call_later)  # type: ignore[arg-type]  # stand-ins
+
+    def read(index: int, inbound: object) -> None:
+        caller = SimpleNamespace(inbound=inbound, respond=responses.append, when_room=lambda _, work: work())
+        reads.read(ReadRequest(group="g", remote_id="n0", first_index=index, wait_ms=1000), caller)  # type: ignore[arg-type]
+
+    for number in range(4000):
+        read(10**9 + number % 7, lost if number % 10 == 0 else None)
+    began = time.process_time()
+    reads.drop(lost)  # type: ignore[arg-type]
+    for work in timers.due:
+        work()
+    assert time.process_time() - began < 1
+    assert len(responses) == 3600
+    assert all(isinstance(response, ReadResponse) and response.count == 0 for response in responses)
+    assert not reads._waiting
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "[]",
+        "[" * 60_000,
+        json.dumps({**TOLD, "committed": float("inf")}),
+        json.dumps({**TOLD, "index": float("inf")}),
+        json.dumps({**TOLD, "index": 2**70}),
+        json.dumps({**TOLD, "voters": {"n0": "no address"}}),
+        json.dumps({**TOLD, "voters": {"n0": 1}}),
+        json.dumps({**TOLD, "voters": [[[], "h:1"]]}),
+    ],
+)
+def test_a_list_of_members_that_cannot_be_used_is_a_value_error(text: str | None) -> None:
+    """Other errors ended the node that asked."""
+    with pytest.raises(ValueError, match=r"expected|Expecting"):
+        read_told(text)
+    assert read_told(json.dumps(TOLD))[1] == 5
+
+
+@pytest.mark.parametrize("rest", [b"[" * 60_000, b"[]}", b"5}", b"", b'{"voters":{"n0":"no address"}}}'])
+def test_an_entry_with_members_that_cannot_be_used_is_a_value_error(rest: bytes) -> None:
+    with pytest.raises(ValueError, match=r"expected|Expecting"):
+        list_in(1, 1, MARK + rest)
+
+
+def test_a_hello_is_compared_quickly() -> None:
+    """Hosts are compared as names of DNS: 64 KB of them took 0.1 s for each connection."""
+    peers = "n0-" + "éa.éb." * 600 + ":1"
+    own = MemberHello("n0", "1", "g", "n0-h:1")
+    began = time.process_time()
+    assert own.mismatch(read_hello(MemberHello("n1", "1", "g", peers).text()))
+    assert time.process_time() - began < 0.05
+    with pytest.raises(WireError, match="expected peers of at most 4096 characters"):
+        read_hello(MemberHello("n1", "1", "g", "n0-h:1;" * 1000).text())
+
+
+def test_timers_and_small_requests_go_before_large_ones() -> None:
+    """Large requests of many connections, complete at one moment, kept heartbeats waiting until all were handled."""
+
+    async def run() -> list[str]:
+        turns = Turns()
+        done: list[str] = []
+
+        def handle(name: str) -> None:
+            done.append(name)
+            turns.tick_due -= 1  # that took long
+
+        turns.tick_due -= 1
+        assert turns.is_late
+        for name, size in (("large", 100), ("small", 1), ("middle", 10)):
+            turns.wait(lambda name=name: handle(name), size)  # type: ignore[misc]
+        for tick in range(4):
+            await asyncio.sleep(0)
+            done.append(f"tick {tick}")
+            turns.tick_due = asyncio.get_running_loop().time()
+        return done
+
+    assert asyncio.run(run()) == ["tick 0", "small", "tick 1", "middle", "tick 2", "large", "tick 3"]
+
+
+def test_many_topics_are_not_encoded_for_each_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that creates topics and asks for a copy, again and again, stopped the node for 3 s each time."""
+    metadata = BrokerMetadata(tmp_path)
+    metadata.add_topics({f"t{number}": 1 for number in range(2500)})
+    monkeypatch.setattr(metadata, "_write", lambda _: None)
+    metadata.add_topics({"another": 1})
+    monkeypatch.setattr(broker_metadata, "fastjson_text", lambda _: pytest.fail("encoded"))
+    assert b'"t2499"' in metadata.files()["topics.json"]
+    assert b'"another"' not in metadata.files()["topics.json"]
+    again = BrokerMetadata(tmp_path)
+    assert again.files() == metadata.files()
+
+
+@pytest.mark.parametrize("path", ["state-1", "state-1/node", "x/root/y", "state-1/node/\ud800", "state-1/other/y", 5])
+def test_a_backup_with_a_wrong_path_is_an_error_of_one_line(
+    tmp_path: Path, path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = MmapFileStore(StoreConfig(tmp_path / "store", self_id="n0", data_file_size=4096, index_file_size=320))
+    store.startup()
+    store.append_as_leader([b"one"], term=1)
+    store.flush()
+    store.update_committed_index(1, 0)
+    store.shutdown()
+    (tmp_path / "store" / "config").mkdir()
+    (tmp_path / "store" / "config" / "topics.json").write_text("{}")
+    backup = tmp_path / "backup"
+    assert main(["backup", str(tmp_path / "store"), "--to", str(backup)]) == 0
+    manifest = json.loads((backup / "backup.json").read_text())
+    del manifest["crc32"]
+    manifest["files"][0]["path"] = path
+    manifest["crc32"] = crc32(json.dumps(manifest, sort_keys=True).encode())
+    (backup / "backup.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    target = str(tmp_path / "new")
+    assert main(["restore", str(backup), "--to", target, "--id", "n0", "--new-group", "h"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
