@@ -17,7 +17,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.control import MEMBERS, mark_control
-from pyspark_dledger.raft.core.member_list import MemberList
+from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     GetRequest,
