@@ -25,6 +25,8 @@ _MAX_SHOWN = 200
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _SIZE = re.compile(r"([0-9]+) ?([kmgt]?)i?b?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+) ?(ms|s|m|h|d)", re.IGNORECASE)
+_DURATION_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -176,6 +178,12 @@ def size_up_to(high: int, shown: str | None = None) -> Parser:
     )
 
 
+def _parse_duration(value: object) -> int:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    number = int(match[1]) * _DURATION_UNITS[match[2].lower()] if match else parse_integer(value)
+    return checked(number, 0, INT64_MAX)
+
+
 def choice(values: tuple[str, ...]) -> Parser:
     spelling = {value.lower(): value for value in values}
 
@@ -239,6 +247,7 @@ def _parse_ratio(value: object) -> float:
 
 
 SIZE = size_up_to(INT64_MAX)
+DURATION = Parser("a duration such as 500ms, 30s, 15m, 1h or 1d, or milliseconds", _parse_duration)
 COUNT = integer_from(1, INT64_MAX)
 INTEGER = Parser("an integer", parse_integer)
 RATIO = Parser("a ratio", _parse_ratio)

@@ -13,7 +13,7 @@ _VALUES = frozenset({"verifyCrc", "maxBodyBytes", "includeEntryBody"})
 _QUEUES = frozenset({"topic", "queueId"})
 _START = frozenset({"startingOffsets", "startingTimestamp", "failOnDataLoss"})
 _END = frozenset({"endingOffsets", "endingTimestamp"})
-_TRIGGER = frozenset({"maxOffsetsPerTrigger", "maxBytesPerTrigger"})
+_TRIGGER = frozenset({"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"})
 _GROUP = frozenset({"group", "peers", "tlsCert", "tlsKey", "tlsCa"})
 
 _ROWS = frozenset({"mode", "isolationLevel", "tags"}) | _QUEUES | _START | _VALUES | _BATCHES | _PARTITIONS
@@ -83,6 +83,10 @@ def check_use(options: ReadOptions, use: str) -> None:
             raise OptionError(f"option {option.name} has no effect on {use}{why}")
     if options.group_size is not None and options.replicas is None:
         raise OptionError("option groupSize has no effect without option replicas: give both, or neither")
+    if options.max_trigger_delay != _DEFAULTS.max_trigger_delay and options.min_offsets_per_trigger is None:
+        raise OptionError(
+            "option maxTriggerDelay has no effect without option minOffsetsPerTrigger: give both, or neither"
+        )
     if options.heal:
         _check_heal(options)
 

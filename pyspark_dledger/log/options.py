@@ -13,6 +13,7 @@ from pyspark_dledger.common.integers import INT32_MAX, INT32_MIN, INT64_MAX
 from pyspark_dledger.common.options import (
     BOOLEAN,
     COUNT,
+    DURATION,
     NAMES,
     SIZE,
     TEXT,
@@ -194,6 +195,10 @@ class ReadOptions:
     )
     max_offsets_per_trigger: int | None = option(None, COUNT, "maximum entries of a micro-batch", scope=STREAM)
     max_bytes_per_trigger: int | None = option(None, SIZE, "maximum size of a micro-batch", scope=STREAM)
+    min_offsets_per_trigger: int | None = option(None, COUNT, "a micro-batch waits for so many entries", scope=STREAM)
+    max_trigger_delay: int = option(
+        15 * 60 * 1000, DURATION, "but no longer than this after the last one", scope=STREAM, shown="15m"
+    )
     fail_on_data_loss: bool = option(True, BOOLEAN, "fail if unread entries are lost")
     push_filters: bool = option(False, BOOLEAN, "push [filters](#filter-pushdown)", scope=BATCH)
     self_id: str | None = option(None, TEXT, "which node, if the root has several")
@@ -283,6 +288,12 @@ def _check_ranges(options: ReadOptions) -> None:
     if start.kind == end.kind and start.value > end.value:
         raise OptionError(
             f"option startingOffsets ({start}) is after option endingOffsets ({end}): swap them, the end is exclusive"
+        )
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if least is not None and most is not None and least > most:
+        raise OptionError(
+            f"option minOffsetsPerTrigger ({least}) is above option maxOffsetsPerTrigger ({most}): no micro-batch has "
+            "so many, lower it"
         )
     first, last = options.starting_timestamp, options.ending_timestamp
     if first is not None and last is not None and first > last:

@@ -53,7 +53,21 @@ def test_every_option_is_documented() -> None:
     for option in OPTIONS:
         assert option.doc
         assert option.parser.accepts
-        assert option.scope in ((), ("batch",), ("stream",))
+        assert option.scope in ((), ("batch",), ("stream",), ("group",))
+
+
+def test_durations_have_units() -> None:
+    for value, expected in (("500ms", 500), ("30s", 30_000), ("15 M", 900_000), ("1h", 3_600_000), ("0", 0), (7, 7)):
+        assert parse_one("maxTriggerDelay", value) == expected
+    for value in ("", "m", "1.5s", "-1s", "1w", True):
+        with pytest.raises(OptionError, match="option maxTriggerDelay: expected a duration such as 500ms"):
+            parse_one("maxTriggerDelay", value)
+
+
+def test_minimum_of_a_trigger_is_not_above_its_maximum() -> None:
+    parse_options({"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 5})
+    with pytest.raises(OptionError, match=r"minOffsetsPerTrigger \(6\) is above option maxOffsetsPerTrigger \(5\)"):
+        parse_options({"minOffsetsPerTrigger": 6, "maxOffsetsPerTrigger": 5})
 
 
 def test_names_ignore_case() -> None:

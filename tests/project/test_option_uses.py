@@ -68,6 +68,8 @@ VALUES = {
     "maxBatchBytes": "64k",
     "maxOffsetsPerTrigger": "5",
     "maxBytesPerTrigger": "1m",
+    "minOffsetsPerTrigger": "2",
+    "maxTriggerDelay": "10s",
     "failOnDataLoss": "false",
     "pushFilters": "true",
     "selfId": "n0",
@@ -82,7 +84,11 @@ VALUES = {
     "engine": "python",
 }
 # Options that an option needs to have an effect.
-WITH = {"groupSize": {"replicas": REPLICA}, "heal": {"replicas": REPLICA}}
+WITH = {
+    "groupSize": {"replicas": REPLICA},
+    "heal": {"replicas": REPLICA},
+    "maxTriggerDelay": {"minOffsetsPerTrigger": "2"},
+}
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from pyspark_dledger.spark.group.group_plan import check_group_options
 from pyspark_dledger.spark.schema import log_schema
 from pyspark_dledger.spark.source import DLedgerDataSource
 from pyspark_dledger.spark.stream.group_tail import GroupStreamReader, GroupTail
+from pyspark_dledger.spark.stream.stream_reader import _TriggerDelay
 from tests.support.certificates import make_tls
 from tests.support.fake_members import FakeMember
 from tests.support.generate import mq_message
@@ -198,6 +199,19 @@ def test_limits_of_entries_and_bytes_apply_together(group: Nodes) -> None:
 def test_entry_larger_than_the_limit_is_read_alone(group: Nodes) -> None:
     tail = tail_of(group, startingOffsets="earliest")
     assert tail.latest(NOTHING, Limits(size=1)).index == 0
+
+
+def test_trigger_waits_for_the_minimum(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1) as group:
+        append(group, [b"a", b"b"])
+        tail = tail_of(group, startingOffsets="earliest", minOffsetsPerTrigger="3")
+        delay = _TriggerDelay(tail.options)
+        first = delay.latest(tail, NOTHING, NO_LIMITS)
+        append(group, [b"c", b"d"])
+        assert delay.latest(tail, first, NO_LIMITS) == first
+        assert tail.progress().lag_entries == 2
+        append(group, [b"e"])
+        assert indexes(tail, first, delay.latest(tail, first, NO_LIMITS)) == [2, 3, 4]
 
 
 def test_available_now_ends_where_the_log_ended_at_its_start(tmp_path: Path) -> None:

@@ -130,6 +130,52 @@ def test_bytes_alone_limit_a_trigger(streams: Streams) -> None:
     assert streams.sink.batches == {0: list(range(6)), 1: list(range(6, 12))}
 
 
+@needs_limits
+def test_trigger_waits_for_the_minimum(streams: Streams, store: MmapFileStore) -> None:
+    trigger = {"processingTime": "0 seconds"}
+    query = streams.start(trigger=trigger, startingOffsets="earliest", minOffsetsPerTrigger=8, maxTriggerDelay="1h")
+    query.processAllAvailable()
+    commit(store, 14)
+    query.processAllAvailable()
+    assert streams.sink.batches == {0: list(range(12))}
+    commit(store, 19)
+    wait_for(lambda: streams.sink.batches == {0: list(range(12)), 1: list(range(12, 20))})
+
+
+@needs_limits
+@pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": "5"}])
+def test_trigger_is_delayed_at_most_for_the_given_time(
+    store: MmapFileStore, monkeypatch: pytest.MonkeyPatch, limit: dict[str, str]
+) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    now = 1000.0
+    monkeypatch.setattr("pyspark_dledger.spark.stream.stream_reader.time.monotonic", lambda: now)
+    options = {"startingOffsets": "10", "minOffsetsPerTrigger": "3", "maxTriggerDelay": "60s", **limit}
+    source = DLedgerDataSource({"path": str(store.config.base_dir), **options})
+    reader: Any = source.streamReader(source.schema())
+    limits = reader.getDefaultReadLimit()
+    end = reader.latestOffset(reader.initialOffset(), limits)
+    assert end["index"] == 11, "the first trigger is not delayed"
+    commit(store, 13)
+    assert reader.latestOffset(end, limits) == end
+    assert reader.reportLatestOffset()["lagEntries"] == 2
+    assert reader.latestOffset(end, ReadAllAvailable())["index"] == 13
+    now += 59
+    assert reader.latestOffset(end, limits) == end
+    now += 1
+    end = reader.latestOffset(end, limits)
+    assert end["index"] == 13
+    commit(store, 16)
+    end = reader.latestOffset(end, limits)
+    assert end["index"] == 16
+    commit(store, 17)
+    assert reader.latestOffset(end, limits) == end
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(end, limits)["index"] == 17, "a query of AvailableNow ends"
+    reader.stop()
+
+
 @pytest.mark.smoke
 def test_stream_continues_where_it_stopped(streams: Streams, store: MmapFileStore) -> None:
     streams.run(startingOffsets="earliest")

@@ -6,6 +6,8 @@ PySpark 4.2 `latestOffset` gets the start and a limit; before, nothing.
 
 from __future__ import annotations
 
+import math
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +39,7 @@ else:
 
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
     HAS_LIMITS = True
 except ImportError:
@@ -69,6 +71,29 @@ class _OffsetTracker:
         return self._start
 
 
+class _TriggerDelay:
+    """Delays a trigger until it has ``minOffsetsPerTrigger``, as Kafka's connector: the first one is not delayed."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._min_entries = options.min_offsets_per_trigger or 1
+        self._max_seconds = options.max_trigger_delay / 1000
+        self._triggered_at = -math.inf
+
+    def latest(self, tail: Tail, start: TailOffset, limits: Limits) -> TailOffset:
+        """Return the end of a trigger; `start` while it is delayed."""
+        end = tail.latest(start, replace(limits, until=start) if self._is_too_early(tail, start) else limits)
+        if end != start:
+            self._triggered_at = time.monotonic()
+        return end
+
+    def _is_too_early(self, tail: Tail, start: TailOffset) -> bool:
+        is_late = time.monotonic() - self._triggered_at >= self._max_seconds
+        if self._min_entries == 1 or is_late or tail.only_pins_the_end(start):
+            return False
+        end = tail.latest(start, NO_LIMITS)
+        return end != start and end == tail.latest(start, Limits(entries=self._min_entries - 1, until=end))
+
+
 class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What the stream readers share. `options` are those of a stream (`tail.stream_options`)."""
 
@@ -78,9 +103,11 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
         self._tail: Tail | None = None
         self._until: TailOffset | None = None
         self._tracker = _OffsetTracker() if not HAS_LIMITS else None
-        if not HAS_LIMITS and (options.max_offsets_per_trigger or options.max_bytes_per_trigger):
+        self._delay = _TriggerDelay(options)
+        limits = options.max_offsets_per_trigger, options.max_bytes_per_trigger, options.min_offsets_per_trigger
+        if not HAS_LIMITS and any(limits):
             raise OptionError(
-                "maxOffsetsPerTrigger and maxBytesPerTrigger need PySpark 4.2 or later, found "
+                "minOffsetsPerTrigger, maxOffsetsPerTrigger and maxBytesPerTrigger need PySpark 4.2 or later, found "
                 f"{pyspark.__version__}: leave them out, or upgrade"
             )
 
@@ -107,11 +134,17 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Return the end of the next micro-batch; `start` if nothing is new."""
+        """Return the end of the next micro-batch; `start` if nothing is new, or too little.
+
+        A trigger that reads all that there is, as those of AvailableNow together, is not delayed.
+        """
         begin = offset_from_json(start)
         if start is None and self._tracker is not None:
             begin = self._tracker.offset or NOTHING
-        return self.tail.latest(begin, self._limits(limit)).to_json()
+        limits = self._limits(limit)
+        if limit is None or not HAS_LIMITS or isinstance(limit, ReadAllAvailable) or limits.until is not None:
+            return self.tail.latest(begin, limits).to_json()
+        return self._delay.latest(self.tail, begin, limits).to_json()
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -122,11 +155,13 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
         return [] if first == last else [InputPartition(part) for part in self.tail.plan(first, last)]
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return one of the limits: Spark takes only one. `latestOffset` applies both."""
+        """Return one of the limits: Spark takes only one. `latestOffset` applies all."""
         if self.options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self.options.max_offsets_per_trigger)
         if self.options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self.options.max_bytes_per_trigger)
+        if self.options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self.options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
     @plain_errors
