@@ -28,6 +28,8 @@ _PROPERTIES_LENGTH_SIZE = 2
 _CRC_DIGITS = 10
 _PROPERTY_CRC = re.compile(re.escape(layout.PROPERTY_CRC.encode()) + rb"\x01([0-9]{10})\x02")
 MESSAGE_CRC_MASK = 0x7FFFFFFF
+STORED_SIZE = _FIXED.size + layout.HOST_SIZES[1] + 8
+"""Bytes of a message's beginning that have its store timestamp."""
 
 
 class Message(NamedTuple):
@@ -67,6 +69,20 @@ def has_message_magic(data: Buffer, start: int, size: int) -> bool:
     if size < 8:
         return False
     return int.from_bytes(data[start + 4 : start + 8], "big", signed=True) in MESSAGE_MAGICS
+
+
+def stored_at(data: bytes, start: int, size: int, position: int) -> int | None:
+    """When the message of `size` bytes at `start` was stored, in milliseconds since 1970, from its first bytes alone.
+
+    None if it is none, or if it does not say that it stands at `position` of the log.
+    """
+    if size < layout.MIN_MESSAGE_SIZE or len(data) - start < STORED_SIZE or not has_message_magic(data, start, size):
+        return None
+    fixed = _FIXED.unpack_from(data, start)
+    if fixed[0] != size or fixed[6] != position:
+        return None
+    at = start + _FIXED.size + host_sizes(fixed[7])[0]
+    return int.from_bytes(data[at : at + 8], "big", signed=True)
 
 
 def parse_message(data: Buffer, start: int, size: int, position: int) -> Message | str:

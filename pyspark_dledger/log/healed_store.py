@@ -14,7 +14,7 @@ from pyspark_dledger.format.codec import EntryHeader, encode_entry_header
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, segment_name
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment
-from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.healed_engine import HealedEngine
 from pyspark_dledger.log.io.healed_path import HealedPart, HealedPath
 from pyspark_dledger.log.io.store_engine import read_engine
@@ -24,6 +24,7 @@ from pyspark_dledger.log.salvage.plan import FILL, SalvageOptions, check_sources
 from pyspark_dledger.log.salvage.plan_rows import undecided_text
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, end_of, start_of
+from pyspark_dledger.log.store_segments import HEAD_BYTES
 from pyspark_dledger.log.store_view import StoreView
 
 
@@ -76,6 +77,10 @@ class HealedStore(StoreView):
     def ends(self) -> dict[str, tuple[Segment, LogEnd]]:
         """For each source, its last segment with entries and where the log ends in it."""
         return {log.source: self._end(log) for log in self._plan.logs}
+
+    def head(self, segment: Segment) -> bytes:
+        """See `StoreView.head`."""
+        return read_at(segment.path, 0, HEAD_BYTES)
 
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""

@@ -17,7 +17,7 @@ _TRIGGER = frozenset({"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsP
 _GROUP = frozenset({"group", "peers", "tlsCert", "tlsKey", "tlsCa"})
 
 _ROWS = frozenset({"mode", "isolationLevel", "tags"}) | _QUEUES | _START | _VALUES | _BATCHES | _PARTITIONS
-_LOG = _STORE | _BOUND | _ROWS | _END | {"heal"}
+_LOG = _STORE | _BOUND | _ROWS | _END | {"heal", "clockTolerance"}
 
 _OF_TABLES = {
     "log": _LOG,
@@ -50,7 +50,7 @@ BACKUP = "a backup"
 USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
     SPARK_LOG: _LOG | {"pushFilters"},
-    STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound"},
+    STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound", "clockTolerance"},
     GROUP_READ: _ROWS | _END | _GROUP | {"engine"},
     GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
     "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},

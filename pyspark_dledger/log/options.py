@@ -70,8 +70,8 @@ _MEBIBYTE = 1024 * 1024
 _MAX_BATCH_BYTES = 512 * _MEBIBYTE
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
-# The years 1 to 9999 in milliseconds since 1970.
-_MS_MIN, _MS_MAX = -62135596800000, 253402300799999
+MS_MIN, MS_MAX = -62135596800000, 253402300799999
+"""The years 1 to 9999 in milliseconds since 1970. A time outside is null."""
 
 _ISO_8601 = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)? ?(Z|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
@@ -142,7 +142,7 @@ def _parse_timestamp(value: object) -> int:
         return microseconds(datetime(value.year, value.month, value.day, tzinfo=timezone.utc))
     match = _ISO_8601.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        return 1000 * checked(parse_integer(value), _MS_MIN, _MS_MAX)
+        return 1000 * checked(parse_integer(value), MS_MIN, MS_MAX)
     day, minute, second, fraction, zone = match.groups()
     text = f"{day} {minute or '00:00'}:{second or '00'}.{fraction or '':0<6}"
     zone = "+00:00" if zone is None or zone in "Zz" else f"{zone[:3]}:{zone[-2:]}"
@@ -180,6 +180,7 @@ class ReadOptions:
     ending_offsets: Offset = option(LATEST, _OFFSET, "offset of the end, exclusive", scope=BATCH)
     starting_timestamp: int | None = option(None, _TIMESTAMP, "time: storeTimestamp at or after it")
     ending_timestamp: int | None = option(None, _TIMESTAMP, "time: storeTimestamp before it", scope=BATCH)
+    clock_tolerance: int = option(60_000, DURATION, "how far a leader's clock [may jump](#times)", shown="1m")
     topic: tuple[str, ...] | None = option(None, NAMES, "list: only these topics")
     queue_id: tuple[int, ...] | None = option(
         None, Parser("a comma list of 32-bit integers", _queue_ids), "list: only these queues"

@@ -16,6 +16,7 @@ from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.origin import Origin, is_there_as_planned, origin_of, with_fingerprints
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.time_ranges import in_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -203,7 +204,7 @@ def _plan(
         max_batch_rows=options.max_batch_rows,
         max_batch_bytes=options.max_batch_bytes,
     )
-    ranges = list(_ranges(store, template, window))
+    ranges = list(_in_time(store, list(_ranges(store, template, window)), options.clock_tolerance * 1000))
     if not ranges:
         return []
     selective = _is_selective(columns, filters)
@@ -230,6 +231,15 @@ def _plan(
         )
         for group in groups
     ]
+
+
+def _in_time(store: StoreView, ranges: list[ScanRequest | FileGap], tolerance: int) -> Iterator[ScanRequest | FileGap]:
+    """The ranges, without what has only messages of other times than those that the filters ask for."""
+    parts = [part for part in ranges if isinstance(part, ScanRequest)]
+    wanted = parts[0].filters.store_timestamp if parts else None
+    pieces = iter(in_time(store, parts, wanted, tolerance)) if wanted is not None else None
+    for part in ranges:
+        yield from [part] if isinstance(part, FileGap) or pieces is None else next(pieces)
 
 
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.codec import IndexUnit, decode_blank
+from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_blank
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, PrecedingEntry, Segment
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at, unnamed_segment
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, read_at, unnamed_segment
 from pyspark_dledger.log.io.files import map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths
@@ -21,7 +21,10 @@ from pyspark_dledger.log.witness.store_witness import witness_of
 if TYPE_CHECKING:
     from pyspark_dledger.log.io.unread_files import UnreadSegment
 
-_HEAD_BYTES = 64 * 1024
+HEAD_BYTES = 256
+"""Bytes of a file's beginning that a list of segments keeps: an entry, and the store time of its message."""
+
+_BLANK_BYTES = 64 * 1024
 _MAX_UNITS_TRIED = 1_000
 
 
@@ -30,13 +33,24 @@ class StoreSegments:
     """The segments of a store, in order, and the folder listings they come from.
 
     ``divided`` is where the first DLedger file begins, None without one. ``unread`` are the segments that cannot be
-    read and were left out.
+    read and were left out. ``heads`` are the first bytes of files by their paths, as far as they were read.
     """
 
     segments: list[Segment]
     divided: int | None
     listings: tuple[Listing, Listing]
     unread: tuple[UnreadSegment, ...] = ()
+    heads: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    def head(self, segment: Segment) -> bytes:
+        """The first `HEAD_BYTES` bytes of a segment's file; fewer of a shorter one."""
+        if segment.path not in self.heads:
+            self.heads[segment.path] = read_at(segment.path, 0, HEAD_BYTES)
+        return self.heads[segment.path]
+
+    def first_entry(self, segment: Segment) -> EntryHeader | None:
+        """The header of the entry at the beginning of a segment, or None."""
+        return entry_in(self.head(segment), segment, segment.base)
 
 
 def list_store(
@@ -70,6 +84,9 @@ def list_store(
     # The beginning of the last file can have been written since.
     seen = before.segments[:-1] if before is not None else []
     known = {replace(segment, before=None, after=None): segment for segment in seen}
+    read = before.heads if before is not None else {}
+    heads = {each.path: read[each.path] for each in seen if read.get(each.path, b"").strip(b"\0")}
+    found = StoreSegments([], divided, listings, heads=heads)
 
     def with_neighbours(three: tuple[Segment | None, Segment, Segment | None]) -> Segment:
         previous, segment, following = three
@@ -77,7 +94,7 @@ def list_store(
             return known[segment]
         if paths.only is not None and path_of(segment.path) != paths.only:
             return segment
-        return _with_neighbours(previous, segment, following, engine, index)
+        return _with_neighbours(previous, segment, following, found, engine, index)
 
     triples = list(zip([None, *ledger], ledger, [*ledger[1:], None], strict=False))
     ledger = list(map_reads(with_neighbours, triples, paths.path))
@@ -91,28 +108,30 @@ def list_store(
             old = [replace(part, size=min(part.size, divided - part.base)) for part in old if part.base < divided]
         segments = old + ledger
         unread = tuple(each for each in unread if each[0].source == DLEDGER or each[0].base < (divided or HIGHEST_BASE))
-    return StoreSegments(segments, divided, listings, unread)
+    return replace(found, segments=segments, unread=unread)
 
 
 def is_unwritten(segment: Segment) -> bool:
     """Whether a segment begins with zeros only, as a file that was created ahead does."""
-    return not read_at(segment.path, 0, _HEAD_BYTES).strip(b"\0")
+    return not read_at(segment.path, 0, _BLANK_BYTES).strip(b"\0")
 
 
 def _with_neighbours(
-    previous: Segment | None, segment: Segment, following: Segment | None, engine: Engine, index: DLedgerIndex
+    previous: Segment | None,
+    segment: Segment,
+    following: Segment | None,
+    listed: StoreSegments,
+    engine: Engine,
+    index: DLedgerIndex,
 ) -> Segment:
     """The segment with the next one's first entry; if it begins with damage, with the last entry of the one before."""
     if following is not None and following.base == segment.end:
-        first = entry_at(following, following.base)
+        first = listed.first_entry(following)
         segment = replace(segment, after=FollowingEntry(first.index, first.term) if first is not None else None)
-    return segment if previous is None else _with_before(previous, segment, engine, index)
-
-
-def _with_before(previous: Segment, segment: Segment, engine: Engine, index: DLedgerIndex) -> Segment:
-    head = read_at(segment.path, 0, ENTRY_HEADER_SIZE)
-    begins_with_entry = entry_at(segment, segment.base) is not None
-    if begins_with_entry or (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None) or is_unwritten(segment):
+    if previous is None or listed.first_entry(segment) is not None:
+        return segment
+    head = listed.head(segment)
+    if (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None) or is_unwritten(segment):
         return segment
     return replace(segment, before=last_entry(previous, segment.base, engine, index))
 

@@ -14,7 +14,7 @@ from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, segment_at
 from pyspark_dledger.log.io.files import OnUnreadable, map_reads, raise_error
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
@@ -202,10 +202,14 @@ class StoreView:
         """The position up to which a segment is walked: its end, or the end of the log."""
         return self._log_ends.segment_end(segment)
 
+    def head(self, segment: Segment) -> bytes:
+        """The first bytes of a segment's file, as they were when the store was opened; see `StoreSegments.head`."""
+        return self._segments.head(segment)
+
     def first_entry(self, segment: Segment) -> tuple[int, int, int] | None:
         """Pos, index and term of a DLedger segment's first entry."""
         pos = segment.base
-        header = entry_at(segment, pos)
+        header = entry_in(self.head(segment), segment, pos)
         if header is None:
             pos = self.engine.seek(segment, segment.base, segment.end, INT64_MIN)
             header = entry_at(segment, pos)

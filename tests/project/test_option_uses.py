@@ -59,6 +59,7 @@ VALUES = {
     "endingOffsets": "3",
     "startingTimestamp": "2001-01-01",
     "endingTimestamp": "2101-01-01",
+    "clockTolerance": "5m",
     "topic": "Orders",
     "queueId": "0",
     "tags": "a",
@@ -329,5 +330,6 @@ def test_a_stream_reads_the_options_that_it_takes(store: Path) -> None:
             list(read_partition(part))
 
     found = read_by(read, starting_offsets=Offset("index", 1))
-    by_spark, after_a_loss = {"includeEntryBody", "maxOffsetsPerTrigger", "maxBytesPerTrigger"}, {"failOnDataLoss"}
+    by_spark = {"includeEntryBody", *(name for name in USES[STREAM] if name.endswith(("PerTrigger", "TriggerDelay")))}
+    after_a_loss = {"failOnDataLoss"}
     assert USES[STREAM] <= found | by_spark | after_a_loss

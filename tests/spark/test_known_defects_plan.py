@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.known_defects import DefectShown, should
+from tests.known_defects import should
 from tests.spark.test_plans import batch, rows, stream
 from tests.support.generate import mq_message, write_dledger
 from tests.support.opened_files import opened_files
@@ -48,7 +48,6 @@ only_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
 
 @only_linux
 @pytest.mark.parametrize("case", TIMES)
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a time range leaves no segment out: all of them are read")
 def test_time_range_reads_few_segments(timed: Path, case: str) -> None:
     options, count = TIMES[case]
     planned = batch(timed, **{**options, "maxPartitionBytes": TIMED_FILE})
@@ -59,7 +58,6 @@ def test_time_range_reads_few_segments(timed: Path, case: str) -> None:
 
 
 @only_linux
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a stream by time searches its start in all segments")
 def test_stream_finds_its_starting_time_in_few_segments(timed: Path) -> None:
     """Opening the log may look at each segment once; a binary search of 100 segments looks at 7 of them."""
     opened_by = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,8 +38,6 @@ _ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
 _OFFSET_MSG_ID = re.compile(r"(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})0000[0-9A-Fa-f]{4}([0-7][0-9A-Fa-f]{15})")
 _QUEUE_OFFSET = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,18})")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
-# Brokers' clocks may differ by this much, so that a message in an earlier segment is stored later.
-_CLOCKS_DIFFER = 3600 * 1_000_000
 
 
 class _RowRange(NamedTuple):
@@ -333,25 +330,10 @@ def _by_time(search: _Search) -> str:
     assert when is not None  # it was parsed from a text
     log = search.log
     reader = RowReader(log, search.printer.columns, starting_timestamp=when, max_batch_rows=1)
-    for batch in reader.between(_start_before(log, when - _CLOCKS_DIFFER), INT64_MAX):
+    for batch in reader.between(0, INT64_MAX):
         search.printer.print(batch)
         break
     return f"expected a message stored at {search.what} or later, found none"
-
-
-def _start_before(log: Log, when: int) -> int:
-    """The base of the last segment whose first message was stored before `when`, in microseconds since 1970."""
-    segments = log.segments
-    firsts = RowReader(log, ("kind", "storeTimestamp"), max_batch_rows=1, topic=None, queue_id=None, tags=None)
-
-    def stored(number: int) -> int:
-        segment = segments[number]
-        batch = next(firsts.between(segment.base, segment.end), None)
-        value = batch.column("storeTimestamp")[0].value if batch is not None else None
-        return value if value is not None else INT64_MAX
-
-    number = bisect_left(range(len(segments)), when, key=stored)
-    return segments[max(number - 1, 0)].base if segments else 0
 
 
 def _number(text: str, what: str) -> int:
