@@ -36,8 +36,7 @@ class ChangesWithoutAnOwnEntry(Mutant):
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
-        changed = replace(with_changes(scenario), nodes=4, putters=0, is_appending=False)
-        return replace(changed, faults=("cut off a change", "heal", "change members"))
+        return replace(with_changes(scenario), nodes=4, faults=("cut off a change", "heal", "change members"))
 
 
 class CountsLearners(Mutant):
