@@ -87,11 +87,11 @@ _RESPONSES: dict[type[Request], type[Response]] = {
 class Core:
     """A member as a state machine without clock, network or threads (``DLedgerServer``).
 
-    Times are integer milliseconds of a monotonic clock. The core owns `store`, which is started. The driver calls
-    `drain` after every call and executes the effects. Under ``is_sync`` it calls `persisted` when more of the log is
-    durable. Without an `application` puts are rejected. If the application raises, calls raise `ApplicationError` and
-    the core must not be used again. Constructing raises StoreError if a term cannot be saved, and OptionError if the
-    store is of a group with other members.
+    Times are integer milliseconds of a monotonic clock. If it goes back, the core's time stands still for that moment.
+    The core owns `store`, which is started. The driver calls `drain` after every call and executes the effects. Under
+    ``is_sync`` it calls `persisted` when more of the log is durable. Without an `application` puts are rejected. If the
+    application raises, calls raise `ApplicationError` and the core must not be used again. Constructing raises
+    StoreError if a term cannot be saved, and OptionError if the store is of a group with other members.
     """
 
     def __init__(

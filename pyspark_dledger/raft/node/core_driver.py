@@ -178,7 +178,8 @@ class CoreDriver:
         if self._ticks % _CHECK_TICKS == 0:
             self._check(now)
         if not self.threads.is_busy:
-            self._run(lambda: self._core.tick(now), lambda: self._core.disk_waits.in_tick(now))
+            # Not the time from before the checks: the core takes an earlier time for a clock that went back.
+            self._run(lambda: self._core.tick(self._now()), lambda: self._core.disk_waits.in_tick(self._now()))
 
     def _check(self, now: int) -> None:
         for link in list(self._links.values()):
