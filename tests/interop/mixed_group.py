@@ -236,7 +236,7 @@ class Group:
         return None
 
     def transfer(self, node: str) -> None:
-        """Transfers leadership to `node`. Retries: a Java transfer fails while the member lags."""
+        """Transfers leadership. Retries: a Java transfer fails while the member lags, or leaves a deaf leader."""
 
         def done() -> bool:
             if self.leader() == node:
@@ -247,7 +247,7 @@ class Group:
                 return False
             return self.leader() == node
 
-        self.wait(done, 30, f"leadership of {node}")
+        self.wait(done, 90, f"leadership of {node}")
 
     def settle(self, patience: float = 30) -> int:
         """Waits until all running members have the same end, committed. Returns that index."""
