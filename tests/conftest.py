@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark_dledger import enable
 from pyspark_dledger.format.engine import Engine, get_engine
 from tests.support import golden, spark_archive
+from tests.support.extension import HAS_EXTENSION
 from tests.support.spark_cluster import SHORT_LIVED
 
 # The suite gives the same answer in every run, also on a busy machine; `make properties` draws other examples.
@@ -143,7 +144,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()
     )
-    if "DLEDGER_SPARK_EXTENSION" in os.environ:
+    if HAS_EXTENSION:
         enable(session)
     yield session
     session.stop()

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
-_CREATE_VIEW = "CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...')"
+_IN_SQL = (
+    "use CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...'), or switch on the extension of Spark's "
+    "optimizer (docs/reading.md)"
+)
+_NO_PATH = f"no path is given: name the store in load(path). Of a catalog's table Spark passes none: {_IN_SQL}"
 
 
 class DLedgerDataSource(DataSource):
@@ -78,7 +82,7 @@ class DLedgerDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         if "provider" in options:  # a table of a catalog: Spark drops its options
-            raise OptionError(f"CREATE TABLE does not keep the path of a dledger log: use {_CREATE_VIEW}")
+            raise OptionError(f"Spark does not pass the path of a catalog's table to dledger: {_IN_SQL}")
 
     @cached_property
     def read_options(self) -> ReadOptions:
@@ -116,10 +120,13 @@ class DLedgerDataSource(DataSource):
         Spark plans other queries of one ``load()`` with the filters of the first, so it is no default.
         """
         from pyspark_dledger.log.option_uses import SPARK_LOG, check_use
+        from pyspark_dledger.log.options import read_paths
         from pyspark_dledger.spark.read import batch_reader
 
         if self._is_group:
             return self._group_reader(schema)
+        if not read_paths(self.options) and _pushes_filters():
+            return batch_reader.UnknownTable(_NO_PATH)  # the extension replaces it by one with the catalog's path
         path, options = self._path(), self.read_options
         check_use(options, SPARK_LOG if options.table == "log" else f"table {options.table}")
         if options.table != "log":
@@ -194,10 +201,7 @@ class DLedgerDataSource(DataSource):
 
         paths = read_paths(self.options)
         if not paths:
-            raise OptionError(
-                "no path is given, and Spark passes that of a catalog's table to no Python source: name the store in "
-                f"load(path), or in SQL use {_CREATE_VIEW}"
-            )
+            raise OptionError(_NO_PATH)
         return paths[0]
 
 

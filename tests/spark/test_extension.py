@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import pyspark_dledger as dl
+from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.spark import extension
 from tests.spark.test_spark_writer import numbers, write_small
 from tests.support.long_runs import some
@@ -53,6 +55,7 @@ def name(spark: SparkSession, extended: SparkSession) -> Iterator[str]:
     yield name
     for session in (spark, extended):
         session.catalog.dropTempView(name)
+    spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
 @pytest.fixture
@@ -136,6 +139,66 @@ def test_filters_of_the_only_scan_are_pushed(extended: SparkSession, store: Path
     scan = query._jdf.queryExecution().optimizedPlan().collectLeaves().head().scan()
     assert "LessThan(index,10)" in scan.getMetaData().apply("PushedFilters")
     assert query.count() == 10
+
+
+@pytest.mark.smoke
+def test_saved_table_is_read_and_appended(extended: SparkSession, tmp_path: Path, name: str) -> None:
+    frame = numbers(extended, 10).selectExpr("'T' topic", "binary(body) body")
+    writer = frame.write.format("dledger").mode("append").option("path", str(tmp_path / "a log"))
+    writer.saveAsTable(name)
+    writer.saveAsTable(name)
+    frame.write.insertInto(name)
+    extended.sql(f"INSERT INTO {name} SELECT 'T', binary('new')")
+    found = extended.sql(f"SELECT topic, count(*), max(string(body)) FROM {name} GROUP BY topic")
+    assert [tuple(row) for row in found.collect()] == [("T", 31, "new")]
+    with pytest.raises(IllegalArgumentException, match="cannot be replaced, because a log is append-only"):
+        writer.mode("overwrite").saveAsTable(name)
+    extended.sql(f"DROP TABLE {name}")
+    assert extended.read.format("dledger").load(str(tmp_path / "a log")).count() == 31
+
+
+def test_saved_table_that_could_not_be_read_writes_nothing(extended: SparkSession, tmp_path: Path, name: str) -> None:
+    writer = numbers(extended, 10).write.format("dledger").mode("append").option("path", str(tmp_path / "log"))
+    with pytest.raises(IllegalArgumentException, match="expected column body binary, found string: cast it"):
+        writer.saveAsTable(name)
+    assert not (tmp_path / "log").exists()
+    assert not extended.catalog.tableExists(name)
+
+
+COLUMNS = {
+    "(index BIGINT, topic STRING)": ["index", "topic"],
+    "": list(DEFAULT_NAMES),
+    "(nothing INT)": "unknown column nothing",
+    "(index INT)": "expected column index bigint, found int",
+    "(index BIGINT NOT NULL)": "expected column index bigint, found bigint NOT NULL",
+}
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_created_table_is_read_or_refused(extended: SparkSession, store: Path, name: str, columns: str) -> None:
+    create, expected = f"CREATE TABLE {name} {columns} USING dledger LOCATION '{store}'", COLUMNS[columns]
+    if isinstance(expected, str):
+        with pytest.raises(IllegalArgumentException, match=expected):
+            extended.sql(create)
+        assert not extended.catalog.tableExists(name)
+        return
+    extended.sql(create)
+    assert extended.table(name).columns == expected
+    extended.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        assert extended.table(name).where("index < 10").count() == 10
+        assert extended.sql(f"SELECT index FROM {name} WITH (endingOffsets = '5') WHERE index >= 0").count() == 5
+    finally:
+        extended.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_managed_table_is_in_the_warehouse(extended: SparkSession, name: str) -> None:
+    query = "SELECT binary('one') body"
+    extended.sql(f"CREATE TABLE {name} USING dledger OPTIONS (topic 'T', dataFileSize '64k') AS {query}")
+    folder = Path(extended.conf.get("spark.sql.warehouse.dir").removeprefix("file:"), name)
+    assert extended.read.format("dledger").load(str(folder)).count() == extended.table(name).count() == 1
+    extended.sql(f"DROP TABLE {name}")
+    assert not folder.exists()
 
 
 def test_other_tables_have_the_same_rows(spark: SparkSession, extended: SparkSession, store: Path) -> None:

@@ -6,6 +6,8 @@ Janino, compiles it against the Spark that runs it, so that no JDK is needed.
 
 from __future__ import annotations
 
+import json
+import re
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,11 +72,22 @@ def compiled(jvm: Any) -> dict[str, bytes]:
     )
     compiler.setClassFileCreator(util.MapResourceCreator(created))
     files = sources()
+    constants = _constants()
     given = jvm.java.lang.reflect.Array.newInstance(util.Resource._java_lang_class, len(files))
     for place, source in enumerate(files):
-        given[place] = util.StringResource(source.name, source.read_text())
+        text = re.sub(r'"@(\w+)@"', lambda match: json.dumps(constants[match[1]]), source.read_text())
+        given[place] = util.StringResource(source.name, text)
     compiler.compile(given)
     return {name: bytes(created[name]) for name in sorted(created)}
+
+
+def _constants() -> dict[str, str]:
+    """What the Java files know of Python, by the name of its place in them."""
+    from pyspark_dledger.spark.schema import log_schema
+    from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS, write_only_option
+
+    names = (option.name for option in WRITE_OPTIONS if write_only_option(option.name))
+    return {"LOG_SCHEMA": log_schema(include_entry_body=True).json(), "WRITE_ONLY": ",".join(names).lower()}
 
 
 def sources() -> list[Path]:

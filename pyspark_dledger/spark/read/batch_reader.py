@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.origin import Origin, check_origin, origin_of
 from pyspark_dledger.log.plan import Partition, estimated_rows, plan_read, read_partition
@@ -87,6 +88,16 @@ class TableReader(PartReader, DataSourceReader):
         from pyspark_dledger.rocketmq.tables.registry import TABLES
 
         return TABLES[self.options.table]
+
+
+class UnknownTable(DataSourceReader):
+    """Stands for a table without a path, which fails when it is read."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise OptionError(self.problem)
 
 
 class LogReader(TableReader):

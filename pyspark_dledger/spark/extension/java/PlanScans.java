@@ -23,7 +23,7 @@ import scala.runtime.AbstractPartialFunction;
  * <p>A table that a query names several times is planned once, with the columns of all its scans: so all of them see
  * the same rows. Filters are pushed only into a table that the query names once, and Spark evaluates them again.
  *
- * <p>Written without lambdas: Spark's own compiler, Janino, compiles it (tools/spark_jar.py).
+ * <p>Written without lambdas: Spark's own compiler, Janino, compiles it.
  */
 public final class PlanScans extends Rule {
     public TreeNode apply(TreeNode plan) {
@@ -31,9 +31,10 @@ public final class PlanScans extends Rule {
         if (plan instanceof Subquery || !SparkVersion.isKnown()) {
             return plan;
         }
+        LogicalPlan completed = (LogicalPlan) CatalogTables.completed(plan);
         IdentityHashMap uses = new IdentityHashMap();
-        visit((LogicalPlan) plan, null, new ArrayList(), uses);
-        return uses.isEmpty() ? plan : ((LogicalPlan) plan).transformUpWithSubqueries(new Replacement(uses));
+        visit(completed, null, new ArrayList(), uses);
+        return uses.isEmpty() ? completed : completed.transformUpWithSubqueries(new Replacement(uses));
     }
 
     /** Collects the uses of each table. Required are the attributes that the parents read, null for all. */
@@ -71,7 +72,7 @@ public final class PlanScans extends Rule {
             return false;
         }
         DataSourceV2ScanRelation relation = (DataSourceV2ScanRelation) plan;
-        if (!(relation.scan() instanceof PythonScan) || !"dledger".equals(relation.relation().table().name())) {
+        if (!(relation.scan() instanceof PythonScan) || !CatalogTables.isSource(relation.relation().table().name())) {
             return false;
         }
         scala.Option pushed = ((PythonScan) relation.scan()).getMetaData().get("PushedFilters");

@@ -29,7 +29,7 @@ final class TableUse {
 
     TableUse(DataSourceV2ScanRelation relation) {
         this.table = relation.relation().table();
-        this.options = relation.relation().options();
+        this.options = CatalogTables.readOptions(relation.relation());
     }
 
     /** Adds one scan, of which its parents read the attributes in {@code required}, or all if that is null. */
@@ -58,10 +58,7 @@ final class TableUse {
                 output.add(attribute);
             }
         }
-        Object[] arguments = new Object[relation.productArity()];
-        for (int i = 0; i < arguments.length; i++) {
-            arguments[i] = relation.productElement(i);
-        }
+        Object[] arguments = CatalogTables.elements(relation);
         arguments[1] = this.scan;
         arguments[2] = CollectionConverters.asScala(output).toList();
         return relation.makeCopy(arguments);
