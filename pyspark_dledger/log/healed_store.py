@@ -14,7 +14,7 @@ from pyspark_dledger.format.codec import EntryHeader, encode_entry_header
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, segment_name
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment
-from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_in, read_at, segment_at
 from pyspark_dledger.log.io.healed_engine import HealedEngine
 from pyspark_dledger.log.io.healed_path import HealedPart, HealedPath
 from pyspark_dledger.log.io.store_engine import read_engine
@@ -81,6 +81,10 @@ class HealedStore(StoreView):
     def head(self, segment: Segment) -> bytes:
         """See `StoreView.head`."""
         return read_at(segment.path, 0, HEAD_BYTES)
+
+    def head_entry(self, segment: Segment) -> EntryHeader | None:
+        """See `StoreView.head_entry`."""
+        return entry_in(self.head(segment), segment, segment.base)
 
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""

@@ -129,7 +129,7 @@ class LogEnds:
             return segment.base if self._is_blank(segment) else segment_end
         if segment.base > last.base:
             return segment_end if self._lost_its_entries(segment, end) else segment.base
-        if segment != last or _is_short(segment):
+        if segment.base != last.base or _is_short(segment):
             return segment.end
         # Committed entries can be lost after the last one that is there.
         return max(end.pos, evidence.committed_end)

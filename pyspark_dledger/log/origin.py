@@ -6,13 +6,16 @@ stamp of its listing, which its reader compares.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
+from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, is_segment_name
@@ -53,8 +56,12 @@ def origin_of(store: StoreView) -> Origin:
     """What readers need to tell the store from another one, and an expired file from an absent one."""
     paths = store.paths
     folders = (*paths.data_dirs, *paths.commitlog_dirs) if paths.only is None else (paths.only.parent,)
-    lasts = {path_of(segment.path).parent: (segment.path, segment.end) for segment in store.segments}
+    lasts = {_folder(segment.path): (segment.path, segment.end) for segment in store.segments}
     return Origin(socket.gethostname(), tuple(map(str, folders)), tuple(lasts.values()), _anchor(store.segments))
+
+
+def _folder(path: str) -> str:
+    return str(path_of(path).parent) if isinstance(path, RemoteUri) else path.rpartition(os.sep)[0]
 
 
 def _anchor(segments: Sequence[Segment]) -> tuple[Segment, Fingerprint] | None:
@@ -75,10 +82,10 @@ def with_fingerprints(store: StoreView, request: ScanRequest) -> ScanRequest:
     """The request with what its reader has to find at the begin and at the end of its range."""
     end = store.ends.get(request.segment.source)
     last = end[1].last_pos if end is not None else -1
-    return replace(request, fingerprints=tuple(_fingerprints(request, last)))
+    return changed(request, fingerprints=tuple(_fingerprints(store, request, last)))
 
 
-def _fingerprints(request: ScanRequest, last: int) -> Iterator[Fingerprint]:
+def _fingerprints(store: StoreView, request: ScanRequest, last: int) -> Iterator[Fingerprint]:
     """At the begin of a range its first entry, or bytes that are none; at the end its last bytes, or the last entry.
 
     `last` is the position of the log's last entry: only its header is sure to be written completely.
@@ -86,18 +93,37 @@ def _fingerprints(request: ScanRequest, last: int) -> Iterator[Fingerprint]:
     segment, start, end = request.segment, request.start, min(request.end, request.segment.end)
     if isinstance(segment.path, RemoteUri) or start >= end:
         return
-    try:
-        with _opened(segment.path) as read:
-            first = _first_entry(read, segment, start, start == last)
-            if first is None:
-                first = _fingerprint(start, read(start - segment.base, min(_MAX_BYTES, end - start)))
-            yield first
-            if start < last < end:
-                yield _fingerprint(last, read(last - segment.base, ENTRY_HEADER_SIZE))
-            elif start != last and first.pos + first.size < end - _END_BYTES:
-                yield _fingerprint(end - _END_BYTES, read(end - _END_BYTES - segment.base, _END_BYTES))
-    except OSError:
-        return  # the scan reports it
+    if start == segment.base and start != last:
+        first = _head(store, segment)
+    else:
+        first = _first_entry(partial(read_at, segment.path), segment, start, start == last)
+    first_end = start if first is None else first.pos + first.size
+    if first is not None:
+        yield first
+    else:
+        yield from _bytes_at(segment, start, min(_MAX_BYTES, end - start))
+    if start < last < end:
+        yield from _bytes_at(segment, last, ENTRY_HEADER_SIZE)
+    elif start != last and first_end < end - _END_BYTES:
+        yield from _bytes_at(segment, end - _END_BYTES, _END_BYTES)
+
+
+def _bytes_at(segment: Segment, pos: int, size: int) -> Iterator[Fingerprint]:
+    """Some bytes of a file; nothing if it cannot be read, which the scan reports."""
+    data = read_at(segment.path, pos - segment.base, size)
+    if data:
+        yield _fingerprint(pos, data)
+
+
+def _head(store: StoreView, segment: Segment) -> Fingerprint | None:
+    """The first bytes of the entry or message that a file begins with, of which it has another one; or None."""
+    data = store.head(segment)
+    if segment.source == DLEDGER:
+        header = store.head_entry(segment)
+        return None if header is None else _fingerprint(segment.base, data[: header.size], header.index, header.term)
+    if not has_message_magic(data, 0, len(data)):
+        return None
+    return _fingerprint(segment.base, data[: int.from_bytes(data[:4], "big")])
 
 
 def _first_entry(read: _Read, segment: Segment, pos: int, may_be_last: bool) -> Fingerprint | None:

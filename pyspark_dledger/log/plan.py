@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
@@ -323,7 +324,7 @@ def _ranges(store: StoreView, template: ScanRequest, window: _Window) -> Iterato
         end = min(store.segment_end(segment), window.entry_end)
         is_inside = window.start < segment.end and segment.base < window.end
         if start < end and is_inside and not _is_excluded(store, segment, template.filters):
-            yield replace(template, segment=segment, start=start, end=end)
+            yield changed(template, segment=segment, start=start, end=end)
 
 
 def _gap(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_blank
@@ -33,24 +34,30 @@ class StoreSegments:
     """The segments of a store, in order, and the folder listings they come from.
 
     ``divided`` is where the first DLedger file begins, None without one. ``unread`` are the segments that cannot be
-    read and were left out. ``heads`` are the first bytes of files by their paths, as far as they were read.
+    read and were left out. ``heads`` are the first bytes of files, and the entry there, by their paths, as far as read.
     """
 
     segments: list[Segment]
     divided: int | None
     listings: tuple[Listing, Listing]
     unread: tuple[UnreadSegment, ...] = ()
-    heads: dict[str, bytes] = field(default_factory=dict, repr=False)
+    heads: dict[str, tuple[bytes, EntryHeader | None]] = field(default_factory=dict, repr=False)
 
     def head(self, segment: Segment) -> bytes:
         """The first `HEAD_BYTES` bytes of a segment's file; fewer of a shorter one."""
-        if segment.path not in self.heads:
-            self.heads[segment.path] = read_at(segment.path, 0, HEAD_BYTES)
-        return self.heads[segment.path]
+        return self._known_head(segment)[0]
 
     def first_entry(self, segment: Segment) -> EntryHeader | None:
         """The header of the entry at the beginning of a segment, or None."""
-        return entry_in(self.head(segment), segment, segment.base)
+        return self._known_head(segment)[1]
+
+    def _known_head(self, segment: Segment) -> tuple[bytes, EntryHeader | None]:
+        known = self.heads.get(segment.path)
+        if known is None:
+            data = read_at(segment.path, 0, HEAD_BYTES)
+            known = data, entry_in(data, segment, segment.base) if segment.source == DLEDGER else None
+            self.heads[segment.path] = known
+        return known
 
 
 def list_store(
@@ -72,7 +79,7 @@ def list_store(
         listing(paths.commitlog_dirs, COMMITLOG, True, earlier[1]),
     )
     witness = witness_of(paths)
-    ledger, old = ([replace(segment, witness=witness) for segment in found.segments] for found in listings)
+    ledger, old = ([changed(segment, witness=witness) for segment in found.segments] for found in listings)
     unread: tuple[UnreadSegment, ...] = ()
     if known_unread is not None and not is_remote(paths.path):
         from pyspark_dledger.log.io.unread_files import unread_segments  # imports numpy, which is slow to load
@@ -83,9 +90,9 @@ def list_store(
     old, ledger = ([each for each in found if each.path not in left_out] for found in (old, ledger))
     # The beginning of the last file can have been written since.
     seen = before.segments[:-1] if before is not None else []
-    known = {replace(segment, before=None, after=None): segment for segment in seen}
+    known = {changed(segment, before=None, after=None): segment for segment in seen}
     read = before.heads if before is not None else {}
-    heads = {each.path: read[each.path] for each in seen if read.get(each.path, b"").strip(b"\0")}
+    heads = {each.path: read[each.path] for each in seen if read.get(each.path, (b"",))[0].strip(b"\0")}
     found = StoreSegments([], divided, listings, heads=heads)
 
     def with_neighbours(three: tuple[Segment | None, Segment, Segment | None]) -> Segment:
@@ -127,7 +134,7 @@ def _with_neighbours(
     """The segment with the next one's first entry; if it begins with damage, with the last entry of the one before."""
     if following is not None and following.base == segment.end:
         first = listed.first_entry(following)
-        segment = replace(segment, after=FollowingEntry(first.index, first.term) if first is not None else None)
+        segment = changed(segment, after=FollowingEntry(first.index, first.term) if first is not None else None)
     if previous is None or listed.first_entry(segment) is not None:
         return segment
     head = listed.head(segment)

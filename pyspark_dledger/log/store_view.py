@@ -12,9 +12,10 @@ from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.format.codec import EntryHeader
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, segment_at
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
 from pyspark_dledger.log.io.files import OnUnreadable, map_reads, raise_error
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
@@ -206,10 +207,14 @@ class StoreView:
         """The first bytes of a segment's file, as they were when the store was opened; see `StoreSegments.head`."""
         return self._segments.head(segment)
 
+    def head_entry(self, segment: Segment) -> EntryHeader | None:
+        """The header of the DLedger entry at the beginning of a segment, or None."""
+        return self._segments.first_entry(segment)
+
     def first_entry(self, segment: Segment) -> tuple[int, int, int] | None:
         """Pos, index and term of a DLedger segment's first entry."""
         pos = segment.base
-        header = entry_in(self.head(segment), segment, pos)
+        header = self.head_entry(segment)
         if header is None:
             pos = self.engine.seek(segment, segment.base, segment.end, INT64_MIN)
             header = entry_at(segment, pos)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -19,12 +20,14 @@ from pyspark_dledger.format.layout import ENTRY_MAGICS, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.files import (
+    FolderEntry,
     is_readable,
     is_remote_path,
     is_there,
     names_in,
     path_of,
     read_start,
+    scan_folder,
     without_bucket,
 )
 
@@ -135,7 +138,11 @@ def _names(folder: Path) -> list[str]:
     try:
         return sorted(names_in(folder))
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be read ({error.strerror}): check its type and its permissions") from None
+        raise _no_folder(folder, error) from None
+
+
+def _no_folder(folder: Path, error: OSError) -> StoreError:
+    return StoreError(f"{folder}: cannot be read ({error.strerror}): check its type and its permissions")
 
 
 def _looks_like_node(folder: Path, names: list[str]) -> bool:
@@ -243,18 +250,17 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
     Files with other names are ignored. Raises StoreError for two files with one base, and for a base that is too far
     away for this log.
     """
-    files: dict[int, Path] = {}
+    files: dict[int, FolderEntry] = {}
     sizes: dict[int, int] = {}
-    for folder in dirs:
-        for name in _names(folder):
-            file = folder / name
-            size = file_size(file) if is_segment_name(name) else None
-            if size is None:
-                continue
-            base = int(name)
-            if base in files:
-                raise StoreError(f"{file}: expected one segment at {base}, found {files[base]} as well: remove one")
-            files[base], sizes[base] = file, size
+    for entry in _entries(dirs):
+        size = _size_of(entry) if is_segment_name(entry.name) else None
+        if size is None:
+            continue
+        base = int(entry.name)
+        if base in files:
+            found = files[base].path
+            raise StoreError(f"{entry.path}: expected one segment at {base}, found {found} as well: remove one")
+        files[base], sizes[base] = entry, size
     bases = sorted(files)
     usual = usual_size(sizes)
     segments = []
@@ -263,30 +269,51 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
         if following is not None:
             size = min(size, following - base)
             if following - base > _MAX_HOLE:
-                raise StoreError(
-                    f"{files[following]}: expected a segment near {base + size}, found one far after it: move it away"
-                )
+                where = f"{files[following].path}: expected a segment near {base + size}"
+                raise StoreError(f"{where}, found one far after it: move it away")
         if base > HIGHEST_BASE:
-            raise StoreError(f"{files[base]}: expected a base of at most 2^62, found {base}: move it away")
-        segments.append(Segment(str(files[base]), files[base].name, base, size, source, check_pos))
+            raise StoreError(f"{files[base].path}: expected a base of at most 2^62, found {base}: move it away")
+        segments.append(Segment(files[base].path, files[base].name, base, size, source, check_pos))
     return segments
 
 
 def not_files(dirs: Iterable[Path]) -> list[Path]:
     """What has the name of a segment but is a folder, a broken link or a device. A remote store has none."""
-    return [
-        folder / name
-        for folder in dirs
-        if not is_remote_path(folder)
-        for name in _names(folder)
-        if is_segment_name(name) and file_size(folder / name) is None and is_there(folder / name)
-    ]
+    local = (folder for folder in dirs if not is_remote_path(folder))
+    names = (entry for entry in _entries(local) if is_segment_name(entry.name) and not _is_plain_file(entry))
+    return [Path(entry.path) for entry in names if _size_of(entry) is None and is_there(Path(entry.path))]
+
+
+def _entries(dirs: Iterable[Path]) -> Iterator[FolderEntry]:
+    for folder in dirs:
+        try:
+            entries = scan_folder(folder)
+        except OSError as error:
+            raise _no_folder(folder, error) from None
+        yield from sorted(entries, key=lambda entry: entry.name)
+
+
+def _is_plain_file(entry: FolderEntry) -> bool:
+    """Whether an entry of a local folder is a file or a link to one, without a look at it if the folder says so."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _size_of(entry: FolderEntry) -> int | None:
+    """As `file_size`, of an entry of a folder."""
+    return _regular_size(entry.path, entry.stat)
 
 
 def file_size(file: Path) -> int | None:
     """The size of a regular file in bytes; None for anything else, and for a file that no longer exists."""
+    return _regular_size(file, file.stat)
+
+
+def _regular_size(file: str | Path, stat_of: Callable[[], os.stat_result]) -> int | None:
     try:
-        status = file.stat()
+        status = stat_of()
     except FileNotFoundError:
         return None
     except OSError as error:
