@@ -365,7 +365,7 @@ def test_group_of_java_members_is_rejected_with_advice() -> None:
     java = FakeMember(is_binary=False)
     try:
         with pytest.raises(
-            OptionError, match=r"all its peers are Java members.*tail the store of one of them by its path"
+            OptionError, match=r"nothing proves what its Java members have committed.*tail the store of one of them"
         ):
             tail_of(java.peer).latest(NOTHING, NO_LIMITS)
     finally:

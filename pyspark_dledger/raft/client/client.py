@@ -246,6 +246,22 @@ class Client:
         _check_number("wait_ms", wait_ms, 0, _MAX_NUMBER)
         return self._wait(self._session.read(first_index, node_id, max_bytes, wait_ms))
 
+    def java_status(self) -> MemberStatus:
+        """The state of a Java group's leader, with the committed index that its members' responses prove.
+
+        Raises OptionError for a group whose responses prove nothing, and GroupError if they prove nothing yet.
+        """
+        return self._wait(self._session.java_log.status())
+
+    def read_java(self, first_index: int, *, max_bytes: int = 1 << 20) -> CommittedRange:
+        """Entries of a Java group from that index on, if they are proven to be committed; none if the first is not.
+
+        Raises IndexRangeError for an index that has expired at the leader, else as `java_status`.
+        """
+        _check_number("first_index", first_index, 0, _MAX_INDEX)
+        _check_number("max_bytes", max_bytes, 1, _MAX_NUMBER)
+        return self._wait(self._session.java_log.read(first_index, max_bytes))
+
     def members(self) -> GroupMembers:
         """The members, as the leader knows them."""
         return self._wait(self._session.members())

@@ -10,6 +10,7 @@ from typing import TypeVar
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
 from pyspark_dledger.raft.client.appender import Appender
+from pyspark_dledger.raft.client.java_log import JavaLog
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
 from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
@@ -84,6 +85,7 @@ class Session:
         self._attempts = 1 + max_retries
         self._members = Members(group, addresses, tls, timeout, secret)
         self.appender = Appender(self._members, max_retries)
+        self.java_log = JavaLog(self._members)
 
     async def close(self, waits: bool = True) -> None:
         """Finish appends, within the time of one attempt if `waits`, and close the connections."""

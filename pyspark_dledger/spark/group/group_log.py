@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, final
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, StoreError
+from pyspark_dledger.errors import GroupError, IndexRangeError, StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
@@ -28,6 +28,8 @@ MAX_WAIT = 60.0
 # Seconds, while no member has ever responded: its addresses are wrong, or no node runs.
 MAX_FIRST_WAIT = 9.0
 _TIMEOUT_MS = 3_000
+# Asked in place of all Java members, after ours.
+_JAVA = "the Java leader"
 
 
 class NotCommittedError(IndexRangeError):
@@ -62,7 +64,8 @@ class GroupLog:
     """For one thread; a context manager. Close it otherwise.
 
     The member that responded last is asked first. `first_member` is the number of the first to ask, so that tasks begin
-    with different members. Java members are not read: their protocol has no committed index.
+    with different members. If no member of ours responds, Java members are read: from their leader, as far as their
+    responses prove what is committed.
     """
 
     def __init__(self, address: GroupAddress, first_member: int = 0) -> None:
@@ -116,7 +119,7 @@ class GroupLog:
         is_unreached = False
         for member in self._members_to_ask():
             try:
-                found = self._client.read(first_index, member, max_bytes=max_bytes)
+                found = self._read_from(member, first_index, max_bytes)
             except IndexRangeError as error:
                 self._responded(member)
                 expired = error
@@ -126,8 +129,9 @@ class GroupLog:
             else:
                 self._responded(member)
                 if found.count:
-                    self._members.remove(member)
-                    self._members.insert(0, member)
+                    if member != _JAVA:
+                        self._members.remove(member)
+                        self._members.insert(0, member)
                     return found
                 # It may get the entry later, even if another member has expired it.
                 not_committed = NotCommittedError(
@@ -136,6 +140,11 @@ class GroupLog:
                 )
         assert not_committed or expired or is_unreached
         return not_committed or expired or self._unreached()
+
+    def _read_from(self, member: str, first_index: int, max_bytes: int) -> CommittedRange:
+        if member == _JAVA:
+            return self._client.read_java(first_index, max_bytes=max_bytes)
+        return self._client.read(first_index, member, max_bytes=max_bytes)
 
     def entry(self, index: int) -> GroupEntry:
         """Return the committed entry of that index. Raises as `read` does."""
@@ -177,7 +186,7 @@ class GroupLog:
     # Statuses.
 
     def statuses(self) -> dict[str, MemberStatus]:
-        """Return the status of every member of ours that responds, by its id.
+        """Return the status of every member of ours that responds, else of the Java leader, by its id.
 
         Raises GroupError with the error of each if none does within `MAX_WAIT`, or `MAX_FIRST_WAIT`, and at once if all
         that respond are of another group.
@@ -187,8 +196,11 @@ class GroupLog:
         while True:
             found: dict[str, MemberStatus] = {}
             for member in self._members_to_ask():
+                if found and member == _JAVA:
+                    break
                 try:
-                    found[member] = self._client.status(member)
+                    is_java = member == _JAVA
+                    found[member] = self._client.java_status() if is_java else self._client.status(member)
                     self._responded(member)
                 except GroupError as error:
                     self._failed(member, error)
@@ -206,16 +218,18 @@ class GroupLog:
 
     # Which member to ask.
 
-    def _members_to_ask(self) -> list[str]:
-        """Return the members to ask, in order: none of Java's, and no skipped ones unless all are."""
+    def _members_to_ask(self) -> Iterator[str]:
+        """Yield the members to ask, in order, Java's last: no skipped ones unless all are."""
         ours = [member for member in self._members if member not in self._java]
-        if not ours:
-            raise OptionError(
-                f"{self.name}: all its peers are Java members, whose protocol has no committed index: tail the store "
-                "of one of them by its path, with load(path)"
-            )
-        now = time.monotonic()
-        return [member for member in ours if self._skipped_until.get(member, 0.0) <= now] or ours
+        asked = [member for member in ours if not self._is_skipped(member)]
+        if not asked and (not self._java or self._is_skipped(_JAVA)):
+            asked = ours
+        yield from asked
+        if self._java and (asked == ours or not self._is_skipped(_JAVA)):
+            yield _JAVA
+
+    def _is_skipped(self, member: str) -> bool:
+        return self._skipped_until.get(member, 0.0) > time.monotonic()
 
     def _responded(self, member: str) -> None:
         self._was_reached = True
@@ -223,15 +237,19 @@ class GroupLog:
         self._errors.pop(member, None)
 
     def _failed(self, member: str, error: GroupError) -> None:
-        if error.code == ResponseCode.UNSUPPORTED:
+        if error.code == ResponseCode.UNSUPPORTED and member != _JAVA:
             self._java.add(member)
-        elif member not in self._skipped_until:
+            return
+        if member not in self._skipped_until:
             log.info("%s: %s is skipped for %.0f s: %s", self.name, member, _SKIP_SECONDS, error)
         self._skipped_until[member] = time.monotonic() + _SKIP_SECONDS
         self._errors[member] = error
 
     def _unreached(self) -> GroupError:
-        """Return the error if no member responds, with the error of each."""
+        """Return the error if no member responds, with the error of each, or if a Java group has no proof."""
+        unproven = self._errors.get(_JAVA)
+        if unproven is not None and unproven.code == ResponseCode.LEADER_NOT_READY:
+            return unproven
         problem = f"no member responded within {self._max_wait:.0f} s"
         if self._has_only_strangers:
             problem = "all members that respond are of another group or have other ids"
@@ -241,7 +259,7 @@ class GroupLog:
     @property
     def _has_only_strangers(self) -> bool:
         """Whether every member that responds is of another group, or has another id."""
-        codes = {error.code for error in self._errors.values()} - {ResponseCode.NETWORK_ERROR, ResponseCode.UNSUPPORTED}
+        codes = {error.code for error in self._errors.values()} - {ResponseCode.NETWORK_ERROR}
         return bool(codes) and WRONG_MEMBER.issuperset(codes)
 
 
