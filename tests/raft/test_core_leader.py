@@ -12,6 +12,7 @@ from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     GetRequest,
+    HeartBeatRequest,
     PushResponse,
     PushType,
     PutRequest,
@@ -210,3 +211,12 @@ def test_a_peer_that_lost_entries_is_detected_by_its_response_to_commit() -> Non
     respond_push(core, token, begin=0, end=0)
     core.tick(100)
     assert len(pushes(core, PushType.COMPARE)) == 1
+
+
+def test_a_leader_whose_clock_goes_back_sends_heartbeats_in_time() -> None:
+    core = OneCore(heart_beat_time_interval_ms=1000)
+    core.lead()
+    core.sent.clear()
+    core.now -= 60_000
+    core.tick(1100)
+    assert any(isinstance(send.request, HeartBeatRequest) for send in core.sent)
