@@ -215,6 +215,20 @@ def test_a_list_whose_append_failed_ends_before_its_index_expires() -> None:
     assert len(OneCore(core.store).core.members.current.voters) == 3
 
 
+def test_a_list_whose_entry_is_damaged_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = OneCore(filled(1, saved=2))
+    found = MemberList(1, 2, {"n0": "a:1", "n1": "b:1"})
+    core.core.members.appending(1, 2, found.body())
+    core.store.append_as_leader([found.body()], 2, MEMBERS)
+
+    def damaged(_: int) -> int:
+        raise StoreError("entry 1 is damaged")
+
+    monkeypatch.setattr(core.store, "term_at", damaged)
+    core.core.members.refresh()
+    assert core.core.members.current == found
+
+
 def test_a_list_of_the_log_counts_although_the_file_of_members_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
