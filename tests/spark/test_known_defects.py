@@ -136,7 +136,6 @@ def test_rows_in_the_shape_of_kafka_are_written(spark: SparkSession, root: Path,
     assert messages(spark, root, "topic", "keys", "string(body)") == [("T", keys, "v")]
 
 
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="a repeated batch of foreachBatch is appended again")
 def test_repeated_batch_with_the_same_version_writes_nothing(spark: SparkSession, root: Path) -> None:
     """As Spark repeats a batch of foreachBatch after a crash: the same rows with the same batch id."""
     known = {option.name for option in WRITE_OPTIONS}
@@ -156,11 +155,6 @@ PARTITIONS = {
 
 
 @pytest.mark.parametrize("case", PARTITIONS)
-@pytest.mark.xfail(
-    strict=True,
-    raises=DefectShown,
-    reason="the identity of a message contains its partition: other partitions write it again",
-)
 def test_restart_with_other_partitions_writes_nothing_twice(
     spark: SparkSession, root: Path, tmp_path: Path, settings: Callable[..., None], case: str
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.common.options import (
     BOOLEAN,
+    NAMES,
     TEXT,
     Option,
     by_key,
@@ -44,6 +45,9 @@ class WriteOptions:
     topic: str | None = option(None, TEXT, "topic of all rows; overrides the column")
     queue_nums: int = option(4, integer_from(1, _MAX_QUEUES), "queues of a new topic, up to 16384")
     ignore_extra_columns: bool = option(False, BOOLEAN, "ignore columns that cannot be written")
+    id_columns: tuple[str, ...] = option((), NAMES, "columns whose values identify a row of a job")
+    txn_app_id: str | None = option(None, TEXT, "batch: writes each `txnVersion` once; `foreachBatch`")
+    txn_version: int | None = option(None, integer_from(0, INT64_MAX), "ascending number of the write")
     required_acks: str = option("quorum", choice(("quorum",)), "written means committed")
     timeout_ms: int = option(3000, integer_from(1, INT32_MAX), "ms per attempt for the leader, then for its response")
     max_retries: int = option(10, integer_from(0, INT32_MAX), "retries, if certainly not written")
@@ -129,3 +133,5 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
             raise OptionError(f"option {each.name} is for a {other}, this is a write to a {target}: leave it out")
     if is_group:
         options.group_address()
+    if (options.txn_app_id is None) != (options.txn_version is None):
+        raise OptionError("options txnAppId and txnVersion belong together: give both, or none")
