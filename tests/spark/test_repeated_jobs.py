@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.log import open_log
@@ -125,3 +126,23 @@ def test_equal_values_of_id_columns_are_an_error(client: Client) -> None:
         new_jobs(client, id_columns=("keys",)).run([[*"0123456783"]], chance, is_killed=False)
     with pytest.raises(DLedgerError, match=r"each of its 4 rows, found 3 different"):
         new_jobs(client, id_columns=("keys",)).run([["a", "b"], ["b", "c"]], chance, is_killed=False)
+
+
+@pytest.mark.slow
+def test_the_example_of_foreach_batch_writes_each_batch_once(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The driver is killed between the commit of the write and that of the micro-batch."""
+    page = Path("docs/write.md").read_text()
+    code = page[page.index("## Exactly once") :].split("```python\n")[1].split("```")[0]
+    code = code.replace("/data/", f"{tmp_path}/").replace(".start()", ".trigger(once=True).start().awaitTermination()")
+    code = code.replace(".options(", ".options(dataFileSize='1m', indexFileSize='32k', ")
+    stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
+    given = {"stream": stream.selectExpr("string(value) body")}
+    exec(code, given)  # the example
+    for file in (tmp_path / "checkpoint" / "commits").glob("*0*"):
+        file.unlink()
+    exec(code, given)
+    rows = open_log(tmp_path / "mylog").scan(columns=["body"])
+    found = Counter(row["body"].decode() for batch in rows for row in batch.to_pylist())
+    assert found == Counter(str(number) for number in range(100))

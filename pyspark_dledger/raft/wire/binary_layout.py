@@ -147,13 +147,13 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     (RequestCode.MEMBERS, True): (),
     (RequestCode.PRODUCER, False): (
         WireField("run", "I"),
-        WireField("fromIndex", "q", "-1: no identities"),
+        WireField("fromIndex", "q"),
     ),
     (RequestCode.PRODUCER, True): (
-        WireField("count", "q", "messages"),
-        WireField("otherRuns", "q", "messages of other runs"),
+        WireField("count", "q"),
+        WireField("otherRuns", "q"),
         WireField("lastNumber", "q"),
-        WireField("nextIndex", "q", "-1: no more"),
+        WireField("nextIndex", "q"),
     ),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
@@ -188,8 +188,8 @@ BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.PUT_MESSAGES, True): "nothing, or `count` times index, pos and queueOffset (i64)",
     (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents",
     (RequestCode.SUMMARY, True): "bytes of the snapshot",
-    (RequestCode.PRODUCER, False): "producer (8 bytes)",
-    (RequestCode.PRODUCER, True): "identities (16 bytes each)",
+    (RequestCode.PRODUCER, False): "producer",
+    (RequestCode.PRODUCER, True): "identities",
 }
 """The frame's body; other messages have none."""
 
