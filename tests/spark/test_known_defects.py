@@ -18,6 +18,7 @@ from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
 from tests.known_defects import DefectShown, should
 from tests.spark.test_spark_writer import numbers, write_small
 from tests.support.extension import HAS_EXTENSION
+from tests.support.long_runs import some
 from tests.support.sinks import bodies
 
 pytestmark = pytest.mark.spark
@@ -154,7 +155,7 @@ PARTITIONS = {
 }
 
 
-@pytest.mark.parametrize("case", PARTITIONS)
+@pytest.mark.parametrize("case", some(PARTITIONS, 1))
 def test_restart_with_other_partitions_writes_nothing_twice(
     spark: SparkSession, root: Path, tmp_path: Path, settings: Callable[..., None], case: str
 ) -> None:

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,9 +130,7 @@ def test_equal_values_of_id_columns_are_an_error(client: Client) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_foreach_batch_writes_each_batch_once(
-    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_of_foreach_batch_writes_each_batch_once(spark: SparkSession, tmp_path: Path) -> None:
     """The driver is killed between the commit of the write and that of the micro-batch."""
     page = Path("docs/write.md").read_text()
     code = page[page.index("## Exactly once") :].split("```python\n")[1].split("```")[0]
