@@ -17,7 +17,6 @@ from pyspark_dledger.raft.messages import (
     GetRequest,
     HeartBeatRequest,
     MetadataRequest,
-    ProducerRequest,
     PushRequest,
     PushResponse,
     PushType,
@@ -105,7 +104,7 @@ def hostile(random: Random) -> Request:
     if kind == 8:
         return PutRequest(bodies=Bodies(random.randrange(-1, 3), random.randbytes(random.randrange(12))))
     if kind == 9:
-        return random.choice([TopicsRequest(names=("x",)), ProducerRequest(from_index=number()), ConfigRequest()])
+        return random.choice([TopicsRequest(names=("x",)), ConfigRequest()])
     count = random.choice([len(data) // SIZE, number()])
     first = random.choice([index, index, number()])
     return PushRequest(

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.spark import extension
 from tests.spark.test_spark_writer import numbers, write_small
 from tests.support.long_runs import some
+from tests.support.sinks import bodies
 
 pytestmark = pytest.mark.spark
 
@@ -211,6 +213,18 @@ def test_other_tables_have_the_same_rows(spark: SparkSession, extended: SparkSes
         for session in (extended, spark)
     )
     assert found == expected
+
+
+def test_another_thread_writes(extended: SparkSession, tmp_path: Path) -> None:
+    """Spark finds Python data sources in the active session of a thread."""
+
+    def write_there() -> None:
+        dl.enable(extended)
+        write_small(numbers(extended, 10), tmp_path / "log")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_there).result()
+    assert len(bodies(tmp_path / "log")) == 10
 
 
 def test_extension_is_added_once(extended: SparkSession) -> None:

@@ -119,26 +119,11 @@ def test_folder_of_another_user_is_rejected(sinks: Sinks, tmp_path: Path) -> Non
 # The driver
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["java", "org.apache.spark.deploy.SparkSubmit", "--conf", "spark.master=local[2]"], "127.0.0.1"),
-        (["java", "SparkSubmit"], "127.0.0.1"),
-        (["java", "--master", "spark://h:7077", "--conf", "spark.driver.host=10.1.2.3"], "10.1.2.3"),
-        (["java", "--master", "local-cluster[2,1,1024]", "--conf", "spark.driver.host=10.1.2.3"], "10.1.2.3"),
-        (["java", "-Dspark.master=yarn", "-Dspark.driver.host=10.1.2.3", "Main"], "10.1.2.3"),
-        (["java", "--master", "k8s://h", "--properties-file", "{conf}"], "10.9.9.9"),
-    ],
-)
-def test_tasks_reach_the_sink_by_loopback_or_as_the_driver(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], expected: str
-) -> None:
-    conf = tmp_path / "spark.properties"
-    conf.write_text("# comment\nspark.driver.host=10.9.9.9\nspark.master local\n")
-    given = [argument.replace("{conf}", str(conf)) for argument in arguments]
-    monkeypatch.setattr(driver, "_arguments", lambda _: given)
-    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
-    assert driver.host_for_tasks() == expected
+def test_task_knows_master_and_driver_of_its_session() -> None:
+    found = driver.session_of({"spark.master": "spark://h:7077", "spark.driver.host": "[fe80::1]"}.get)
+    assert found == ("spark://h:7077", "fe80::1") and not found.is_local
+    local = {"local": True, "local[2]": True, "local-cluster[2,1,1024]": False, "yarn": False, "": False}
+    assert {master: driver.Session(master, "").is_local for master in local} == local
 
 
 def test_driver_of_a_process_without_java_is_its_parent() -> None:

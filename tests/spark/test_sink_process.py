@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +27,13 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
+from pyspark_dledger.spark.sink.driver import Session
+from pyspark_dledger.spark.sink.launch import start
 from pyspark_dledger.spark.sink.sink_process import SinkProcess
 from pyspark_dledger.spark.sink.targets import PathTarget
 from tests.support import golden
-from tests.support.groups import eventually
+from tests.support.certificates import make_tls
+from tests.support.groups import eventually, free_ports
 from tests.support.sinks import (
     SECRET,
     Sinks,
@@ -356,12 +360,58 @@ def test_micro_batch_that_another_process_acknowledged_may_not_be_on_disk(sinks:
         target.flush({sink.pid, 1})
 
 
-def test_error_of_executors_that_cannot_reach_loopback_names_the_option_listen() -> None:
-    target = PathTarget("/log", SinkAddress("127.0.0.1", 1, 2, SECRET, 1000), True, 3000, 1)
-    with pytest.raises(DLedgerError, match="set the option listen to an address"), target.connect("yarn"):
-        pass
-    with pytest.raises(SinkGoneError), target.connect("local[2]"):
-        pass
+# Where it listens
+
+LOCAL, CLUSTER = Session("local[2]", "driver-1"), Session("spark://h:7077", "127.0.0.1")
+
+
+def test_task_of_another_machine_needs_the_option_listen() -> None:
+    sink = SinkAddress("127.0.0.1", 1, 2, SECRET, 1000, machine="driver-1")
+    target = PathTarget("/log", sink, True, 3000, 1)
+    told = f"/log is a folder of the driver's machine driver-1, .* runs on {socket.gethostname()}: set option listen "
+    with pytest.raises(
+        DLedgerError, match=f"{told}to an address of the driver, such as 127.0.0.1, or write to a group"
+    ):
+        target.connect(CLUSTER).__enter__()
+    for other, session in ((sink, LOCAL), (sink._replace(machine=socket.gethostname()), CLUSTER)):
+        with pytest.raises(SinkGoneError):
+            PathTarget("/log", other, True, 3000, 1).connect(session).__enter__()
+
+
+def test_tasks_reach_a_process_that_listens_everywhere(sinks: Sinks) -> None:
+    sink = sinks.start(host="0.0.0.0", is_message=True)
+    target = PathTarget("/log", sink, True, 3000, 1)
+    for session in (LOCAL, CLUSTER):
+        with target.connect(session) as client:
+            assert client.topics(["T"]).queue_counts == {"T": 4}
+    target.end()
+
+
+def test_process_listens_at_the_given_port_and_the_next(sinks: Sinks) -> None:
+    port = free_ports(2)[0]
+    sink = sinks.start(port=port)
+    assert sink.port == port and open_store(sink).peers == f"n0-127.0.0.1:{port + 1}"
+    with pytest.raises(DLedgerError, match=f"cannot listen at .*{port}.*, and listenPort to a free port"):
+        start(settings_of(sinks.root.with_name("other"), port=port))
+    end(sink)
+
+
+def test_tasks_and_process_need_certificates_of_one_authority(sinks: Sinks, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files, others = (tuple(map(str, astuple(make_tls(folder)))) for folder in (tmp_path, tmp_path / "other"))
+    sink = sinks.start(tls=files)
+    with client_of(sink) as client:
+        client.append(b"x")
+    opened = open_store(sink)
+    with connect(opened.group, opened.peers, secret=sink.secret, timeout_ms=300) as client, pytest.raises(GroupError):
+        client.append(b"unencrypted")
+    for wrong in (sink._replace(tls=others), sink._replace(host="0.0.0.0", tls=others)):
+        with pytest.raises(DLedgerError, match="no TLS connection with the sink process"):
+            open_store(wrong)
+    with pytest.raises(DLedgerError, match="has ended"):
+        open_store(sink._replace(tls=()))
+    send_request(sink._replace(host="0.0.0.0"), "end")
+    assert bodies(sinks.root) == [b"x"]
 
 
 # Two jobs on one path

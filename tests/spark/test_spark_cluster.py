@@ -147,10 +147,14 @@ def numbers_of(store: Path) -> list[int]:
     return [int(body) for batch in batches for body in batch.column("body").to_pylist()]
 
 
-def test_a_store_is_read_by_executors(driver: Driver, group: Nodes, tmp_path: Path) -> None:
+def test_a_store_is_read_by_executors_with_their_own_python(
+    cluster: SparkCluster, driver: Driver, group: Nodes, tmp_path: Path
+) -> None:
     store, rows = str(group.folder / "dledger-n0"), tmp_path / "rows"
     driver.run(tmp_path, 4, "read", path=store, rows=str(rows), options={"minPartitions": "4"})
     assert rows_of(rows) == list(enumerate(BODIES))
+    packages = {Path(file.read_text()) for file in (tmp_path / "gate").glob("begun-*")}
+    assert {package.relative_to(cluster.folder).parts[0] for package in packages} <= {"worker0", "worker1"}
 
 
 def test_a_store_is_exported_by_executors(driver: Driver, group: Nodes, tmp_path: Path) -> None:
@@ -180,7 +184,9 @@ def test_a_group_is_written_by_executors(driver: Driver, tmp_path: Path) -> None
 
 def test_a_path_is_written_by_executors(driver: Driver, tmp_path: Path) -> None:
     store = tmp_path / "store"
-    driver.run(tmp_path, 4, "write", count=2000, partitions=4, options={"path": str(store)})
+    # Tasks know the driver's host; that of a loopback address would need no option.
+    options = {"path": str(store), "listen": "0.0.0.0"}
+    driver.run(tmp_path, 4, "write", count=2000, partitions=4, options=options)
     assert sorted(map(int, bodies_of(store))) == list(range(2000))
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +54,6 @@ def expected(count: int) -> list[bytes]:
 
 
 # What is written
-
-
-def test_another_thread_writes_in_an_active_session(spark: SparkSession, root: Path) -> None:
-    """Spark finds Python data sources in the active session of a thread, and createDataFrame activates it."""
-
-    def write_there() -> None:
-        spark.createDataFrame([(1,)], "a int")
-        write_small(numbers(spark, 10), root)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(write_there).result()
-    assert len(bodies(root)) == 10
 
 
 @pytest.mark.smoke

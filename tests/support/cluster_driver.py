@@ -48,7 +48,9 @@ def export(spark: SparkSession, path: str, target: str, form: str, options: dict
 
 
 def gated(frame: DataFrame, gate: str, schema: str) -> DataFrame:
-    """Return the same rows. In the folder `gate` each task touches ``begun-N``, waits for ``go``, touches ``ended-N``.
+    """Return the same rows. In the folder `gate` each task makes ``begun-N``, waits for ``go``, and makes ``ended-N``.
+
+    ``begun-N`` has the file of the package that the task uses.
 
     While the file ``hold`` exists, a task also waits after its third batch: the first is then in no buffer.
     """
@@ -57,7 +59,7 @@ def gated(frame: DataFrame, gate: str, schema: str) -> DataFrame:
     def pass_gate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        (folder / f"begun-{context.partitionId()}").touch()
+        (folder / f"begun-{context.partitionId()}").write_text(dl.__file__)
         while not (folder / "go").exists():
             time.sleep(0.02)
         for number, batch in enumerate(batches):

@@ -1,11 +1,15 @@
-"""A Spark standalone cluster on loopback: processes for a master, workers and drivers."""
+"""A Spark standalone cluster on loopback: processes for a master, workers and drivers.
+
+Workers have neither the driver's environment variables nor its PATH, and a Python without the package. Drivers send
+them their own, as an archive.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +20,7 @@ import pyspark
 
 from tests.support import spark_archive
 from tests.support.groups import HOST, eventually, free_ports
+from tests.support.packed_python import make_environment, pack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _SPARK_HOME = Path(pyspark.__file__).parent
@@ -33,8 +38,11 @@ class SparkCluster:
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
         self._spark = spark_archive.environment()
+        self._java = [str(Path(java).parent) for java in filter(None, [shutil.which("java")])]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._python = _python_without_space(folder)
+        self.driver_folder = folder / "driver"
+        self._archive = folder / "environment.tar.gz"
+        pack(make_environment(self.driver_folder), self._archive)
         self._port, self._ui_port, *ports = free_ports(2 + workers)
         at = ("--host", HOST, "--port", str(self._port), "--webui-port", str(self._ui_port))
         self._start("master", _MASTER, *at)
@@ -59,11 +67,13 @@ class SparkCluster:
         flags = {name.replace("_", "."): value for name, value in settings.items()}
         flags = {**self._driver_settings(), **flags}
         submit = " ".join(f"--conf {name}={value}" for name, value in flags.items())
-        environment = {**self._environment(), "PYSPARK_SUBMIT_ARGS": f"--master {self.url} {submit} pyspark-shell"}
+        submit = f"--master {self.url} --archives {self._archive}#environment {submit} pyspark-shell"
+        # One path for the driver and the executors, in the folder where each of them runs.
+        python = "environment/bin/python"
         return subprocess.Popen(
-            [self._python, str(script), *arguments],
-            cwd=ROOT,
-            env={**environment, "PYTHONPATH": python_path()},
+            [python, str(script), *arguments],
+            cwd=self.driver_folder,
+            env={**self._environment(), "PYSPARK_SUBMIT_ARGS": submit, "PYSPARK_PYTHON": python},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -86,21 +96,23 @@ class SparkCluster:
 
     def _start(self, name: str, *command: str) -> None:
         line = [str(_SPARK_HOME / "bin" / "spark-class"), *command]
+        home = self.folder / name
+        home.mkdir()
+        variables = {**self._environment(), "HOME": str(home)}
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                line, env=self._environment(), stdout=log, stderr=log, start_new_session=True
+                line, env=variables, cwd=home, stdout=log, stderr=log, start_new_session=True
             )
 
     def _environment(self) -> dict[str, str]:
         return {
-            **os.environ,
+            "PATH": os.pathsep.join(("/usr/bin", "/bin", *self._java)),
             **SHORT_LIVED,
             **self._spark,
             "SPARK_DAEMON_JAVA_OPTS": self._spark["SPARK_SUBMIT_OPTS"],
             "SPARK_HOME": str(_SPARK_HOME),
             "SPARK_DAEMON_MEMORY": _DAEMON_MEMORY,
             "SPARK_LOCAL_IP": HOST,
-            "PYSPARK_PYTHON": self._python,
         }
 
     def _driver_settings(self) -> dict[str, str]:
@@ -141,13 +153,6 @@ def kill_tree(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             stream.close()
-
-
-def _python_without_space(folder: Path) -> str:
-    """Return an absolute path of this Python without a space, which Spark requires."""
-    link = folder / "environment"
-    link.symlink_to(sys.prefix, target_is_directory=True)
-    return str(link / "bin" / "python")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 EXTENSIONS = "pyspark_dledger.spark.DLedgerExtensions"
 """The value of ``spark.sql.extensions``."""
 
+_enabled: weakref.WeakSet[Any] = weakref.WeakSet()
+
 
 def enable(spark: SparkSession) -> None:
     """Add the extension to a session, once. New sessions of ``spark.newSession()`` need it themselves.
+
+    If this Python thread has no active session, it becomes that: Spark looks for Python data sources only there.
 
     Raises OptionError for a session of Spark Connect, whose server has to be configured.
     """
@@ -32,12 +37,16 @@ def enable(spark: SparkSession) -> None:
             f"spark.sql.extensions={EXTENSIONS} and the jar that python -m pyspark_dledger.spark.extension writes"
         )
     session: Any = spark
-    if EXTENSIONS not in (spark.conf.get("spark.sql.extensions", "") or ""):
+    sessions = getattr(session._jvm, "org.apache.spark.sql.classic.SparkSession")
+    if sessions.getActiveSession().isEmpty():
+        sessions.setActiveSession(session._jsparkSession)
+    if session not in _enabled and EXTENSIONS not in (spark.conf.get("spark.sql.extensions", "") or ""):
         extensions = _loader(session._jvm).loadClass(EXTENSIONS)
         (method,) = (each for each in extensions.getMethods() if each.getName() == "enable")
         arguments = session._sc._gateway.new_array(session._jvm.java.lang.Object, 1)
         arguments[0] = session._jsparkSession
         method.invoke(None, arguments)
+        _enabled.add(session)
 
 
 def _loader(jvm: Any) -> Any:

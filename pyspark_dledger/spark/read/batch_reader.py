@@ -17,12 +17,13 @@ from pyspark_dledger.log.plan import Partition, estimated_rows, plan_read, read_
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.schema import LOG, arrow_schema, column_names
+from pyspark_dledger.spark.sent_to_tasks import SentToTasks
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.tables.table import Table
 
 
-class PartReader(ABC):
+class PartReader(SentToTasks, ABC):
     """Reads the columns in `schema`, with the user's spelling of their names. It is pickled for the tasks."""
 
     def __init__(self, schema: StructType, table: str = LOG) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from pyspark_dledger.errors import DLedgerError, StoreError
+from pyspark_dledger.raft.peers import Address, format_peers, parse_peers
+from pyspark_dledger.raft.tls import Tls, tls_of
 from pyspark_dledger.spark.group.group_address import GroupAddress
 
 Operation = Literal["open", "flush", "end"]
@@ -28,17 +31,27 @@ class SinkGoneError(DLedgerError):
 
 
 class SinkAddress(NamedTuple):
-    """How to reach a sink process."""
+    """How to reach a sink process, which listens at ``host`` on the machine of that name.
+
+    ``tls`` names certificate, key and CA, files on the machine that connects; empty without TLS.
+    """
 
     host: str
     port: int
     pid: int
     secret: str
     lease_ms: int
+    tls: tuple[str, ...] = ()
+    machine: str = ""
 
     def __repr__(self) -> str:
         """Without the secret."""
         return f"<sink process {self.pid} at {self.host}:{self.port}>"
+
+    @property
+    def listens_everywhere(self) -> bool:
+        """Whether it listens at all addresses of its machine, so that ``host`` is none to connect to."""
+        return is_everywhere(self.host)
 
     @property
     def timeout(self) -> float:
@@ -49,7 +62,8 @@ class SinkAddress(NamedTuple):
 class SinkSettings(NamedTuple):
     """The settings of a sink process. Times are milliseconds, sizes bytes.
 
-    The process ends when the process `driver` ends. `registry_file` lets a stream find it (`registry`).
+    It listens at `port` for requests and at the next one for entries, or at free ones if it is 0. The process ends when
+    the process `driver` ends. `registry_file` lets a stream find it (`registry`).
     """
 
     root: str
@@ -63,20 +77,32 @@ class SinkSettings(NamedTuple):
     index_file_size: int
     is_message: bool
     producer_id_expiry_ms: int
+    port: int = 0
+    tls: tuple[str, ...] = ()
     registry_file: str = ""
+
+
+def is_everywhere(host: str) -> bool:
+    """Return whether it stands for all addresses of a machine."""
+    return host in ("0.0.0.0", "::")  # noqa: S104  # only compared
 
 
 def send_request(sink: SinkAddress, operation: Operation) -> dict[str, Any]:
     """Return the response. Raises SinkGoneError without a process, and StoreError if the operation fails."""
     request = json.dumps({"secret": sink.secret, "operation": operation}).encode() + b"\n"
     try:
-        with socket.create_connection((sink.host, sink.port), _CONNECT_SECONDS) as connection:
+        with _connected(sink) as connection:
             connection.settimeout(sink.timeout)
             connection.sendall(request)
             with connection.makefile("rb") as stream:
                 line = stream.readline(MAX_LINE)
     except TimeoutError:
         raise StoreError(f"the sink process {sink.pid} did not respond in time") from None
+    except ssl.SSLError as error:
+        raise DLedgerError(
+            f"no TLS connection with the sink process at {sink.host}:{sink.port} ({error}): tlsCert has to name that "
+            "host, and tlsCa its signer, in the files of every machine"
+        ) from None
     except OSError as error:
         raise _gone(sink, str(error)) from None
     response = parse_object(line)
@@ -85,6 +111,28 @@ def send_request(sink: SinkAddress, operation: Operation) -> dict[str, Any]:
     if "error" in response:
         raise StoreError(response["error"])
     return response
+
+
+def _connected(sink: SinkAddress) -> socket.socket:
+    """Connect to a process. One that listens everywhere is on this machine."""
+    host = "localhost" if sink.listens_everywhere else sink.host
+    connection = socket.create_connection((host, sink.port), _CONNECT_SECONDS)
+    tls = tls_of_files(sink.tls)
+    if tls is None:
+        return connection
+    try:
+        context = tls.client_context()
+        # Its certificate names the host by which other machines know it.
+        context.check_hostname = not sink.listens_everywhere
+        return context.wrap_socket(connection, server_hostname=host)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def tls_of_files(files: tuple[str, ...]) -> Tls | None:
+    """Return TLS with the files of an address or of settings."""
+    return tls_of(*files) if files else None
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -99,7 +147,9 @@ def parse_object(line: bytes) -> dict[str, Any]:
 def open_store(sink: SinkAddress) -> GroupAddress:
     """Open the store if it is closed, and start its lease again. Return the group that serves it."""
     response = send_request(sink, "open")
-    return GroupAddress(response["group"], response["peers"], secret=sink.secret)
+    # It may listen at an address that only this task can use.
+    peers = {node: Address(sink.host, address.port) for node, address in parse_peers(response["peers"]).items()}
+    return GroupAddress(response["group"], format_peers(peers), tls_of_files(sink.tls), sink.secret)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.log.io.store_paths import node_folders
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkSettings, send_request
-from pyspark_dledger.spark.sink.driver import driver_pid, host_for_tasks
+from pyspark_dledger.spark.sink.driver import LOOPBACK, driver_pid
 from pyspark_dledger.spark.sink.registry import locked, read_sink, registry_file, write_sink
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 from pyspark_dledger.store.files.node_files import load_current_term, load_members
@@ -63,7 +64,7 @@ def _settings(options: WriteOptions, is_message: bool) -> SinkSettings:
     return SinkSettings(
         root=str(store.root),
         self_id=store.self_id,
-        host=options.listen or host_for_tasks(),
+        host=(options.listen or LOOPBACK).removeprefix("[").removesuffix("]"),
         secret=secrets.token_hex(32),
         driver=driver_pid(),
         lease_ms=options.lease_ms,
@@ -72,6 +73,8 @@ def _settings(options: WriteOptions, is_message: bool) -> SinkSettings:
         index_file_size=options.index_file_size,
         is_message=is_message,
         producer_id_expiry_ms=options.producer_id_expiry_ms,
+        port=options.listen_port,
+        tls=tuple(filter(None, (options.tls_cert, options.tls_key, options.tls_ca))),
     )
 
 
@@ -102,7 +105,15 @@ def start(settings: SinkSettings) -> SinkAddress:
     outcome = json.loads(line)
     if "error" in outcome:
         raise (OptionError if outcome.get("kind") == "OptionError" else StoreError)(outcome["error"])
-    return SinkAddress(settings.host, outcome["port"], outcome["pid"], settings.secret, settings.lease_ms)
+    return SinkAddress(
+        host=settings.host,
+        port=outcome["port"],
+        pid=outcome["pid"],
+        secret=settings.secret,
+        lease_ms=settings.lease_ms,
+        tls=settings.tls,
+        machine=socket.gethostname(),
+    )
 
 
 def is_alive(sink: SinkAddress) -> bool:

@@ -60,7 +60,8 @@ def _lock(path: Path, operation: int) -> int:
 def read_sink(file: Path) -> SinkAddress | None:
     """Return the registered process, or None."""
     try:
-        return SinkAddress(**json.loads(file.read_text()))
+        found = SinkAddress(**json.loads(file.read_text()))
+        return found._replace(tls=tuple(found.tls))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -26,7 +26,8 @@ from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.node.listener import Listener, listen
 from pyspark_dledger.raft.peers import Address, format_peers
 from pyspark_dledger.raft.secret import is_same
-from pyspark_dledger.spark.sink.control import MAX_LINE, SinkSettings, parse_object
+from pyspark_dledger.spark.sink.control import MAX_LINE, SinkSettings, is_everywhere, parse_object, tls_of_files
+from pyspark_dledger.spark.sink.driver import own_address
 from pyspark_dledger.spark.sink.registry import remove_sink
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 
@@ -58,6 +59,7 @@ class SinkProcess:
 
     def __init__(self, settings: SinkSettings) -> None:
         self._settings = settings
+        self._tls = tls_of_files(settings.tls)
         self._node: Node | None = None
         self._store_lock = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -91,17 +93,18 @@ class SinkProcess:
         await loop.shutdown_asyncgens()
 
     async def _listen(self) -> Listener:
-        host = self._settings.host
+        host, port, tls = self._settings.host, self._settings.port, self._tls
 
         def new_protocol() -> asyncio.StreamReaderProtocol:
             return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_LINE), self._serve)
 
         try:
-            return await listen(new_protocol, Address(host, 0), RateLimitedLog())
+            contexts = None if tls is None else tls.server_contexts()
+            return await listen(new_protocol, Address(host, port), RateLimitedLog(), contexts)
         except OSError as error:
             raise DLedgerError(
                 f"cannot listen at {host} ({error}): set the option listen to an address of this machine that tasks "
-                "can reach"
+                f"can reach{', and listenPort to a free port' if port else ''}"
             ) from None
 
     # The store.
@@ -135,7 +138,7 @@ class SinkProcess:
             except DLedgerError as error:
                 ports += 1
                 # Of a node's errors only the one about its port is a plain DLedgerError.
-                if type(error) is not DLedgerError or ports >= _MAX_PORTS:
+                if type(error) is not DLedgerError or ports >= _MAX_PORTS or self._settings.port:
                     raise
             except OSError as error:
                 raise StoreError(f"{root}: cannot write a log in this folder ({error}): check permissions") from None
@@ -146,7 +149,8 @@ class SinkProcess:
 
     async def _start_node(self) -> Node:
         settings = self._settings
-        address = Address(settings.host, _free_port(settings.host))
+        port = settings.port + 1 if settings.port else _free_port(settings.host)
+        address = Address(own_address() if is_everywhere(settings.host) else settings.host, port)
         service = self._new_service(address)
         try:
             node = Node(self._node_config(address, service), application=service)
@@ -186,7 +190,8 @@ class SinkProcess:
             peers=format_peers({settings.self_id: address}),
             store=Path(settings.root),
             flush="sync" if settings.flush == "sync" else "async",
-            listen=str(address),
+            listen=str(Address(settings.host, address.port)),
+            tls=self._tls,
             secret=settings.secret,
             store_options={
                 "data_file_size": settings.data_file_size,
@@ -368,6 +373,7 @@ def _report(outcome: dict[str, Any]) -> bool:
 def main() -> int:
     """Run the process. The exit code is 0 after a request to end, 2 if it could not start."""
     settings = SinkSettings(**json.loads(sys.stdin.readline()))
+    settings = settings._replace(tls=tuple(settings.tls))
     log_to_stderr("text", sink=settings.root)
     logging.getLogger("pyspark_dledger").setLevel(logging.WARNING)
     loop = new_loop()

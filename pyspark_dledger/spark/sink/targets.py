@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
-from pyspark_dledger.spark.sink.driver import is_local
+from pyspark_dledger.spark.sink.driver import LOOPBACK, Session
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 
@@ -26,11 +27,11 @@ class GroupTarget:
     pid: ClassVar[int] = 0
 
     @property
-    def name(self) -> str:
-        """For messages to the user."""
+    def place(self) -> str:
+        """Where the log is, for messages to the user."""
         return f"group {self.address.group}"
 
-    def connect(self, master: str) -> Client:
+    def connect(self, session: Session | None) -> Client:
         """Return a client for one task."""
         return self.address.connect(self.timeout_ms, self.max_retries)
 
@@ -45,7 +46,7 @@ class GroupTarget:
 class PathTarget:
     """A path, as the user named it, and the sink process that writes it."""
 
-    name: str
+    path: str
     sink: SinkAddress
     is_sync: bool
     timeout_ms: int
@@ -55,20 +56,31 @@ class PathTarget:
     def pid(self) -> int:
         return self.sink.pid
 
+    @property
+    def place(self) -> str:
+        """Where the log is, for messages to the user."""
+        return f"{self.path} on {self.sink.machine}"
+
     @contextmanager
-    def connect(self, master: str) -> Iterator[Client]:
-        """Return a client for one task of a session at `master`; the store stays open meanwhile."""
-        try:
-            address = open_store(self.sink)
-        except SinkGoneError as error:
-            if is_local(master) or not Address(self.sink.host, self.sink.port).is_loopback:
-                raise
-            raise DLedgerError(
-                f"{error}. It listens at {self.sink.host}, which executors on other machines cannot reach: set the "
-                "option listen to an address of the driver's machine"
-            ) from None
-        with renewed_lease(self.sink), address.connect(self.timeout_ms, self.max_retries) as client:
+    def connect(self, session: Session) -> Iterator[Client]:
+        """Return a client for one task; the store stays open meanwhile."""
+        sink = self._reached_from(session)
+        address = open_store(sink)
+        with renewed_lease(sink), address.connect(self.timeout_ms, self.max_retries) as client:
             yield client
+
+    def _reached_from(self, session: Session) -> SinkAddress:
+        """Return the address that a task connects to. Raises DLedgerError if only the driver's machine has it."""
+        sink, here = self.sink, socket.gethostname()
+        if sink.listens_everywhere:
+            return sink._replace(host=LOOPBACK if session.is_local else session.driver_host)
+        if session.is_local or here == sink.machine or not Address(sink.host, sink.port).is_loopback:
+            return sink
+        raise DLedgerError(
+            f"{self.path} is a folder of the driver's machine {sink.machine}, where the sink process listens at "
+            f"{sink.host}; this task runs on {here}: set option listen to an address of the driver, such as "
+            f"{session.driver_host or '0.0.0.0'}, or write to a group"  # noqa: S104  # advice
+        )
 
     def flush(self, pids: Iterable[int]) -> None:
         """Make durable what the processes `pids` acknowledged. Raises DLedgerError if some of it may be lost."""
@@ -105,5 +117,5 @@ def new_target(options: WriteOptions, is_message: bool, start: Callable[[WriteOp
         return PathTarget(options.path, sink, options.flush == "sync", options.timeout_ms, options.max_retries)
     target = GroupTarget(options.group_address(), options.timeout_ms, options.max_retries)
     # Checks the certificates; nothing is sent.
-    target.connect("").close()
+    target.connect(None).close()
     return target

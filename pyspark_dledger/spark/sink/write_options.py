@@ -9,7 +9,6 @@ from typing import Any
 from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.common.options import (
     BOOLEAN,
-    NAMES,
     TEXT,
     Option,
     by_key,
@@ -26,14 +25,16 @@ from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import options as read
 from pyspark_dledger.log.options import TLS_CA, TLS_CERT, TLS_KEY, is_sparks, read_paths
+from pyspark_dledger.raft.tls import tls_of
 from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
 from pyspark_dledger.store.store_config import FLUSHES, StoreConfig
 
 WRITE_AS = ("auto", "message", "raw")
 _MAX_QUEUES = 16384
 _MIN_LEASE_MS = 100
+_MAX_PORT = 65534
 _FILE_SIZE = size_up_to(INT32_MAX, str(INT32_MAX))
-_PATH, _GROUP = ("path",), ("group",)
+_PATH = ("path",)
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,14 @@ class WriteOptions:
     topic: str | None = option(None, TEXT, "topic of all rows; overrides the column")
     queue_nums: int = option(4, integer_from(1, _MAX_QUEUES), "queues of a new topic, up to 16384")
     ignore_extra_columns: bool = option(False, BOOLEAN, "ignore columns that cannot be written")
-    id_columns: tuple[str, ...] = option((), NAMES, "columns that identify a row")
-    txn_app_id: str | None = option(None, TEXT, "for batches: name of the writer")
-    txn_version: int | None = option(None, integer_from(0, INT64_MAX), "ascending number of its write")
     required_acks: str = option("quorum", choice(("quorum",)), "written means committed")
     timeout_ms: int = option(3000, integer_from(1, INT32_MAX), "ms per attempt for the leader, then for its response")
     max_retries: int = option(10, integer_from(0, INT32_MAX), "retries, if certainly not written")
     group: str | None = option(None, TEXT, "group to write to, instead of a path")
     peers: str | None = option(None, TEXT, "its members, `n0-HOST:PORT;n1-HOST:PORT`")
-    tls_cert: str | None = option(None, TEXT, TLS_CERT, scope=_GROUP)
-    tls_key: str | None = option(None, TEXT, TLS_KEY, scope=_GROUP)
-    tls_ca: str | None = option(None, TEXT, TLS_CA, scope=_GROUP)
+    tls_cert: str | None = option(None, TEXT, TLS_CERT)
+    tls_key: str | None = option(None, TEXT, TLS_KEY)
+    tls_ca: str | None = option(None, TEXT, TLS_CA)
     self_id: str | None = option(None, TEXT, "id of the node; default: the store's, or `n0`", scope=_PATH)
     flush: str = option("sync", choice(FLUSHES), "`sync`: on disk before it counts as written", scope=_PATH)
     data_file_size: int = option(
@@ -70,9 +68,8 @@ class WriteOptions:
     lease_ms: int = option(
         30_000, integer_from(_MIN_LEASE_MS, INT32_MAX), "ms without a task until the store is released", scope=_PATH
     )
-    listen: str | None = option(
-        None, TEXT, "driver's address for tasks; default: `spark.driver.host`, or loopback", scope=_PATH
-    )
+    listen: str | None = option(None, TEXT, "driver's address for tasks, or `0.0.0.0`; default: loopback", scope=_PATH)
+    listen_port: int = option(0, integer_from(0, _MAX_PORT), "its port, and the next one; `0`: free ones", scope=_PATH)
 
     def group_address(self) -> GroupAddress:
         """Return the address of the group. Raises OptionError if it is incomplete."""
@@ -133,5 +130,5 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
             raise OptionError(f"option {each.name} is for a {other}, this is a write to a {target}: leave it out")
     if is_group:
         options.group_address()
-    if (options.txn_app_id is None) != (options.txn_version is None):
-        raise OptionError("options txnAppId and txnVersion belong together: give both, or none")
+    else:
+        tls_of(options.tls_cert, options.tls_key, options.tls_ca)
