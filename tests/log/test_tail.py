@@ -392,8 +392,14 @@ def test_progress_has_the_committed_index_the_end_and_the_lag(store: MmapFileSto
     progress = tail.progress()
     assert (end.index, progress.committed, progress.end, progress.lag_entries) == (3, 11, 19, 8)
     assert behind <= progress.lag_bytes <= behind + blanks
-    tail.latest(tail.latest(end, NO_LIMITS), NO_LIMITS)
-    assert tail.progress().to_json() == {"committed": 11, "end": 19, "lagEntries": 0, "lagBytes": 0}
+    assert (progress.entries, progress.bytes, progress.expired) == (4, 4 * SIZE, 0)
+    last = tail.latest(end, NO_LIMITS)
+    progress = tail.progress()
+    assert (progress.entries, progress.lag_entries) == (8, 0)
+    assert behind <= progress.bytes <= behind + blanks
+    tail.latest(last, NO_LIMITS)
+    nothing = {"lagEntries": 0, "lagBytes": 0, "entries": 0, "bytes": 0, "expired": 0}
+    assert tail.progress().to_json() == {"committed": 11, "end": 19, **nothing}
 
 
 # What proves an entry committed
@@ -641,6 +647,7 @@ def test_expired_files_are_noticed(store: MmapFileStore, caplog: pytest.LogCaptu
     message, tail, end = lost(path_of(store), start, caplog)
     assert "expected index 3 next, found that the log begins with 10" in message
     assert "indexes 3 to 9 are skipped" in caplog.text
+    assert tail.progress().expired == 7, "each is counted once"
     assert indexes(tail, start, end) == [10, 11]
 
 

@@ -254,9 +254,13 @@ def test_offsets_are_those_of_a_stream_by_path(group: Nodes) -> None:
 def test_progress_has_the_lag(group: Nodes) -> None:
     tail = tail_of(group, startingOffsets="earliest")
     with GroupLog(GroupAddress("g", group.peers)) as log:
-        lag = log.entry(899).pos - log.entry(9).pos
-    tail.latest(NOTHING, Limits(entries=10))
-    assert tail.progress().to_json() == {"committed": 899, "end": 899, "lagEntries": 890, "lagBytes": lag}
+        lag, size = log.entry(899).pos - log.entry(9).pos, log.entry(9).end
+    first = tail.latest(NOTHING, Limits(entries=10))
+    log_state = {"committed": 899, "end": 899, "lagEntries": 890, "lagBytes": lag}
+    assert tail.progress().to_json() == {**log_state, "entries": 10, "bytes": size, "expired": 0}
+    tail.latest(first, NO_LIMITS)
+    progress = tail.progress()
+    assert (progress.entries, progress.bytes, progress.lag_entries) == (890, lag, 0)
 
 
 # The start of a stream

@@ -64,8 +64,9 @@ class StoreTail(Tail):
         self._has_waited = False
         # The last entry at the last refresh, if nothing proves that it is complete.
         self._unproven: EntryRef | None = None
-        # The last result of `latest`, and the position after it, if known.
+        # The last result of `latest`, and the position after it, if known; the index and position of the first row.
         self._latest_offset: tuple[TailOffset, int | None] = (NOTHING, None)
+        self._latest_start: tuple[int | None, int | None] = (None, None)
         # An offset `until` that is no longer in the log, and the end that replaces it.
         self._replaced_until: tuple[TailOffset, EntryRef] | None = None
 
@@ -85,6 +86,8 @@ class StoreTail(Tail):
         else:
             found = self._within(view, start, resumed.pos, last, limits)
         self._latest_offset = (found, resumed.pos if found == start else None)
+        reads_rows = resumed.pinned is None and not self.only_pins_the_end(start)
+        self._latest_start = (start.index, resumed.pos) if reads_rows else (None, None)
         return found
 
     def available(self) -> TailOffset:
@@ -115,8 +118,18 @@ class StoreTail(Tail):
         view = self._view
         if view is None:
             return TailProgress(None, None, None, None)
+        offset, pos = self._latest_offset
+        if pos is None:
+            found = view.entry_ref(DLEDGER if offset.index is not None else COMMITLOG, offset.pos or 0)
+            pos = found.end if found is not None and offset.is_entry else offset.pos
         end = view.store.end
-        return TailProgress(view.bound.index, end.last_index if end.entries > 0 else None, *self._lag(view))
+        return TailProgress(
+            view.bound.index,
+            end.last_index if end.entries > 0 else None,
+            *self._lag(view, offset, pos),
+            *self._added(view, offset, pos),
+            self._expired,
+        )
 
     def close(self) -> None:
         """See `Tail.close`."""
@@ -230,7 +243,7 @@ class StoreTail(Tail):
         found, lost = self._check(view, start)
         if lost is None:
             return ResumePoint(found)
-        self.report_loss(start, lost.problem, lost.resumed)
+        self.report_loss(start, lost.problem, lost.resumed, lost.expired)
         return lost.resume
 
     def _check(self, view: TailView, start: TailOffset) -> tuple[int | None, DataLoss | None]:
@@ -324,18 +337,27 @@ class StoreTail(Tail):
         """The row filters of the options. startingTimestamp is the start of the stream, not a filter."""
         return option_filters(replace(self.options, starting_timestamp=None))
 
-    def _lag(self, view: TailView) -> tuple[int | None, int | None]:
+    def _lag(self, view: TailView, offset: TailOffset, pos: int | None) -> tuple[int | None, int | None]:
         """Entries and bytes that may be read after the last result of `latest`."""
-        offset, pos = self._latest_offset
         if view.end is None:
             return None, None
-        if pos is None:
-            found = view.entry_ref(DLEDGER if offset.index is not None else COMMITLOG, offset.pos or 0)
-            pos = found.end if found is not None and offset.is_entry else offset.pos
         entries = None
         if view.end.offset.index is not None and offset.index is not None:
             entries = max(view.end.offset.index - offset.index, 0)
         return entries, max(view.end.end - pos, 0) if pos is not None else None
+
+    def _added(self, view: TailView, offset: TailOffset, pos: int | None) -> tuple[int | None, int | None]:
+        """Entries and bytes that the last result of `latest` adds."""
+        read_index, start_pos = self._latest_start
+        if start_pos is None or pos is None:
+            return None, None
+        if pos <= start_pos:
+            return 0, 0
+        first = view.entry_ref(DLEDGER, start_pos)
+        if first is not None:
+            read_index = first.offset.index - 1 if first.offset.index is not None else None
+        entries = offset.index - read_index if offset.index is not None and read_index is not None else None
+        return entries, pos - start_pos
 
     def _up_to(self, view: TailView, until: TailOffset | None) -> EntryRef | None:
         """The last entry that may be read, at most `until`."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.options import camel_case
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.data_loss import report_loss
 from pyspark_dledger.log.option_uses import GROUP_STREAM, STREAM, check_use
@@ -93,24 +94,23 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class TailProgress:
-    """The log at the last refresh; None for an index that does not exist or is not known.
+    """The log at the last refresh; None for a number that does not exist or is not known.
 
-    ``lag_entries`` and ``lag_bytes`` count what may be read after the last result of `Tail.latest`.
+    ``lag_entries`` and ``lag_bytes`` count what may be read after the last result of `Tail.latest`; ``entries`` and
+    ``bytes`` what that result adds, before filters; ``expired`` the expired entries that all calls skipped.
     """
 
     committed: int | None
     end: int | None
     lag_entries: int | None
     lag_bytes: int | None
+    entries: int | None = None
+    bytes: int | None = None
+    expired: int = 0
 
     def to_json(self) -> dict[str, int | None]:
         """The form in ``sources[].latestOffset`` of a query's progress."""
-        return {
-            "committed": self.committed,
-            "end": self.end,
-            "lagEntries": self.lag_entries,
-            "lagBytes": self.lag_bytes,
-        }
+        return {camel_case(name): value for name, value in asdict(self).items()}
 
 
 class Tail(ABC):
@@ -122,16 +122,22 @@ class Tail(ABC):
     def __init__(self, name: str, options: ReadOptions) -> None:
         self.name = name
         self.options = options
+        # Entries that expired before they were read.
+        self._expired = 0
         self._warned: set[TailOffset] = set()
 
     def only_pins_the_end(self, start: TailOffset) -> bool:
         """Whether a batch from `start` is empty and ends at the log's end: the first with startingOffsets=latest."""
         return start == NOTHING and self.options.starting_offsets == LATEST
 
-    def report_loss(self, offset: TailOffset, problem: str, resumed: str) -> None:
-        """Report data that was lost at or after `offset`: see `report_loss`. Warns once for each offset."""
+    def report_loss(self, offset: TailOffset, problem: str, resumed: str, expired: int = 0) -> None:
+        """Report data that was lost at or after `offset`: see `report_loss`. Warns once for each offset.
+
+        `expired` entries are skipped.
+        """
         if self.options.fail_on_data_loss or offset not in self._warned:
             report_loss(f"{self.name}: {problem}", resumed, self.options.fail_on_data_loss)
+            self._expired += expired
         self._warned.add(offset)
 
     @abstractmethod

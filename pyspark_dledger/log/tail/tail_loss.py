@@ -27,13 +27,14 @@ class ResumePoint:
 class DataLoss:
     """The problem with an offset, and how reading continues, both as text.
 
-    ``truncated_at`` is the first index that is known to have another entry now.
+    ``truncated_at`` is the first index that is known to have another entry now; ``expired`` entries are skipped.
     """
 
     problem: str
     resumed: str
     resume: ResumePoint
     truncated_at: int | None = None
+    expired: int = 0
 
 
 def expired_positions(view: TailView, start: TailOffset) -> DataLoss:
@@ -75,6 +76,7 @@ def lost_entry(view: TailView, start: TailOffset, begin: int | None) -> DataLoss
             f"expected index {start.index + 1} next, found that the log begins with {begin}: older ones have expired",
             f"reading continues with index {begin}, and indexes {start.index + 1} to {begin - 1} are skipped",
             ResumePoint(view.position_of(begin)),
+            expired=begin - start.index - 1,
         )
     if begin is None or start.index > end.last_index:
         found = f"that the log ends with index {end.last_index}: it was truncated or replaced"

@@ -44,6 +44,8 @@ class GroupTail(Tail):
         request = scan_template(columns, options, replace(option_filters(options), store_timestamp=None))
         self._scan = GroupScan(address, request, get_engine(options.engine).NAME, options.fail_on_data_loss)
         self._latest = NOTHING
+        # Entries and bytes that it adds.
+        self._added = 0, 0
 
     def close(self) -> None:
         self._log.close()
@@ -75,14 +77,15 @@ class GroupTail(Tail):
         end = max(status.end_index for status in statuses.values())
         committed, latest = self._end_offset(committed_index(statuses)), self._latest
         if committed.index is None or committed.pos is None:
-            return TailProgress(None, end if end >= 0 else None, 0, 0)
+            return TailProgress(None, end if end >= 0 else None, 0, 0, *self._added, self._expired)
         lag_entries = committed.index - latest.index if latest.index is not None else None
         lag_bytes = committed.pos - latest.pos if latest.pos is not None else None
-        return TailProgress(committed.index, end, lag_entries, lag_bytes)
+        return TailProgress(committed.index, end, lag_entries, lag_bytes, *self._added, self._expired)
 
     # The end of a trigger.
 
     def _end_of_trigger(self, start: TailOffset, limits: Limits) -> TailOffset:
+        self._added = 0, 0
         if self.only_pins_the_end(start):
             return limits.until or self.available()
         unread = self._check(start)
@@ -96,6 +99,9 @@ class GroupTail(Tail):
         end = self._log.entry(min(last, first + (limits.entries or INT64_MAX) - 1))
         if limits.size is not None and end.index > first:
             end = self._log.last_within(self._log.entry(first), end, limits.size)
+        is_after_entry = start.is_entry and start.pos is not None
+        size = end.pos - start.pos if is_after_entry else end.end - self._log.entry(first).pos
+        self._added = end.index - first + 1, size
         return end.offset
 
     def _end_offset(self, committed: int) -> TailOffset:
@@ -142,7 +148,8 @@ class GroupTail(Tail):
         if first is not None:
             wanted, skipped = f"entry {first}", f"indexes {first} to {begin - 1}"
         problem = f"expected {wanted}, found all before index {begin} expired at every member"
-        self.report_loss(start, problem, f"reading continues with index {begin}; {skipped} are skipped")
+        expired = begin - first if first is not None else 0
+        self.report_loss(start, problem, f"reading continues with index {begin}; {skipped} are skipped", expired)
         return _Unread(begin, committed)
 
     def _check_not_committed(self, start: TailOffset, index: int) -> _Unread | TailOffset:
