@@ -99,8 +99,8 @@ class GroupTail(Tail):
         end = self._log.entry(min(last, first + (limits.entries or INT64_MAX) - 1))
         if limits.size is not None and end.index > first:
             end = self._log.last_within(self._log.entry(first), end, limits.size)
-        is_after_entry = start.is_entry and start.pos is not None
-        size = end.pos - start.pos if is_after_entry else end.end - self._log.entry(first).pos
+        # Positions of last entries, as for the lag.
+        size = end.pos - start.pos if start.is_entry and start.pos is not None else end.end - self._log.entry(first).pos
         self._added = end.index - first + 1, size
         return end.offset
 
