@@ -125,9 +125,16 @@ def scan_range(part: ScanRequest | FileGap, engine: str) -> Iterator[pa.RecordBa
     return expand(engine_of(engine, part.segment).scan(part), part)
 
 
-def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> list[Partition]:
+def plan_read(
+    store: StoreView,
+    columns: tuple[str, ...],
+    options: ReadOptions,
+    filters: Filters,
+    queue_offsets: IntFilter | None = None,
+) -> list[Partition]:
     """The partitions that together have the wanted rows, each once, in the order of the log.
 
+    Rows with other `queue_offsets` are not wanted, but they can be among them: that is not a filter of the scan.
     Raises StoreError if the replicas contradict the store, or if read_committed finds no committed index.
     """
     if options.heal:
@@ -144,17 +151,28 @@ def plan_read(store: StoreView, columns: tuple[str, ...], options: ReadOptions, 
             f"{store.path}: expected a committed index to read up to (isolationLevel=read_committed), found none "
             f"({bound.reason}): committedBound=end trusts the end of the log"
         )
-    return plan_up_to(store, columns, options, filters, bound.index)
+    return plan_up_to(store, columns, options, filters, bound.index, queue_offsets)
 
 
 def plan_up_to(
-    store: StoreView, columns: tuple[str, ...], options: ReadOptions, filters: Filters, committed: int | None
+    store: StoreView,
+    columns: tuple[str, ...],
+    options: ReadOptions,
+    filters: Filters,
+    committed: int | None,
+    queue_offsets: IntFilter | None = None,
 ) -> list[Partition]:
-    """The partitions of a read with a given committed index. Raises StoreError."""
+    """The partitions of a read with a given committed index, see `plan_read`. Raises StoreError."""
     store.check_segments(gaps_are_rows=True)
     if _matches_nothing(filters):
         return []
-    return _plan(store, columns, options, filters, committed, _window(store, options, filters, committed))
+    window = _window(store, options, filters, committed)
+    if queue_offsets is not None:
+        from pyspark_dledger.log.queue_window import queue_window  # loads numpy
+
+        start, end = queue_window(store, filters, queue_offsets)
+        window = window.starting_at(start, True).ending_at(end, True)
+    return _plan(store, columns, options, filters, committed, window)
 
 
 def plan_between(

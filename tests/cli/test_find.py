@@ -241,3 +241,16 @@ def test_a_message_is_found_by_its_queue_offset(broker: Store, run: Callable[...
     assert done.code == 1 and "expected the queueOffset 8 of Orders/0, found the units 0 to 7" in done.err
     assert "no such queue" in run("find", broker.path, "--by", "queueOffset", "Orders/1/5").err
     assert run("find", broker.path, "--by", "queueOffset", "Orders").code == 2
+
+
+@pytest.mark.parametrize("damaged", [bytes(20), b"\1" * 20, None])
+def test_a_message_without_a_unit_is_found_by_its_queue_offset(
+    broker: Store, run: Callable[..., Ran], damaged: bytes | None
+) -> None:
+    (file,) = (Path(broker.path) / "consumequeue" / "Orders" / "0").iterdir()
+    data = file.read_bytes()
+    if damaged is None:
+        shutil.rmtree(file.parents[2])
+    else:
+        file.write_bytes(data[:100] + damaged + data[120:])
+    assert [row["index"] for row in run("find", broker.path, "Orders/0/5", "--json").rows] == [5]

@@ -37,7 +37,7 @@ from pyspark.sql.datasource import (  # noqa: E402
     StringStartsWith,
 )
 
-from pyspark_dledger.spark.read.pushdown import intersect, push  # noqa: E402
+from pyspark_dledger.spark.read.pushdown import intersect, push, queue_offsets  # noqa: E402
 from tests.support.long_runs import examples  # noqa: E402
 
 Row = dict[str, Any]
@@ -148,6 +148,15 @@ def filters_on(column: str) -> st.SearchStrategy[Filter]:
 
 
 SOME_FILTERS = st.lists(st.sampled_from(list(VALUES)).flatmap(filters_on), max_size=4)
+
+
+def test_filters_of_queue_offsets_make_a_range_of_the_plan() -> None:
+    names = {"QUEUEOFFSET": "queueOffset", "pos": "pos"}
+    column = ("QUEUEOFFSET",)
+    filters = [GreaterThan(column, 5), IsNotNull(column), In(column, (9, 4, 7)), LessThan(("pos",), 3)]
+    assert queue_offsets(filters, names) == IntFilter(7, 9, (7, 9))
+    assert queue_offsets(filters[3:], names) is None
+    assert push(filters[:3], names, Filters()) == (Filters(), filters[:3])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,11 +22,12 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG
+from pyspark_dledger.format.spec import COMMITLOG, Filters, IntFilter
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.plan import plan_read, read_known
 from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
@@ -284,6 +286,7 @@ def _by_queue_offset(search: _Search) -> str:
     units = [unit_at(store, *wanted) for store in log.sources]
     known = [(unit, _place_at(log, unit.offset)) for unit in units if not isinstance(unit, str)]
     if not known:
+        _scan_queue(search, *wanted)
         return f"expected the queueOffset {match[3]} of {match[1]}/{match[2]}, found {units[0]}"
     found, place = next((each for each in known if each[1] == wanted), known[0])
     message = _message_at(log, found.offset)
@@ -294,8 +297,27 @@ def _by_queue_offset(search: _Search) -> str:
             shown = printable("/".join(map(str, place)))
             note(f"{log.path}: the message says that it is {shown}: it or its ConsumeQueue unit is damaged")
             search.printer.code = FINDINGS
+    else:
+        _scan_queue(search, *wanted)
     search.pointers.extend(pointers_to(log, [found]))
     return f"expected the message of {search.what} at commitLogOffset {found.offset}, found none that is intact"
+
+
+def _scan_queue(search: _Search, topic: str, queue_id: int, queue_offset: int) -> None:
+    """Print the messages of a place that has no unit, or a damaged one: those that the log has between its neighbours.
+
+    A broker dispatches committed messages only, and its ConsumeQueues can be lost.
+    """
+    log = search.log
+    filters = Filters(topic=(topic,), queue_id=IntFilter(queue_id, queue_id, (queue_id,)))
+    options = replace(log.options, verify_crc=False, topic=None, queue_id=None, tags=None)
+    offsets = IntFilter(queue_offset, queue_offset)
+    partitions = plan_read(log, ("pos", "size", "queueOffset"), options, filters, offsets)
+    batches = (batch for partition in partitions for batch in read_known(partition, log.unread))
+    for batch in with_progress(log, batches, search.progress):
+        for row in batch.to_pylist():
+            if row["queueOffset"] == queue_offset:
+                search.print(_RowRange(row["pos"], row["pos"] + row["size"]))
 
 
 def _place_at(log: Log, offset: int) -> tuple[str, int, int] | None:

@@ -18,6 +18,8 @@ from pyspark_dledger.log.options import microseconds
 from pyspark_dledger.spark.read.batch_reader import LogReader
 
 _INTEGERS = {"index": "index", "term": "term", "pos": "pos", "queueId": "queue_id", "storeTimestamp": "store_timestamp"}
+# A column of the scan that is compared in the same way.
+_AS_INTEGER = {"queueOffset": "pos"}
 _STRINGS = {"topic": "topic", "tags": "tags", "kind": "kind"}
 _NEVER_NULL = frozenset({"pos", "kind"})
 _NO_VALUE = IntFilter(values=())
@@ -30,6 +32,7 @@ class PushdownReader(LogReader):
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name
         """Push what the scan can evaluate, and return the other filters."""
         names = dict(zip(self.schema.names, self.columns, strict=True))
+        self.queue_offsets = queue_offsets(filters, names)
         self.filters, remaining = push(filters, names, self.filters)
         return remaining
 
@@ -49,6 +52,16 @@ def push(
         else:
             given = intersect(given, condition)
     return given, [item for item in remaining if not _implied(item, names, given)]
+
+
+def queue_offsets(filters: Iterable[datasource.Filter], names: Mapping[str, str]) -> IntFilter | None:
+    """The range of queue offsets that Spark's `filters` leave, for the plan only; None without one."""
+    found: IntFilter | None = None
+    for item in filters:
+        condition = _condition(item, {name: _AS_INTEGER.get(column, "size") for name, column in names.items()})
+        if condition is not None and condition.pos is not None:
+            found = _intersect_integers(found, condition.pos)
+    return found
 
 
 def intersect(first: Filters, second: Filters) -> Filters:
