@@ -233,7 +233,7 @@ def test_a_list_of_the_log_counts_although_the_file_of_members_cannot_be_written
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = OneCore(filled(1, saved=2))
-    found = MemberList(1, 2, {f"n{number}": f"a:{number}" for number in range(5)})
+    found = MemberList(1, 2, {f"n{number}": f"a:{number + 1}" for number in range(5)})
     core.core.members.appending(1, 2, found.body())
 
     def fail(*_: object) -> None:
