@@ -108,7 +108,7 @@ def test_an_offset_is_the_last_entry_with_the_crc_of_all_its_bytes(store: MmapFi
     found = open_log(path_of(store)).position_of(11)
     file = data_files(store)[found // store.config.data_file_size]
     raw = file.read_bytes()[found % store.config.data_file_size :][:SIZE]
-    assert end.to_json() == {"index": 11, "term": 1, "pos": found, "crc": zlib.crc32(raw)}
+    assert end.to_json() == {"index": 11, "term": 1, "pos": found, "crc": zlib.crc32(raw), "version": 1}
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,21 @@ def test_an_offset_has_the_same_json_after_a_round_trip(offset: TailOffset) -> N
         {"index": 1, "term": 1, "pos": 1, "crc": None},
         {"index": 1, "term": None, "pos": 1, "crc": 1},
         {"index": None, "term": None, "pos": None, "crc": 1},
+        {"index": 1, "term": 1, "pos": 1, "crc": 1, "version": 0},
+        {"index": 1, "term": 1, "pos": 1, "crc": 1, "version": "2"},
         [1, 2, 3, 4],
     ],
 )
 def test_a_malformed_offset_is_rejected(value: Any) -> None:
     with pytest.raises(OptionError, match=r"expected an offset .* in the checkpoint, found"):
         offset_from_json(value)
+
+
+def test_an_offset_without_a_version_is_read_and_a_later_one_is_refused() -> None:
+    value = {"index": 5, "term": 1, "pos": 70, "crc": 9}
+    assert offset_from_json(value) == TailOffset(5, 1, 70, 9)
+    with pytest.raises(OptionError, match=r"at most version 1 in the checkpoint, found version 2, of a later release"):
+        offset_from_json({**value, "version": 2, "another": []})
 
 
 # Options

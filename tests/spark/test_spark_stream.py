@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_dledger.log import open_log
 from pyspark_dledger.log.tail.tail import NOTHING, TailOffset
 from pyspark_dledger.spark.source import DLedgerDataSource
 from pyspark_dledger.spark.stream.stream_reader import _OffsetTracker
@@ -408,3 +410,29 @@ def test_options_that_a_stream_rejects_are_named_at_its_start(
 def test_limits_are_rejected_if_spark_has_none(streams: Streams) -> None:
     with pytest.raises(Exception, match=r"maxOffsetsPerTrigger .* need PySpark 4\.2"):
         streams.run(maxOffsetsPerTrigger=5)
+
+
+# Checkpoints of releases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["offsets-without-version", "offsets-version-1"])
+def test_a_query_continues_with_the_checkpoint_of_a_release(
+    spark: SparkSession, tmp_path: Path, case_folder: Callable[[str], Path], release: str
+) -> None:
+    """It was killed in its third micro-batch of 200 rows, and repeats that one."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(Path(__file__).parent / "checkpoints" / release, checkpoint)
+    found: dict[int, list[int]] = {}
+
+    def sink(frame: DataFrame, number: int) -> None:
+        found[number] = sorted(row.pos for row in frame.select("pos").collect())
+
+    options = {"startingOffsets": "earliest", "committedBound": "end"}
+    reader = spark.readStream.format("dledger").options(**options).schema("index long, pos long")
+    writer = reader.load(str(case_folder("mq-53-upgrade"))).writeStream.foreachBatch(sink)
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    rows = open_log(case_folder("mq-53-upgrade"), committedBound="end").scan(columns=["pos"])
+    positions = sorted(row["pos"] for batch in rows for row in batch.to_pylist())
+    assert len(found[2]) == 200
+    assert sorted(pos for batch in found.values() for pos in batch) == positions[400:]

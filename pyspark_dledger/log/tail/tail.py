@@ -18,7 +18,10 @@ from pyspark_dledger.log.option_uses import GROUP_STREAM, STREAM, check_use
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
 
 _FIELDS = ("index", "term", "pos", "crc")
-_FORM = '{"index": n, "term": n, "pos": n, "crc": n}'
+_VERSION = "version"
+OFFSET_VERSION = 1
+"""Of offsets in checkpoints. Those without a version are of releases before versions, and have the same fields."""
+_FORM = f'{{"index": n, "term": n, "pos": n, "crc": n, "version": {OFFSET_VERSION}}}'
 
 
 class TailOffset(NamedTuple):
@@ -40,7 +43,7 @@ class TailOffset(NamedTuple):
 
     def to_json(self) -> dict[str, int | None]:
         """The form in a Spark checkpoint; always with the same keys in the same order."""
-        return self._asdict()
+        return {**self._asdict(), _VERSION: OFFSET_VERSION}
 
     def __str__(self) -> str:
         """The form in errors."""
@@ -55,10 +58,18 @@ NOTHING = TailOffset()
 
 
 def offset_from_json(value: Mapping[str, Any] | None) -> TailOffset:
-    """The offset from a checkpoint; None is `NOTHING`. Raises OptionError for anything else."""
+    """The offset from a checkpoint; None is `NOTHING`. Raises OptionError for anything else, and newer versions."""
     if value is None:
         return NOTHING
-    fields = [value.get(name) for name in _FIELDS] if isinstance(value, Mapping) and set(value) == set(_FIELDS) else []
+    is_object = isinstance(value, Mapping)
+    version = value.get(_VERSION, OFFSET_VERSION) if is_object else None
+    if type(version) is int and version > OFFSET_VERSION:
+        raise OptionError(
+            f"expected offsets of at most version {OFFSET_VERSION} in the checkpoint, found version {version}, of a "
+            "later release: use that release, or another checkpointLocation"
+        )
+    is_offset = is_object and version == OFFSET_VERSION and set(value) - {_VERSION} == set(_FIELDS)
+    fields = [value.get(name) for name in _FIELDS] if is_offset else []
     if not fields or not all(field is None or (type(field) is int) for field in fields):
         raise OptionError(
             f"expected an offset {_FORM} in the checkpoint, found {value!r}: give the query a checkpointLocation of "
