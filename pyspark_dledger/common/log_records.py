@@ -16,6 +16,8 @@ LOG = logging.getLogger("pyspark_dledger.node")
 LogFormat = Literal["text", "json"]
 
 _MAX_PER_SECOND = 20
+# Of each value in characters: names in requests have up to 4096 bytes, and each character takes up to 6 when escaped.
+_MAX_VALUE = 500
 _REPEAT_SECONDS = 10.0
 _MAX_PROBLEMS = 256
 # Terms and indexes, but not the digits of an id such as n1.
@@ -29,7 +31,7 @@ def record(level: int, event: str, **fields: object) -> None:
 
 
 class RateLimitedLog:
-    """Logs events that any client can cause, at most 20 a second, so that they cannot fill a disk.
+    """Logs events that any client can cause, at most 20 a second and shortened, so that they cannot fill a disk.
 
     The next record counts the omitted ones (``leftOut``).
     """
@@ -50,7 +52,12 @@ class RateLimitedLog:
             return
         if self._omitted:
             fields["leftOut"], self._omitted = self._omitted, 0
-        record(level, event, **fields)
+        record(level, event, **{name: _shortened(value) for name, value in fields.items()})
+
+
+def _shortened(value: object) -> object:
+    text = str(value)
+    return value if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
 
 
 class ProblemLog:

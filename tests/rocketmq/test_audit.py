@@ -17,6 +17,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
+from pyspark_dledger.rocketmq.tables import audit_table
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from tests.support.generate import (
@@ -232,16 +233,19 @@ def test_units_of_a_missing_segment(store: Store) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_positions_without_messages_are_split_into_parts(store: Store) -> None:
-    """Any number of units may point there."""
+@pytest.mark.parametrize(("units_of_part", "least", "most"), [(1, 10, 1100), (audit_table._UNITS_OF_EMPTY_PART, 0, 8)])
+def test_positions_without_messages_are_split_into_parts(
+    store: Store, monkeypatch: pytest.MonkeyPatch, units_of_part: int, least: int, most: int
+) -> None:
+    """Any number of units may point there. Few units make few parts: each part opens all queues."""
+    monkeypatch.setattr(audit_table, "_UNITS_OF_EMPTY_PART", units_of_part)
     far = store.end + 2**32
     write_units(
         store.path, [*units_of(store.rows), Unit("Orders", 0, 6, far, 200, 0), Unit("Orders", 0, 7, 2**62, 9, 0)]
     )
     log = open_log(store.path)
     parts = TABLES["audit"].plan(log, log.options)
-    assert 10 < len(parts) < 1100
+    assert least < len(parts) < most
     assert [part.low for part in parts[1:]] == [part.high for part in parts[:-1]]
     assert [(row["queueOffset"], row["commitLogOffset"]) for row in rows_of(store.path)] == [(6, far), (7, 2**62)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -15,12 +16,16 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.common.fastjson import parse_fastjson
+from pyspark_dledger.errors import DLedgerError, StoreError, UnreadableError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET
 from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.known_defects import should
 from tests.security.small_store import write_store
 from tests.support.dispatching import units
@@ -229,3 +234,53 @@ def test_gaps_that_lost_messages_explain_are_filled(tmp_path: Path) -> None:
     write_dledger(tmp_path / "store", [mq_message("Orders", queue_offset=500_000)], base=base)
     done = dl.rebuild(first.path, "consumequeue", out=tmp_path / "out")
     assert (done.built.too_far, done.built.units, done.built.fillers) == (0, 2, 499_999)
+
+
+@pytest.mark.parametrize("path", ["state-1", "state-1/node", "x/root/y", "state-1/node/\ud800", "state-1/other/y", 5])
+def test_a_backup_with_a_wrong_path_is_an_error_of_one_line(
+    tmp_path: Path, path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = MmapFileStore(StoreConfig(tmp_path / "store", self_id="n0", data_file_size=4096, index_file_size=320))
+    store.startup()
+    store.append_as_leader([b"one"], term=1)
+    store.flush()
+    store.update_committed_index(1, 0)
+    store.shutdown()
+    (tmp_path / "store" / "config").mkdir()
+    (tmp_path / "store" / "config" / "topics.json").write_text("{}")
+    backup = tmp_path / "backup"
+    assert main(["backup", str(tmp_path / "store"), "--to", str(backup)]) == 0
+    manifest = json.loads((backup / "backup.json").read_text())
+    del manifest["crc32"]
+    manifest["files"][0]["path"] = path
+    manifest["crc32"] = crc32(json.dumps(manifest, sort_keys=True).encode())
+    (backup / "backup.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    target = str(tmp_path / "new")
+    assert main(["restore", str(backup), "--to", target, "--id", "n0", "--new-group", "h"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_sparse_segment_is_an_error(tmp_path: Path) -> None:
+    """Without a limit, one of 1 TiB was read for hours, deaf to Ctrl-C."""
+    store = write_dledger(tmp_path, [raw(b"entry")] * 3)
+    os.truncate(store.segments[0].path, 2**40)
+    with pytest.raises(StoreError, match="expected a segment below 2 GiB, found 1099511627776 bytes: move it away"):
+        list(open_log(store.path).scan())
+
+
+def test_a_sparse_queue_file_is_unreadable(tmp_path: Path) -> None:
+    """Each of its units was planned to be read: the plan for 1 TiB took gigabytes of memory."""
+    folder = tmp_path / "consumequeue" / "T" / "0"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020}").touch()
+    os.truncate(folder / f"{0:020}", 2**40)
+    problems: list[UnreadableError] = []
+    assert queues(tmp_path, problems.append) == []
+    assert [problem.reason for problem in problems] == ["expected less than 2 GiB, found 1099511627776 bytes"]
+
+
+def test_lists_in_a_config_file_need_little_memory() -> None:
+    """An empty list takes 20 times its bytes."""
+    with pytest.raises(ValueError, match="objects and lists"):
+        parse_fastjson(b'{"x":[' + b"[]," * 1000 + b"[]]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import struct
 import time
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.cli.main import main
-from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.common.log_records import LOG, RateLimitedLog
 from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.member_list import MARK, list_in, read_told
 from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
@@ -22,7 +22,6 @@ from pyspark_dledger.raft.node.turns import Turns
 from pyspark_dledger.raft.wire import WireConnection, WireError
 from pyspark_dledger.rocketmq.broker import broker_metadata
 from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
-from pyspark_dledger.store import MmapFileStore, StoreConfig
 
 TOLD = {"index": 3, "term": 1, "voters": {"n0": "h:1"}, "learners": {}, "leaving": "", "committed": 5}
 
@@ -98,6 +97,13 @@ def test_an_entry_with_members_that_cannot_be_used_is_a_value_error(rest: bytes)
         list_in(1, 1, MARK + rest)
 
 
+def test_records_that_clients_cause_are_short(caplog: pytest.LogCaptureFixture) -> None:
+    """Twenty names of 4 KB a second, escaped, filled 40 GB of log a day."""
+    with caplog.at_level("WARNING", LOG.name):
+        RateLimitedLog()(logging.WARNING, "request refused", reason="\x01" * 4000, count=7)
+    assert caplog.records[0].__dict__["fields"] == {"reason": "\x01" * 500 + "...", "count": 7}
+
+
 def test_a_hello_is_compared_quickly() -> None:
     """Hosts are compared as names of DNS: 64 KB of them took 0.1 s for each connection."""
     peers = "n0-" + "éa.éb." * 600 + ":1"
@@ -144,28 +150,3 @@ def test_many_topics_are_not_encoded_for_each_copy(tmp_path: Path, monkeypatch: 
     assert b'"another"' not in metadata.files()["topics.json"]
     again = BrokerMetadata(tmp_path)
     assert again.files() == metadata.files()
-
-
-@pytest.mark.parametrize("path", ["state-1", "state-1/node", "x/root/y", "state-1/node/\ud800", "state-1/other/y", 5])
-def test_a_backup_with_a_wrong_path_is_an_error_of_one_line(
-    tmp_path: Path, path: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = MmapFileStore(StoreConfig(tmp_path / "store", self_id="n0", data_file_size=4096, index_file_size=320))
-    store.startup()
-    store.append_as_leader([b"one"], term=1)
-    store.flush()
-    store.update_committed_index(1, 0)
-    store.shutdown()
-    (tmp_path / "store" / "config").mkdir()
-    (tmp_path / "store" / "config" / "topics.json").write_text("{}")
-    backup = tmp_path / "backup"
-    assert main(["backup", str(tmp_path / "store"), "--to", str(backup)]) == 0
-    manifest = json.loads((backup / "backup.json").read_text())
-    del manifest["crc32"]
-    manifest["files"][0]["path"] = path
-    manifest["crc32"] = crc32(json.dumps(manifest, sort_keys=True).encode())
-    (backup / "backup.json").write_text(json.dumps(manifest))
-    capsys.readouterr()
-    target = str(tmp_path / "new")
-    assert main(["restore", str(backup), "--to", target, "--id", "n0", "--new-group", "h"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

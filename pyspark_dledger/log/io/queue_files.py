@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_records, record_dtype
 from pyspark_dledger.format.layout import (
@@ -101,9 +102,12 @@ def queue_files(folder: Path, on_unreadable: OnUnreadable = raise_error) -> tupl
 def _file_size(entry: FolderEntry, on_unreadable: OnUnreadable) -> int | None:
     """The size of a file in bytes; None for anything else, which is reported."""
     try:
-        if entry.is_file():
-            return entry.stat().st_size
-        problem: UnreadableError | None = UnreadableError(entry.path, "not a file")
+        size = entry.stat().st_size if entry.is_file() else None
+        if size is not None and size <= INT32_MAX:
+            return size
+        # Java maps files whole, so none is larger. A sparse one would be read for hours.
+        found = "not a file" if size is None else f"expected less than 2 GiB, found {size} bytes"
+        problem: UnreadableError | None = UnreadableError(entry.path, found)
     except OSError as error:
         problem = unreadable(entry.path, error)
     if problem is not None:

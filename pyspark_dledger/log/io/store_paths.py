@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
+from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.java_text import escaped_path, is_utf8
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError
@@ -248,8 +249,8 @@ def _listed(names: Iterable[str]) -> str:
 def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Segment]:
     """The segments in `dirs` by base. Each has its full size, also where the file is shorter; a scan finds that.
 
-    Files with other names are ignored. Raises StoreError for two files with one base, and for a base that is too far
-    away for this log.
+    Files with other names are ignored. Raises StoreError for two files with one base, for a base that is too far away
+    for this log, and for a file that is too long for Java: a sparse one would be read for hours.
     """
     files: dict[int, FolderEntry] = {}
     sizes: dict[int, int] = {}
@@ -261,6 +262,8 @@ def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Se
         if base in files:
             found = files[base].path
             raise StoreError(f"{entry.path}: expected one segment at {base}, found {found} as well: remove one")
+        if size > INT32_MAX:
+            raise StoreError(f"{entry.path}: expected a segment below 2 GiB, found {size} bytes: move it away")
         files[base], sizes[base] = entry, size
     bases = sorted(files)
     usual = usual_size(sizes)

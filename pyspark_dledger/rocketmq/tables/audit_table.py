@@ -30,7 +30,7 @@ from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
 from pyspark_dledger.log.io.epochs import is_of_controller_mode
-from pyspark_dledger.log.io.files import OnUnreadable, raise_error
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error, raise_error
 from pyspark_dledger.log.io.queue_files import last_units, queues
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.io.store_paths import StorePaths
@@ -356,6 +356,8 @@ class QueueAudit:
 # The messages of a part are all in the memory of its task.
 _PART_BYTES = 128 * 1024 * 1024
 _MAX_EMPTY_PARTS = 1000
+# Parts without messages read all queues, so there are not many for few units.
+_UNITS_OF_EMPTY_PART = 1_000_000
 
 COLUMNS = (
     TableColumn("code", pa.string(), "see below"),
@@ -380,10 +382,12 @@ def plan(log: StoreView, options: ReadOptions, on_unreadable: OnUnreadable = rai
     partitions = plan_read(log, message_arrays.COLUMNS, options, Filters(kind=("message",)))
     end = log.max_offset
     highest = max((unit.commit_log_offset for unit in last_units(root, on_unreadable)), default=0)
+    units = sum(file.units for queue in queues(root, ignore_error) for file in queue.files)
+    most = min(1 + units // _UNITS_OF_EMPTY_PART, _MAX_EMPTY_PARTS)
     confirmed = confirmed_end(root, on_unreadable)
     return [
         AuditPart(log.path, options, root, partition, low, high, end, reason, confirmed)
-        for partition, low, high in _windows(partitions, log.engine.NAME, end, highest)
+        for partition, low, high in _windows(partitions, log.engine.NAME, end, highest, most)
     ]
 
 
@@ -398,29 +402,29 @@ def confirmed_end(root: Path, on_unreadable: OnUnreadable = raise_error) -> int:
 
 
 def _windows(
-    partitions: list[Partition], engine: str, log_end: int, highest: int
+    partitions: list[Partition], engine: str, log_end: int, highest: int, most: int
 ) -> Iterator[tuple[Partition, int, int]]:
     """Partitions with their positions; together they cover all positions from the first one on.
 
     Positions without messages are split, because any number of units may point to them: missing files, and positions
-    after the end of the log up to the `highest` unit.
+    after the end of the log up to the `highest` unit, each into at most `most` parts.
     """
     empty = Partition((), engine)
     starts = [partition.ranges[0].start for partition in partitions]
     ends = [*starts[1:], log_end][: len(starts)]
     for partition, low, high in zip(partitions, starts, ends, strict=True):
         if all(isinstance(part, FileGap) for part in partition.ranges):
-            yield from ((empty, *split) for split in _split(low, high))
+            yield from ((empty, *split) for split in _split(low, high, most))
         else:
             yield partition, low, high
-    *after, (last, _) = _split(log_end, highest + 1)
+    *after, (last, _) = _split(log_end, highest + 1, most)
     yield from ((empty, *split) for split in after)
     yield empty, last, INT64_MAX
 
 
-def _split(low: int, high: int) -> Iterator[tuple[int, int]]:
-    """At least one range, and at most `_MAX_EMPTY_PARTS`."""
-    step = max(_PART_BYTES, -(-(high - low) // _MAX_EMPTY_PARTS))
+def _split(low: int, high: int, most: int) -> Iterator[tuple[int, int]]:
+    """At least one range, and at most `most`."""
+    step = max(_PART_BYTES, -(-(high - low) // most))
     for start in range(low, max(high, low + 1), step):
         yield start, min(start + step, high)
 
