@@ -1,10 +1,14 @@
-"""Memory settings for a process with one purpose: a node, or an export."""
+"""The address space of a process, and memory settings for one with one purpose: a node, or an export."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 from contextlib import suppress
+from pathlib import Path
+
+from pyspark_dledger.common.integers import INT64_MAX
 
 # Parameters of mallopt(3), as glibc numbers them.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -30,3 +34,15 @@ def prepare_memory_for_serving() -> None:
     gc.collect()
     gc.freeze()
     keep_freed_memory()
+
+
+def free_address_space() -> int:
+    """Bytes that the process can still map: Spark limits its Python workers (spark.executor.pyspark.memory)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return INT64_MAX
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # only Linux counts it
+        return INT64_MAX
+    return max(limit - pages * resource.getpagesize(), 0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.process_memory import free_address_space
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, committed_bound
@@ -28,6 +29,9 @@ _MAX_PARTITION_BYTES = 128 * 1024 * 1024
 # A Spark task costs about 30 ms; in that time a scan that yields few bytes reads a gigabyte.
 _SELECTIVE_PARTITION_BYTES = 1024 * 1024 * 1024
 _MIN_TARGET_BYTES = 1024
+# If the address space is limited: a batch is made while the one before is written, and its buffers double.
+_BATCHES_IN_MEMORY = 16
+_MIN_BATCH_BYTES = 64 * 1024
 _WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
 
 
@@ -122,6 +126,8 @@ def scan_range(part: ScanRequest | FileGap, engine: str) -> Iterator[pa.RecordBa
 
     if isinstance(part, FileGap):
         return gap_batches(part)
+    size = max(min(part.max_batch_bytes, free_address_space() // _BATCHES_IN_MEMORY), _MIN_BATCH_BYTES)
+    part = replace(part, max_batch_bytes=size) if size < part.max_batch_bytes else part
     return expand(engine_of(engine, part.segment).scan(part), part)
 
 

@@ -14,7 +14,7 @@ from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 
 class RequestCode(IntEnum):
-    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58008 are our own."""
+    """``DLedgerRequestCode``. 51006 and 59999 (of 0.4.0) are unsupported; 58001 to 58009 are our own."""
 
     METADATA = 50000
     APPEND = 50001
@@ -33,6 +33,7 @@ class RequestCode(IntEnum):
     SUMMARY = 58006
     IDENTITY = 58007
     MEMBERS = 58008
+    PRODUCER = 58009
     USER_DEFINE_REQUEST = 59999
 
 
@@ -225,7 +226,8 @@ class StatusRequest(Request):
 class StatusResponse(Response):
     """The state of the member; ``peers`` maps id to address, ``problem`` is the latest unresolved one, or "".
 
-    ``serves_messages``: as leader it accepts `TopicsRequest`, `PutRequest` and `ConfigRequest`.
+    ``serves_messages``: as leader it accepts `TopicsRequest`, `PutRequest`, `ProducerRequest` and
+    `ConfigRequest`.
     """
 
     role: Role = Role.CANDIDATE
@@ -308,6 +310,31 @@ class PutResponse(Response):
     pos: int = -1
     count: int = 0
     positions: Buffer = b""
+    reason: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ProducerRequest(Request):
+    """Extension: requests what the leader's log has of a producer's messages. Binary only.
+
+    ``producer`` is the first 8 bytes of their identities, ``run`` a run of its job. Identities of entries from
+    ``from_index`` on are returned, none for -1.
+    """
+
+    producer: bytes = bytes(8)
+    run: int = 0
+    from_index: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class ProducerResponse(Response):
+    """See `puts.ProducerState`. ``reason`` is the application's reason for a rejection."""
+
+    count: int = 0
+    other_runs: int = 0
+    last_number: int = -1
+    next_index: int = -1
+    ids: Buffer = b""
     reason: str | None = None
 
 

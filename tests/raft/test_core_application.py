@@ -9,12 +9,15 @@ import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.raft.core import Send
 from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationError
 from pyspark_dledger.raft.messages import (
     ConfigRequest,
     ConfigResponse,
+    ProducerRequest,
+    ProducerResponse,
     PutRequest,
     PutResponse,
     Request,
@@ -66,6 +69,12 @@ class Raising(Ledger):
             return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, "expected a topic, found bad name")
         return super().topics(names, queue_nums)
 
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+        self._check("producer")
+        if run == 1:
+            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, "expected another run")
+        return ProducerState(3, 2, 1, -1, bytes(16), last_index=from_index)
+
     def config(self) -> Mapping[str, bytes]:
         self._check("config")
         return {"topics.json": b"{}"}
@@ -88,6 +97,7 @@ def core_with_application(**options: Any) -> tuple[OneCore, Raising]:
         *((method, puts(1)) for method in ("role_changed", "committed", "admit", "appended")),
         *((method, puts(1)) for method in ("strange code", "short positions")),
         ("topics", TopicsRequest()),
+        ("producer", ProducerRequest()),
         ("config", ConfigRequest()),
     ],
 )
@@ -102,6 +112,21 @@ def test_an_exception_of_the_application_ends_the_core(method: str, request_: Re
 
     with pytest.raises(ApplicationError, match=r"the application raised|expected"):
         lead_and_request()
+
+
+def test_the_state_of_a_producer_is_that_of_acknowledged_messages() -> None:
+    core, _ = core_with_application(peers=1)
+    assert core.request(ProducerRequest()).code == ResponseCode.NOT_LEADER
+    core.tick(1000)
+    response = core.request(ProducerRequest())
+    assert isinstance(response, ProducerResponse)
+    found = (response.code, response.count, response.other_runs, response.last_number, response.ids)
+    assert found == (ResponseCode.SUCCESS, 3, 2, 1, bytes(16))
+    # An entry that is not committed may be lost.
+    assert core.request(ProducerRequest(from_index=7)).code == ResponseCode.LEADER_NOT_READY
+    rejected = core.request(ProducerRequest(run=1))
+    assert isinstance(rejected, ProducerResponse)
+    assert (rejected.code, rejected.reason) == (ResponseCode.UNEXPECTED_ARGUMENT, "expected another run")
 
 
 def test_an_application_learns_of_its_leadership_before_its_first_put() -> None:

@@ -17,6 +17,7 @@ from pyspark_dledger.raft.messages import (
     GetRequest,
     HeartBeatRequest,
     MetadataRequest,
+    ProducerRequest,
     PushRequest,
     PushResponse,
     PushType,
@@ -104,7 +105,7 @@ def hostile(random: Random) -> Request:
     if kind == 8:
         return PutRequest(bodies=Bodies(random.randrange(-1, 3), random.randbytes(random.randrange(12))))
     if kind == 9:
-        return random.choice([TopicsRequest(names=("x",)), ConfigRequest()])
+        return random.choice([TopicsRequest(names=("x",)), ProducerRequest(from_index=number()), ConfigRequest()])
     count = random.choice([len(data) // SIZE, number()])
     first = random.choice([index, index, number()])
     return PushRequest(

@@ -23,7 +23,8 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, StoreError
 from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.puts import PutIds
+from pyspark_dledger.format.encode.put_ids import numbered_id, read_ids, replace_ids, tagged, words_of
+from pyspark_dledger.format.encode.puts import ProducerState, PutIds
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import Message, parse_message
 from pyspark_dledger.log import open_log
@@ -32,6 +33,7 @@ from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.service import producer_states
 from pyspark_dledger.rocketmq.service.leader_tables import covered_range, read_tail
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.rocketmq.tables.registry import read_table
@@ -397,6 +399,33 @@ def _simple_leader(
             known[identity] = locations[-1]
         index += 1
     return locations
+
+
+def test_the_state_of_a_producer_has_its_runs_and_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From sorted runs on disk, and from memory; also after a restart."""
+    monkeypatch.setattr(producer_states, "_MAX_IDS", 4)
+    batch, producer = rows(6), b"producer"
+    ids = read_ids(puts(batch))
+    with message_nodes(tmp_path, 1) as group, client_of(group) as client:
+        assert client.producer(producer, 1) == ProducerState()
+        for run in (1, 2):
+            client.put_messages(replace_ids(puts(batch), producer, tagged(ids, run, 0)))
+            if run == 1:
+                assert client.producer(producer, 1) == ProducerState(6)
+                assert client.producer(producer, 9).other_runs == 6
+        client.put_messages(puts(rows(3)))
+    with message_nodes(tmp_path, 1) as group, client_of(group) as client:
+        client.put_messages(replace_ids(puts(batch), producer, numbered_id(7).repeat(6, axis=0)))
+        state = client.producer(producer, 2)
+        assert (state.count, state.other_runs, state.ids) == (13, 7, b"")
+        found, index = [], 0
+        while index >= 0:
+            state = client.producer(producer, 2, index)
+            found.append(words_of(state.ids))
+            index = state.next_index
+        assert [len(page) for page in found] == [4, 4, 4, 1]
+        expected = [*tagged(ids, 1, 0), *tagged(ids, 2, 0), *numbered_id(7)]
+        assert (np.concatenate(found) == np.array(expected)).all()
 
 
 def test_equal_rows_of_another_job_are_appended(one: tuple[MessageNodes, Client]) -> None:

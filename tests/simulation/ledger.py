@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
@@ -234,6 +235,9 @@ class Ledger:
 
     def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
         return dict.fromkeys(names, queue_nums), STORE_HOST
+
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+        return ProducerState()
 
     def config(self) -> Mapping[str, bytes]:
         assert self.tables is not None

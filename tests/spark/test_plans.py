@@ -163,3 +163,23 @@ def test_large_segment_is_read_within_a_small_address_space(tmp_path: Path) -> N
         for engine in ("native", "python"):
             assert process.submit(count_rows, small, engine).result() == COUNT
             assert process.submit(count_rows, path, engine).result() == COUNT
+
+
+def size_of_bodies(path: Path) -> int:
+    reader = dl.DefaultSource({"path": str(path)}).reader(whole_schema(ReadOptions()))
+    batches = (batch for part in reader.partitions() for batch in reader.read(part))
+    return sum(batch["body"].nbytes for batch in batches)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of the address space")
+def test_bodies_are_read_within_the_address_space_of_a_worker(tmp_path: Path) -> None:
+    """A worker of Spark with 512 MiB has 80 MiB left. Batches of the default size would need more."""
+    store = opened(tmp_path, data_file_size=1 << 30)
+    payloads = [bytes([number]) * (1 << 19) for number in range(100)]
+    store.append_as_leader(payloads, 0)
+    store.update_committed_index(0, len(payloads) - 1)
+    store.shutdown()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, limit_memory, (80 << 20,)) as process:
+        assert process.submit(size_of_bodies, tmp_path).result() >= sum(map(len, payloads))

@@ -118,7 +118,10 @@ REJECTED = {
     "expected a local folder to write to, found a URI": {"path": "s3a://bucket/log"},
     "option flush is for a path, this is a write to a group": {**TO_GROUP, "flush": "sync"},
     "option selfId is for a path, this is a write to a group": {**TO_GROUP, "selfId": "n0"},
-    "option tlsKey is for a group, this is a write to a path: leave it out": {"tlsKey": "key.pem"},
+    "tlsCert, tlsKey and tlsCa together, found no tlsCert and no tlsCa": {"tlsKey": "key.pem"},
+    "listen: expected an address that the certificate names (tlsCert), found 0.0.0.0": {
+        "listen": "0.0.0.0", "tlsCert": "c", "tlsKey": "k", "tlsCa": "a"
+    },
     "tlsCert, tlsKey and tlsCa together, found no tlsKey and no tlsCa": {**TO_GROUP, "tlsCert": "c.pem"},
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.spark.sink import row_format as formats
 from pyspark_dledger.spark.sink import task_writer
+from pyspark_dledger.spark.sink.job_identity import micro_batch_job
 from pyspark_dledger.spark.sink.kafka_columns import joined_keys
 from pyspark_dledger.spark.sink.row_format import RowFormat, row_format
 from pyspark_dledger.spark.sink.write_options import WriteOptions
@@ -118,10 +119,11 @@ def test_nothing_is_written_after_an_error() -> None:
 
 def test_micro_batch_without_an_identity_is_rejected() -> None:
     """All such micro-batches would be duplicates of one another."""
-    given = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
-    assert task_writer._micro_batch(SimpleNamespace(getLocalProperty=given.get)) == "q/0"
+    given = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0", "spark.jobGroup.id": "run"}
+    job = micro_batch_job(SimpleNamespace(getLocalProperty=given.get))
+    assert (job.name, job.run) == ("q/0", "run")
     with pytest.raises(DLedgerError, match="expected the local properties"):
-        task_writer._micro_batch(SimpleNamespace(getLocalProperty={}.get))
+        micro_batch_job(SimpleNamespace(getLocalProperty={}.get))
 
 
 def schema_of(text: str) -> StructType:

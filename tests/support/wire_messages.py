@@ -97,6 +97,8 @@ SAMPLES: list[WireMessage] = [
     m.IdentityResponse(**IDS, cluster_id=None),
     m.MembersRequest(**IDS, action="replace", member_id="n1", new_id="n3", address="db:1"),
     m.MembersResponse(**IDS, members='{"index":-1}', reason=None),
+    m.ProducerRequest(**IDS, producer=b"producer", run=7, from_index=3),
+    m.ProducerResponse(**IDS, count=3, other_runs=2, last_number=9, next_index=-1, ids=bytes(range(16))),
     m.ReadRequest(**IDS),
     m.ReadResponse(**IDS, first_index=13, count=3, data=BATCH),
     m.AppendRequest(**IDS, bodies=Bodies(3, struct.pack(">3I", 1, 2, 0) + b"abc")),
@@ -117,6 +119,7 @@ EXTENSIONS = (
     *(m.StatusRequest, m.StatusResponse, m.ReadRequest, m.ReadResponse, m.TopicsRequest, m.TopicsResponse),
     *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse, m.SummaryRequest, m.SummaryResponse),
     *(m.IdentityRequest, m.IdentityResponse, m.MembersRequest, m.MembersResponse),
+    *(m.ProducerRequest, m.ProducerResponse),
 )
 """Messages that Java does not have."""
 

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from pyspark_dledger.format.encode.encoded import Bodies
+    from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 
 PRODUCER_SIZE = 8
 CONTENT_SIZE = 16
 ID_SIZE = PRODUCER_SIZE + CONTENT_SIZE
 """Bytes of a put's identity: its producer (`producer_of`), then a hash of its content and its ordinal (`Ordinals`)."""
+
+
+MAX_STATE_IDS = 512 * 1024
+"""Bytes of identities in one `ProducerState`."""
 
 
 class MalformedPut(Exception):
@@ -68,6 +72,23 @@ class PutIds(NamedTuple):
     index: npt.NDArray[np.int64]  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     ids: bytes
     store_timestamps: npt.NDArray[np.int64]
+
+
+class ProducerState(NamedTuple):
+    """What a log has of the messages of one producer.
+
+    ``other_runs``: how many are of other runs than the requested one. ``last_number``: the highest number in their
+    identities, see `numbered_id`. ``ids``: identities without the producer, 16 bytes each, in the order of the log;
+    more follow from ``next_index`` on, none if that is -1. ``last_index``: the last entry that was counted, -1 if the
+    counts are those of one run.
+    """
+
+    count: int = 0  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    other_runs: int = 0
+    last_number: int = -1
+    next_index: int = -1
+    ids: Buffer = b""
+    last_index: int = -1
 
 
 class Ordinals(Protocol):

@@ -20,6 +20,7 @@ from typing import Any, SupportsIndex, TypeVar, final
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.raft.client.request_units import (
     BatchCall,
     BulkCall,
@@ -212,6 +213,14 @@ class Client:
             raise TypeError(f"names: expected a sequence of texts, found {names!r}")
         _check_number("queue_nums", queue_nums, 1, _MAX_NUMBER)
         return self._wait(self._session.topics(tuple(names), index(queue_nums)))
+
+    def producer(self, producer: bytes, run: int = 0, from_index: int = -1) -> ProducerState:
+        """What the log has of a producer's messages, with identities of entries from ``from_index`` on, if given.
+
+        ``producer`` is the first 8 bytes of their identities. Raises GroupError, with code UNSUPPORTED (303) if the
+        leader does not serve messages.
+        """
+        return self._wait(self._session.producer(producer, run, from_index))
 
     def config(self) -> dict[str, bytes]:
         """The metadata files of a leader that serves messages, by file name."""

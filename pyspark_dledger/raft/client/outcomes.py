@@ -6,7 +6,7 @@ from enum import Enum
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from pyspark_dledger.raft.messages import PutResponse, Response, TopicsResponse
+from pyspark_dledger.raft.messages import ProducerResponse, PutResponse, Response, TopicsResponse
 from pyspark_dledger.raft.wire import (
     NO_PERMISSION,
     REQUEST_CODE_NOT_SUPPORTED,
@@ -179,7 +179,7 @@ def unknown_transfer_error(
 
 def _advice(response: AnyResponse) -> str:
     """The application's reason, or advice."""
-    if isinstance(response, (PutResponse, TopicsResponse)) and response.reason:
+    if isinstance(response, (PutResponse, TopicsResponse, ProducerResponse)) and response.reason:
         return response.reason
     if isinstance(response, Refusal):
         return _REMOTING_ADVICE.get(response.code, "look at the log of that node")

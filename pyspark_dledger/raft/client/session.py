@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
+from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.raft.client.appender import Appender
 from pyspark_dledger.raft.client.java_log import JavaLog
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
@@ -39,6 +40,8 @@ from pyspark_dledger.raft.messages import (
     MembersRequest,
     MembersResponse,
     MetadataResponse,
+    ProducerRequest,
+    ProducerResponse,
     ReadRequest,
     ReadResponse,
     Request,
@@ -162,6 +165,12 @@ class Session:
         what = f"for topics {', '.join(names)}"
         response = await self._request_messages(TopicsRequest(names=names, queue_nums=queue_nums), TopicsResponse, what)
         return Topics(response.queue_counts, response.store_host)
+
+    async def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState:
+        """What the log has of a producer's messages. Raises GroupError if the leader does not serve messages."""
+        request = ProducerRequest(producer=producer, run=run, from_index=from_index)
+        found = await self._request_messages(request, ProducerResponse, "for the messages of a producer")
+        return ProducerState(found.count, found.other_runs, found.last_number, found.next_index, bytes(found.ids))
 
     async def config(self) -> dict[str, bytes]:
         """The metadata files of the leader. Raises GroupError if it does not serve messages."""

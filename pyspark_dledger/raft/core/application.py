@@ -12,6 +12,7 @@ from typing import Protocol
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 __all__ = ["Admitted", "Application", "Rejected", "SummaryPart"]
@@ -72,6 +73,9 @@ class Application(Protocol):
 
         The host is 8 or 20 bytes: address and port (i32).
         """
+
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+        """What the log, committed or not, has of a producer's messages."""
 
     def config(self) -> Mapping[str, bytes]:
         """The metadata that followers copy, by file name."""

@@ -12,12 +12,15 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.format.encode.admission import DiskNeededError
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.raft.core.application import Admitted, Application, Rejected
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
     POSITION_SIZE,
     ConfigRequest,
     ConfigResponse,
+    ProducerRequest,
+    ProducerResponse,
     PutRequest,
     PutResponse,
     Request,
@@ -150,7 +153,7 @@ class ApplicationCaller:
         return self._call(lambda application: application.control(content))
 
     def handle_topics(self, request: TopicsRequest, token: object) -> None:
-        if self._has_rejected(request, token, TopicsResponse()):
+        if self.has_rejected(request, token, TopicsResponse()):
             return
         found = self._call(lambda application: application.topics(request.names, request.queue_nums))
         if isinstance(found, Rejected):
@@ -166,14 +169,17 @@ class ApplicationCaller:
         )
         member.reply(token, response)
 
+    def producer(self, request: ProducerRequest) -> ProducerState | Rejected:
+        return self._call(lambda application: application.producer(request.producer, request.run, request.from_index))
+
     def handle_config(self, request: ConfigRequest, token: object) -> None:
-        if self._has_rejected(request, token, ConfigResponse()):
+        if self.has_rejected(request, token, ConfigResponse()):
             return
         member, files = self._member, self._call(lambda application: application.config())
         response = ConfigResponse(group=member.group, leader_id=member.leader_id, term=member.term, files=dict(files))
         member.reply(token, response)
 
-    def _has_rejected(self, request: Request, token: object, response: Response) -> bool:
+    def has_rejected(self, request: Request, token: object, response: Response) -> bool:
         """Reject a request that only a leader with an application accepts. Clients first look for the leader."""
         if not self._member.is_leader:
             self._member.reject(token, request, response, ResponseCode.NOT_LEADER)
@@ -184,7 +190,11 @@ class ApplicationCaller:
         return True
 
     def reject(
-        self, request: Request, token: object, response: PutResponse | TopicsResponse, rejected: Rejected
+        self,
+        request: Request,
+        token: object,
+        response: PutResponse | TopicsResponse | ProducerResponse,
+        rejected: Rejected,
     ) -> None:
         """Respond with the application's code and reason."""
         response.reason = rejected.reason

@@ -23,6 +23,7 @@ from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.membership_changes import MembershipChanges
 from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
+from pyspark_dledger.raft.core.leader.producer_reads import ProducerReads
 from pyspark_dledger.raft.core.leader.reads import Reads
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.leader.transfer import Transfer
@@ -46,6 +47,8 @@ from pyspark_dledger.raft.messages import (
     MembersResponse,
     MetadataRequest,
     MetadataResponse,
+    ProducerRequest,
+    ProducerResponse,
     PushRequest,
     PushResponse,
     PutRequest,
@@ -74,6 +77,7 @@ _RESPONSES: dict[type[Request], type[Response]] = {
     IdentityRequest: IdentityResponse,
     MembersRequest: MembersResponse,
     MetadataRequest: MetadataResponse,
+    ProducerRequest: ProducerResponse,
     PushRequest: PushResponse,
     PutRequest: PutResponse,
     StatusRequest: StatusResponse,
@@ -134,6 +138,7 @@ class Core:
             IdentityRequest: self._cluster_id.handle,
             MembersRequest: self._changes.handle,
             MetadataRequest: self._metadata,
+            ProducerRequest: ProducerReads(member, caller, self._appends, self._commit_index, self._heartbeats).handle,
             PushRequest: self._follower.handle,
             PutRequest: self._append,
             StatusRequest: self._status,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART
+from pyspark_dledger.format.encode.puts import MAX_STATE_IDS
 from pyspark_dledger.raft.messages import (
     POSITION_SIZE,
     ConfigRequest,
     GetRequest,
+    ProducerRequest,
     PutRequest,
     Request,
     SummaryRequest,
@@ -27,6 +29,8 @@ def max_response_size(request: Request | Refusal) -> int:
         return MAX_FRAME_SIZE
     if isinstance(request, SummaryRequest):
         return MAX_SUMMARY_PART
+    if isinstance(request, ProducerRequest):
+        return MAX_STATE_IDS if request.from_index >= 0 else 0
     if isinstance(request, PutRequest):
         return request.bodies.count * POSITION_SIZE
     return len(request.names) * _TOPIC_BYTES if isinstance(request, TopicsRequest) else 0

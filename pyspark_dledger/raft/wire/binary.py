@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.format.encode.puts import CONTENT_SIZE, PRODUCER_SIZE
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushType, WireMessage
@@ -459,6 +460,29 @@ def _from_topics_response(own: Values, body: memoryview) -> dict[str, Any]:
     return {"queue_counts": dict(zip(names, numbers, strict=True)), "store_host": host}
 
 
+def _producer_request(request: m.ProducerRequest) -> tuple[Values, Sequence[Buffer]]:
+    return (request.run, request.from_index), (request.producer,)
+
+
+def _from_producer_request(own: Values, body: memoryview) -> dict[str, Any]:
+    run, from_index = own
+    if len(body) != PRODUCER_SIZE:
+        raise WireError(f"expected a producer of {PRODUCER_SIZE} bytes, found {len(body)}")
+    return {"producer": bytes(body), "run": run, "from_index": from_index}
+
+
+def _producer_response(response: m.ProducerResponse) -> tuple[Values, Sequence[Buffer]]:
+    numbers = (response.count, response.other_runs, response.last_number, response.next_index)
+    return numbers, (response.ids,)
+
+
+def _from_producer_response(own: Values, body: memoryview) -> dict[str, Any]:
+    if len(body) % CONTENT_SIZE:
+        raise WireError(f"expected identities of {CONTENT_SIZE} bytes, found {len(body)} bytes")
+    names = ("count", "other_runs", "last_number", "next_index")
+    return {**dict(zip(names, own, strict=True)), "ids": body}
+
+
 def _put_request(request: m.PutRequest) -> tuple[Values, Sequence[Buffer]]:
     (count, is_restart), body = _append_request(request)
     return (count, is_restart, request.queue_nums), body
@@ -541,6 +565,8 @@ _CODECS: dict[type[WireMessage], tuple[Callable[[Any], Any], Callable[[Values, m
     m.TopicsResponse: (_topics_response, _from_topics_response),
     m.PutRequest: (_put_request, _from_put_request),
     m.PutResponse: (_put_response, _from_put_response),
+    m.ProducerRequest: (_producer_request, _from_producer_request),
+    m.ProducerResponse: (_producer_response, _from_producer_response),
     m.ConfigRequest: (_nothing, _no_values),
     m.ConfigResponse: (_config_response, _from_config_response),
     m.SummaryRequest: (_summary_request, _from_summary_request),

@@ -145,6 +145,16 @@ OWN: dict[tuple[int, bool], tuple[WireField, ...]] = {
     (RequestCode.IDENTITY, True): (),
     (RequestCode.MEMBERS, False): (),
     (RequestCode.MEMBERS, True): (),
+    (RequestCode.PRODUCER, False): (
+        WireField("run", "I"),
+        WireField("fromIndex", "q"),
+    ),
+    (RequestCode.PRODUCER, True): (
+        WireField("count", "q"),
+        WireField("otherRuns", "q"),
+        WireField("lastNumber", "q"),
+        WireField("nextIndex", "q"),
+    ),
 }
 OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.LEADERSHIP_TRANSFER, False): ("transferId", "transfereeId"),
@@ -154,6 +164,7 @@ OWN_TEXTS: dict[tuple[int, bool], tuple[str, ...]] = {
     (RequestCode.IDENTITY, True): ("clusterId",),
     (RequestCode.MEMBERS, False): ("action", "memberId", "newId", "address"),
     (RequestCode.MEMBERS, True): ("members", "reason"),
+    (RequestCode.PRODUCER, True): ("reason",),
 }
 """Texts after those of every message. A refusal has only `COMMON` and one text, its remark."""
 
@@ -177,6 +188,8 @@ BODIES: dict[tuple[int, bool], str] = {
     (RequestCode.PUT_MESSAGES, True): "nothing, or `count` times index, pos and queueOffset (i64)",
     (RequestCode.CONFIG, True): "`files` sizes (u32), then the names as texts, then the contents",
     (RequestCode.SUMMARY, True): "bytes of the snapshot",
+    (RequestCode.PRODUCER, False): "producer",
+    (RequestCode.PRODUCER, True): "identities",
 }
 """The frame's body; other messages have none."""
 

@@ -21,6 +21,7 @@ REQUESTS: dict[int, type[m.Request]] = {
     RequestCode.SUMMARY: m.SummaryRequest,
     RequestCode.IDENTITY: m.IdentityRequest,
     RequestCode.MEMBERS: m.MembersRequest,
+    RequestCode.PRODUCER: m.ProducerRequest,
 }
 RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.METADATA: m.MetadataResponse,
@@ -38,6 +39,7 @@ RESPONSES: dict[int, type[m.Response]] = {
     RequestCode.SUMMARY: m.SummaryResponse,
     RequestCode.IDENTITY: m.IdentityResponse,
     RequestCode.MEMBERS: m.MembersResponse,
+    RequestCode.PRODUCER: m.ProducerResponse,
 }
 REQUEST_CODES: dict[type[m.WireMessage], int] = {
     kind: int(code) for kinds in (REQUESTS, RESPONSES) for code, kind in kinds.items()
@@ -48,6 +50,7 @@ BINARY_ONLY = frozenset(
         (
             *(RequestCode.STATUS, RequestCode.READ, RequestCode.TOPICS, RequestCode.PUT_MESSAGES),
             *(RequestCode.CONFIG, RequestCode.SUMMARY, RequestCode.IDENTITY, RequestCode.MEMBERS),
+            RequestCode.PRODUCER,
         ),
     )
 )

@@ -156,6 +156,20 @@ class CommittedIdentities:
                 rest = rest[~hits]
         return found
 
+    def of_producer(self, producer: int) -> tuple[IdentityArrays, int]:
+        """The identities of a producer in the runs, and the last index that these cover. It may read the disk."""
+        runs = self._runs
+        oldest, covered = self._clock() - self._expiry_ms, -1
+        parts = []
+        for run in runs:
+            if run.range.last_store_timestamp >= oldest and run.has_producer(producer):
+                found = run.of_producer(producer)
+                # Runs that were copied from another member may overlap own ones.
+                parts.append(found.take(np.flatnonzero(found.index > covered)))
+                run.check_readable()
+            covered = max(covered, run.range.last_index)
+        return concatenated(parts), covered
+
     def pending(self) -> list[IdentityArrays]:
         """The committed identities that are in no run yet, in the order of the log."""
         with self._lock:

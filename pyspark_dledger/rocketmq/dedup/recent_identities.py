@@ -9,7 +9,14 @@ import numpy as np
 
 from pyspark_dledger.format.encode.puts import ID_SIZE
 from pyspark_dledger.rocketmq.dedup.committed_identities import RUN_IDS
-from pyspark_dledger.rocketmq.dedup.identity_arrays import ByteFilter, IdentityArrays, Words, identity_arrays, split_ids
+from pyspark_dledger.rocketmq.dedup.identity_arrays import (
+    ByteFilter,
+    IdentityArrays,
+    Words,
+    concatenated,
+    identity_arrays,
+    split_ids,
+)
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
 # Up to so many candidates are looked up one by one.
@@ -73,6 +80,15 @@ class RecentIdentities:
             if len(candidates) > _FEW or generation.has_any(wanted.first[candidates]):
                 found.update(generation.find(keys))
         return found
+
+    def of_producer(self, producer: int, covered: int) -> IdentityArrays:
+        """The identities of a producer with an index above `covered`."""
+        found = []
+        for generation in self._generations:
+            for _, part in generation.parts:
+                if not part.is_one_producer or int(part.producer[0]) == producer:
+                    found.append(part.take(np.flatnonzero((part.producer == producer) & (part.index > covered))))
+        return concatenated(found)
 
     def forget(self, covered: int) -> None:
         """Drop the generations that runs cover, up to that index."""

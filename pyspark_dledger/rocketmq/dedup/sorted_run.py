@@ -166,6 +166,13 @@ class SortedRun:
             at -= 1
         return -1
 
+    def of_producer(self, producer: int) -> IdentityArrays:
+        """The identities of a producer. Call `check_readable` after they were read."""
+        section = self._section(producer)
+        first = self._first[section]
+        producers = np.full(len(first), producer, WORD)
+        return IdentityArrays(producers, first, self._second[section], self._index[section])
+
     def all(self) -> IdentityArrays:
         """All identities, in the order of the file. Call `check_readable` after they were read."""
         counts = np.diff(self._starts)

@@ -172,6 +172,8 @@ class LeaderTables:
     def __init__(self, queues: TopicQueues, recent: RecentIdentities) -> None:
         self.queues = queues
         self.recent = recent
+        self.only_runs: dict[int, int] = {}
+        """The only run of a producer, for producers whose messages were counted."""
         self._queue_counts: dict[str, int] = {}
         self.add_queues(queues.ends())
 

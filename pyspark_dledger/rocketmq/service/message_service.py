@@ -24,6 +24,7 @@ from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
@@ -35,6 +36,7 @@ from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, RunningS
 from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, rebuild_leader_tables
+from pyspark_dledger.rocketmq.service.producer_states import producer_state
 from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_counts
 from pyspark_dledger.rocketmq.service.raw_entries import RawEntryCheck, messages_of
 from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
@@ -368,6 +370,13 @@ class MessageService:
         if changed:
             self._metadata.add_topics(changed)
         return counts, self._host
+
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+        self._running()
+        tables = self._leader_tables()
+        if tables is None:
+            return _NOT_READY
+        return producer_state(tables, self._identities, producer, run, from_index)
 
     def config(self) -> Mapping[str, bytes]:
         return self._metadata.files()

@@ -29,6 +29,10 @@ class Session(NamedTuple):
         return self.master.startswith("local") and not self.master.startswith("local-cluster")
 
 
+ON_DRIVER = Session("local", "")
+"""For connections from the driver's machine itself."""
+
+
 def session_of(local_property: Callable[[str], str | None]) -> Session:
     """Return the session of a task; `local_property` is ``TaskContext.getLocalProperty``."""
     host = local_property("spark.driver.host") or ""

@@ -17,6 +17,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA, topic_problem
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
+from pyspark_dledger.spark.sink.id_columns import IdColumns, id_columns
 from pyspark_dledger.spark.sink.kafka_columns import header_properties, joined_keys, text_of
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
@@ -90,11 +91,15 @@ _NEVER_NULL = (TOPIC, BODY)
 
 
 class RowFormat(NamedTuple):
-    """Messages or raw entries. ``columns`` are positions in the DataFrame and names; ``topic`` overrides the column."""
+    """Messages or raw entries. ``columns`` are positions in the DataFrame and names; ``topic`` overrides the column.
+
+    ``id_columns`` identify a row; they may be written, too.
+    """
 
     is_message: bool
     columns: tuple[tuple[int, str], ...]
     topic: str | None
+    id_columns: IdColumns | None = None
 
     def bodies(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
         """Pack the bodies of raw rows with one copy. `first_row` is the number of the first row in its partition.
@@ -137,6 +142,9 @@ def row_format(schema: sql.StructType, options: WriteOptions) -> RowFormat:
         raise OptionError("option topic does not apply to raw entries: leave out the topic, or writeAs=raw")
     if options.topic is not None and (problem := topic_problem(options.topic.encode())):
         raise OptionError(f"option topic: {problem}: name another one")
+    for name, value in (("idColumns", options.id_columns), ("txnAppId", options.txn_app_id)):
+        if value and not is_message:
+            raise OptionError(f"option {name} does not apply to raw entries: give a topic, or leave it out")
     columns = _written_columns(schema, _MESSAGE_COLUMNS if is_message else _RAW_COLUMNS, options)
     targets = [_MESSAGE_COLUMNS[name].target for _, name in columns]
     if BODY not in targets:
@@ -146,18 +154,20 @@ def row_format(schema: sql.StructType, options: WriteOptions) -> RowFormat:
         raise OptionError("messages need a topic: give a column topic, or the option topic")
     if options.topic is not None:
         columns = tuple((position, name) for position, name in columns if name != TOPIC)
-    return RowFormat(is_message, columns, options.topic)
+    ids = id_columns(schema, options.id_columns) if options.id_columns else None
+    return RowFormat(is_message, columns, options.topic, ids)
 
 
 def _written_columns(
     schema: sql.StructType, accepted: Mapping[str, _Column], options: WriteOptions
 ) -> tuple[tuple[int, str], ...]:
     by_key = {name.lower(): name for name in accepted}
+    ids = {name.lower() for name in options.id_columns}
     columns: list[tuple[int, str]] = []
     for position, field in enumerate(schema.fields):
         name = by_key.get(field.name.lower())
         if name is None:
-            if not options.ignore_extra_columns:
+            if not options.ignore_extra_columns and field.name.lower() not in ids:
                 raise _extra_column(field, accepted)
             continue
         for _, other in columns:

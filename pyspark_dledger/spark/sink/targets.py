@@ -13,7 +13,7 @@ from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
-from pyspark_dledger.spark.sink.driver import LOOPBACK, Session
+from pyspark_dledger.spark.sink.driver import LOOPBACK, ON_DRIVER, Session
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 
@@ -31,7 +31,7 @@ class GroupTarget:
         """Where the log is, for messages to the user."""
         return f"group {self.address.group}"
 
-    def connect(self, session: Session | None) -> Client:
+    def connect(self, session: Session) -> Client:
         """Return a client for one task."""
         return self.address.connect(self.timeout_ms, self.max_retries)
 
@@ -117,5 +117,5 @@ def new_target(options: WriteOptions, is_message: bool, start: Callable[[WriteOp
         return PathTarget(options.path, sink, options.flush == "sync", options.timeout_ms, options.max_retries)
     target = GroupTarget(options.group_address(), options.timeout_ms, options.max_retries)
     # Checks the certificates; nothing is sent.
-    target.connect(None).close()
+    target.connect(ON_DRIVER).close()
     return target

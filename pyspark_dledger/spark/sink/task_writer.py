@@ -1,7 +1,7 @@
 """How a task writes its rows: packed or encoded, then sent in order while the next batch is read.
 
-Messages have an identity of job, partition, content and a duplicate counter. The leader skips ids that are already in
-the log: a repeated task with the same rows, in any order, writes each of them once.
+Messages have an identity of job, run, partition, content and a duplicate counter (`job_identity`). The leader skips ids
+that are already in the log: a repeated task with the same rows, in any order, writes each of them once.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,16 +22,24 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.put_rows import topic_problem
-from pyspark_dledger.format.encode.puts import PutSettings, producer_of
+from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.spark.sink.driver import own_address, session_of
+from pyspark_dledger.spark.sink.job_identity import (
+    Identities,
+    Job,
+    KeyIdentities,
+    PartitionIdentities,
+    begin,
+    micro_batch_job,
+)
+from pyspark_dledger.spark.sink.repeated_job import LeftRows, PackedBodies
 from pyspark_dledger.spark.sink.row_format import TOPIC, RowFormat
 from pyspark_dledger.spark.sink.targets import Target
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
-_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 # Encoded batches that are not acknowledged: one is sent, one waits, while Spark's next batch is read.
 _MAX_PENDING = 2
 # Bytes of rows that are encoded as messages together.
@@ -48,6 +56,7 @@ class WrittenRange(WriterCommitMessage):
     first_index: int = -1
     last_index: int = -1
     pid: int = 0
+    left: LeftRows | None = None
 
     def add(self, count: int, first_index: int, last_index: int) -> None:
         """Add acknowledged entries."""
@@ -56,44 +65,62 @@ class WrittenRange(WriterCommitMessage):
         self.last_index = max(self.last_index, last_index)
 
 
-class _Task(NamedTuple):
-    """An attempt of a task: its job and partition."""
-
-    job: str
-    partition: int
-
-
 def write_partition(
-    batches: Iterator[pa.RecordBatch], rows: RowFormat, options: WriteOptions, target: Target, job: str | None
+    batches: Iterator[pa.RecordBatch], rows: RowFormat, options: WriteOptions, target: Target, job: Job | None
 ) -> WrittenRange:
     """Write the rows of this task. Without a `job` they are those of a micro-batch. Raises DLedgerError."""
     context = TaskContext.get()
     assert context is not None
     partition = context.partitionId()
-    task = _Task(_micro_batch(context) if job is None else job, partition)
+    job = micro_batch_job(context) if job is None and rows.is_message else job
     written = WrittenRange(partition, pid=target.pid)
     try:
         with target.connect(session_of(context.getLocalProperty)) as client:
-            sender = MessageSender(client, rows, options, task) if rows.is_message else RawSender(client, rows)
-            _send(batches, sender, written)
+            if job is None or not rows.is_message:
+                _send(batches, RawSender(client, rows), written)
+            else:
+                _write_messages(batches, client, rows, options, job, written)
     except DLedgerError as error:
         error.args = (f"partition {partition}: {error}", *error.args[1:])
         raise error.with_traceback(None) from None
     return written
 
 
-def _micro_batch(context: TaskContext) -> str:
-    """Return the identity of a micro-batch. Raises DLedgerError without one: such micro-batches would be duplicates."""
-    names = [context.getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID)]
-    if not all(names):
-        raise DLedgerError(
-            f"expected the local properties {_QUERY_ID} and {_BATCH_ID}, found {names}: let Spark set them"
-        )
-    return "/".join(str(name) for name in names)
+def _write_messages(
+    batches: Iterator[pa.RecordBatch],
+    client: Client,
+    rows: RowFormat,
+    options: WriteOptions,
+    job: Job,
+    written: WrittenRange,
+) -> None:
+    """Write messages, but leave to the driver those of a repeated job, and with ``txnAppId`` the last one."""
+    columns = rows.id_columns
+    attempt = begin(client, job, written.partition, columns)
+    sender = MessageSender(client, rows, options, attempt.identities, written.partition)
+    left: list[PackedBodies] = []
+    if attempt.is_repeated:
+        first_row = 0
+        for batch in batches:
+            left += map(PackedBodies.of, sender.encode(batch, first_row))
+            first_row += batch.num_rows
+    else:
+        _send(batches, sender, written, left if options.txn_app_id is not None else None)
+    tag = attempt.identities.tag if isinstance(attempt.identities, KeyIdentities) else None
+    if not isinstance(attempt.identities, PartitionIdentities):
+        written.left = LeftRows(job.title, attempt.identities.producer, attempt.is_repeated, tag, tuple(left))
 
 
-def _send(batches: Iterator[pa.RecordBatch], sender: RawSender | MessageSender, written: WrittenRange) -> None:
-    """Send batches in order, and add what is acknowledged to `written`. Stops at the first error."""
+def _send(
+    batches: Iterator[pa.RecordBatch],
+    sender: RawSender | MessageSender,
+    written: WrittenRange,
+    last: list[PackedBodies] | None = None,
+) -> None:
+    """Send batches in order, and add what is acknowledged to `written`. Stops at the first error.
+
+    The last row is not sent, but added to `last`, if that is given.
+    """
     pending: deque[Future[Any]] = deque()
     first_row = 0
     send = _until_error(sender.send)
@@ -102,19 +129,37 @@ def _send(batches: Iterator[pa.RecordBatch], sender: RawSender | MessageSender, 
         result = pending.popleft().result()
         written.add(len(result), result.first_index, result.last_index)
 
+    def encoded() -> Iterator[Bodies]:
+        nonlocal first_row
+        for batch in batches:
+            yield from sender.encode(batch, first_row)
+            first_row += batch.num_rows
+
     with ThreadPoolExecutor(1, "dledger-write") as pool:
         try:
-            for batch in batches:
-                for bodies in sender.encode(batch, first_row):
-                    while len(pending) >= _MAX_PENDING:
-                        add_first()
-                    pending.append(pool.submit(send, bodies))
-                first_row += batch.num_rows
+            for bodies in encoded() if last is None else _without_last(encoded(), last):
+                while len(pending) >= _MAX_PENDING:
+                    add_first()
+                pending.append(pool.submit(send, bodies))
             while pending:
                 add_first()
         finally:
             for future in pending:
                 future.cancel()
+
+
+def _without_last(encoded: Iterable[Bodies], last: list[PackedBodies]) -> Iterator[Bodies]:
+    """Yield all messages but the last one, which is added to `last`."""
+    held: Bodies | None = None
+    for bodies in encoded:
+        if held is not None:
+            yield held
+        held = bodies
+    if held is not None:
+        messages = get_engine().unpack_bodies(held)
+        last.append(PackedBodies.of(Bodies.of([messages.pop()])))
+        if messages:
+            yield Bodies.of(messages)
 
 
 def _until_error(send: Callable[[Bodies], Any]) -> Callable[[Bodies], Any]:
@@ -150,21 +195,24 @@ class RawSender:
 class MessageSender:
     """Encodes and sends rows as messages. It first asks the leader how many queues each topic has."""
 
-    def __init__(self, client: Client, rows: RowFormat, options: WriteOptions, task: _Task) -> None:
+    def __init__(
+        self, client: Client, rows: RowFormat, options: WriteOptions, identities: Identities, partition: int
+    ) -> None:
         self._client = client
         self._rows = rows
         self._queue_nums = options.queue_nums
+        self._identities = identities
         self._engine = get_engine()
         self._ordinals = self._engine.new_ordinals()
         self._queue_counts: dict[str, int] = {}
         self._settings = PutSettings(
-            producer=producer_of(task.job, task.partition),
+            producer=identities.producer,
             born_timestamp=0,
             born_host=encode_host(own_address(), 0),
             store_host=b"",
             queue_counts=self._queue_counts,
             # Partitions begin with different queues.
-            round_robin=task.partition,
+            round_robin=partition,
         )
 
     def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
@@ -174,7 +222,7 @@ class MessageSender:
             settings = self._settings._replace(
                 born_timestamp=time.time_ns() // 1_000_000, round_robin=self._settings.round_robin + start
             )
-            yield self._encode_part(puts, settings, start)
+            yield self._identities.assign(self._encode_part(puts, settings, start), part, start)
 
     def _encode_part(self, puts: pa.RecordBatch, settings: PutSettings, first_row: int) -> Bodies:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.common.options import (
     BOOLEAN,
+    NAMES,
     TEXT,
     Option,
     by_key,
@@ -27,6 +28,7 @@ from pyspark_dledger.log import options as read
 from pyspark_dledger.log.options import TLS_CA, TLS_CERT, TLS_KEY, is_sparks, read_paths
 from pyspark_dledger.raft.tls import tls_of
 from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
+from pyspark_dledger.spark.sink.control import is_everywhere
 from pyspark_dledger.store.store_config import FLUSHES, StoreConfig
 
 WRITE_AS = ("auto", "message", "raw")
@@ -46,6 +48,9 @@ class WriteOptions:
     topic: str | None = option(None, TEXT, "topic of all rows; overrides the column")
     queue_nums: int = option(4, integer_from(1, _MAX_QUEUES), "queues of a new topic, up to 16384")
     ignore_extra_columns: bool = option(False, BOOLEAN, "ignore columns that cannot be written")
+    id_columns: tuple[str, ...] = option((), NAMES, "columns that identify a row")
+    txn_app_id: str | None = option(None, TEXT, "for batches: name of the writer")
+    txn_version: int | None = option(None, integer_from(0, INT64_MAX), "ascending number of its write")
     required_acks: str = option("quorum", choice(("quorum",)), "written means committed")
     timeout_ms: int = option(3000, integer_from(1, INT32_MAX), "ms per attempt for the leader, then for its response")
     max_retries: int = option(10, integer_from(0, INT32_MAX), "retries, if certainly not written")
@@ -130,5 +135,9 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
             raise OptionError(f"option {each.name} is for a {other}, this is a write to a {target}: leave it out")
     if is_group:
         options.group_address()
-    else:
-        tls_of(options.tls_cert, options.tls_key, options.tls_ca)
+    elif tls_of(options.tls_cert, options.tls_key, options.tls_ca) and is_everywhere(options.listen or ""):
+        raise OptionError(
+            f"option listen: expected an address that the certificate names (tlsCert), found {options.listen}: name one"
+        )
+    if (options.txn_app_id is None) != (options.txn_version is None):
+        raise OptionError("options txnAppId and txnVersion belong together: give both, or none")

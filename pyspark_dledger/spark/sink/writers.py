@@ -1,14 +1,13 @@
 """The writers that Spark calls: a batch job, or a micro-batch of a stream.
 
 Raw entries are written at least once: a repeated task writes its rows again. Messages are written once: see
-`task_writer`.
+`task_writer`, and for repeated jobs `repeated_job`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -16,11 +15,16 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.sent_to_tasks import SentToTasks
+from pyspark_dledger.spark.sink.driver import ON_DRIVER
+from pyspark_dledger.spark.sink.job_identity import batch_job, txn_producer
 from pyspark_dledger.spark.sink.launch import start_sink, stream_sink
+from pyspark_dledger.spark.sink.repeated_job import complete, needs_driver
 from pyspark_dledger.spark.sink.row_format import row_format
-from pyspark_dledger.spark.sink.targets import new_target
+from pyspark_dledger.spark.sink.targets import Target, new_target
 from pyspark_dledger.spark.sink.task_writer import WrittenRange, write_partition
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
@@ -33,18 +37,47 @@ class BatchWriter(SentToTasks, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self.format = row_format(schema, options)
         self.options = options
-        self.job = str(uuid.uuid4())
+        if options.id_columns and options.txn_app_id is None:
+            raise OptionError("option idColumns of a batch write needs txnAppId and txnVersion: they name the job")
+        self.job = batch_job(options)
         self.target = new_target(options, self.format.is_message, start_sink)
+        self.complete_version = self._find_complete_version()
+
+    def _find_complete_version(self) -> int | None:
+        """The last version of ``txnAppId`` that is complete, if that is this version or a later one."""
+        if self.options.txn_app_id is None or self.options.txn_version is None:
+            return None
+        try:
+            with self.target.connect(ON_DRIVER) as client:
+                found = client.producer(txn_producer(self.options.txn_app_id), from_index=INT64_MAX).last_number
+        except BaseException:
+            self.target.end()
+            raise
+        return found if found >= self.options.txn_version else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one partition."""
+        if self.complete_version is not None:
+            for _ in iterator:
+                pass
+            return WrittenRange(-1, pid=self.target.pid)
         return write_partition(iterator, self.format, self.options, self.target, self.job)
 
     @plain_errors
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """End the sink process, with everything on disk, and report what was written."""
+        app, version = self.options.txn_app_id, self.options.txn_version
+        if self.complete_version is not None:
+            self.target.end()
+            _print(
+                f"wrote nothing to {self.target.place}: version {version} of {app} (txnAppId) is already written; the "
+                f"last one is {self.complete_version}"
+            )
+            return
+        number = None if app is None or version is None else (txn_producer(app), version)
+        written = _complete(self.target, self.options, messages, number)
         self.target.end()
-        _print(f"wrote {_summary(messages)} to {self.target.place}")
+        _print(f"wrote {_summary(written)} to {self.target.place}")
 
     @plain_errors
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -68,6 +101,10 @@ class StreamWriter(SentToTasks, *_StreamBases):  # type: ignore[misc]  # the bas
     """Writes one micro-batch. Spark makes one for the tasks, and another in another process for the commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        if options.txn_app_id is not None:
+            raise OptionError(
+                "option txnAppId is for batch writes; a stream writes each micro-batch once: leave it out"
+            )
         self.format = row_format(schema, options)
         self.options = options
         self.target = new_target(options, self.format.is_message, stream_sink)
@@ -79,12 +116,31 @@ class StreamWriter(SentToTasks, *_StreamBases):  # type: ignore[misc]  # the bas
     @plain_errors
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make the micro-batch durable."""
-        self.target.flush({message.pid for message in messages if isinstance(message, WrittenRange)})
-        log.info("batch %d: wrote %s to %s", batchId, _summary(messages), self.target.place)
+        written = _complete(self.target, self.options, messages, None)
+        self.target.flush({message.pid for message in written if isinstance(message, WrittenRange)})
+        log.info("batch %d: wrote %s to %s", batchId, _summary(written), self.target.place)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Report what stays. The sink process serves the next attempt, or its lease expires."""
         log.warning("batch %d failed: completed tasks wrote %s", batchId, _summary(messages))
+
+
+def _complete(
+    target: Target,
+    options: WriteOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    version: tuple[bytes, int] | None,
+) -> Sequence[WriterCommitMessage | None]:
+    """Write what the tasks left to the driver. Return the commit messages, with one for that."""
+    ranges = [message for message in messages if isinstance(message, WrittenRange)]
+    left = [message.left for message in ranges if message.left is not None]
+    if not needs_driver(left):
+        return messages
+    written = WrittenRange(-1, pid=target.pid)
+    with target.connect(ON_DRIVER) as client:
+        for result in complete(client, left, sum(each.count for each in ranges), options.queue_nums, version):
+            written.add(len(result), result.first_index, result.last_index)
+    return [*messages, written]
 
 
 def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:

@@ -176,10 +176,17 @@ class Appends:
         if self._filled_at <= late and any(
             not pending.is_appended and pending.begun <= late for pending in self._pending
         ):
-            self._filled_at = member.now
-            filled = self._store(self._application.filler())
-            if isinstance(filled, ResponseCode):
-                member.report_problem(f"entries of earlier terms are not committed: no filler appended ({filled.name})")
+            self.append_filler()
+
+    def append_filler(self) -> None:
+        """Append an entry that commits those of earlier terms, unless the log ends with one of this term."""
+        member = self._member
+        if member.store.ledger_end_term == member.term or member.transferee is not None:
+            return
+        self._filled_at = member.now
+        filled = self._store(self._application.filler())
+        if isinstance(filled, ResponseCode):
+            member.report_problem(f"entries of earlier terms are not committed: no filler appended ({filled.name})")
 
     # Waiting
 

@@ -125,7 +125,14 @@ final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetad
     }
 
     public scala.collection.immutable.Map getMetaData() {
-        return this.scan.getMetaData();
+        return metadata(this.scan);
+    }
+
+    /** What a scan says in a plan: Spark 4.0 says nothing of a Python source. */
+    static scala.collection.immutable.Map metadata(Scan scan) {
+        return scan instanceof SupportsMetadata
+                ? ((SupportsMetadata) scan).getMetaData()
+                : scala.collection.immutable.Map$.MODULE$.empty();
     }
 
     public Statistics estimateStatistics() {

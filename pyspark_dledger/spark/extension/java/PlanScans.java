@@ -75,7 +75,7 @@ public final class PlanScans extends Rule {
         if (!(relation.scan() instanceof PythonScan) || !CatalogTables.isSource(relation.relation().table().name())) {
             return false;
         }
-        scala.Option pushed = ((PythonScan) relation.scan()).getMetaData().get("PushedFilters");
+        scala.Option pushed = DLedgerScan.metadata(relation.scan()).get("PushedFilters");
         return pushed.isEmpty() || "[]".equals(pushed.get());
     }
 

@@ -1,0 +1,52 @@
+"""What a leader's log has of the messages of one producer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format.encode.put_ids import runs_of
+from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
+from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
+from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, concatenated
+from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
+
+_MAX_IDS = MAX_STATE_IDS // CONTENT_SIZE
+# Each task of a micro-batch asks about its job: more than so many jobs at once are counted again.
+_MAX_KNOWN = 1024
+
+
+def producer_state(
+    tables: LeaderTables, identities: CommittedIdentities, producer: bytes, run: int, from_index: int
+) -> ProducerState:
+    """The state of a producer, committed or not. It may read the disk, if an earlier run's messages are asked for."""
+    number = int.from_bytes(producer, "little")
+    tables.recent.forget(identities.covered)
+    old, covered = identities.of_producer(number)
+    found = concatenated([old, tables.recent.of_producer(number, covered)])
+    if from_index < 0 and tables.only_runs.get(number) == run:
+        return ProducerState(len(found))
+    others = np.count_nonzero(runs_of(found.first, found.second) != run)
+    if not others:
+        _remember(tables, number, run)
+        if from_index < 0:
+            return ProducerState(len(found))
+    last_number = min(int(found.first.max()), INT64_MAX) if len(found) else -1
+    state = ProducerState(len(found), int(others), last_number, last_index=int(found.index.max()) if len(found) else -1)
+    return state if from_index < 0 else _with_ids(state, found, from_index)
+
+
+def _remember(tables: LeaderTables, producer: int, run: int) -> None:
+    known = tables.only_runs
+    known[producer] = run
+    if len(known) > _MAX_KNOWN:
+        del known[next(iter(known))]
+
+
+def _with_ids(state: ProducerState, found: IdentityArrays, from_index: int) -> ProducerState:
+    order = np.argsort(found.index, kind="stable")
+    order = order[np.searchsorted(found.index[order], from_index) :]
+    page = found.take(order[:_MAX_IDS])
+    ids = np.stack((page.first, page.second), axis=1).astype(WORD).tobytes()
+    next_index = int(found.index[order[_MAX_IDS]]) if len(order) > _MAX_IDS else -1
+    return state._replace(ids=ids, next_index=next_index)

@@ -1,0 +1,168 @@
+"""The identity of a write job, the same in every attempt, and how the messages of its tasks get theirs.
+
+A micro-batch is a job of its query, with a run for each start of the query. A batch write with ``txnAppId`` and
+``txnVersion`` is a job, too, with a run for each ``save()``. Tasks of the first run write. Tasks of a later run, which
+may have other partitions, write nothing: the driver compares the job's rows with the log, and writes the missing ones
+(`repeated_job`). Only in a micro-batch with ``idColumns`` do they write: identities do not contain the run then.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.put_ids import (
+    MAX_PARTITIONS,
+    digest_word,
+    read_ids,
+    replace_ids,
+    run_tag,
+    tagged,
+)
+from pyspark_dledger.format.encode.puts import producer_of
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.raft.client import Client
+from pyspark_dledger.spark.sink.id_columns import IdColumns
+from pyspark_dledger.spark.sink.write_options import WriteOptions
+
+_QUERY_ID, _BATCH_ID, _RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
+
+
+class Job(NamedTuple):
+    """A write job: its name, a run of it, and whether another run may repeat it. ``title`` is for messages."""
+
+    name: str
+    run: str
+    title: str
+    is_repeatable: bool = True
+    is_micro_batch: bool = True
+
+    @property
+    def producer(self) -> bytes:
+        """The first bytes of its messages' identities."""
+        return digest_word(f"{self.name}\0rows")
+
+    @property
+    def key_producer(self) -> bytes:
+        """The same for a micro-batch with ``idColumns``."""
+        return digest_word(f"{self.name}\0idColumns")
+
+
+def batch_job(options: WriteOptions) -> Job:
+    """The job of one ``save()``."""
+    run = str(uuid.uuid4())
+    if options.txn_app_id is None:
+        return Job(run, run, "the job", is_repeatable=False, is_micro_batch=False)
+    name = f"txn\0{options.txn_app_id}\0{options.txn_version}"
+    return Job(name, run, f"version {options.txn_version} of {options.txn_app_id}", is_micro_batch=False)
+
+
+def txn_producer(app_id: str) -> bytes:
+    """The producer of the messages whose identities number the complete versions of an application."""
+    return digest_word(f"txn\0{app_id}\0versions")
+
+
+def micro_batch_job(context: TaskContext) -> Job:
+    """The job of a micro-batch. Raises DLedgerError without its identity: such micro-batches would be duplicates."""
+    names = (_QUERY_ID, _BATCH_ID, _RUN_ID)
+    query, batch, run = found = [context.getLocalProperty(name) for name in names]
+    if query is None or batch is None or run is None:
+        raise DLedgerError(f"expected the local properties {', '.join(names)}, found {found}: let Spark set them")
+    return Job(f"{query}/{batch}", run, f"batch {batch} of query {query}")
+
+
+class Identities(Protocol):
+    """Gives the messages of one task their identities."""
+
+    producer: bytes
+
+    def assign(self, bodies: Bodies, rows: pa.RecordBatch, first_row: int) -> Bodies:
+        """Return encoded messages with their identities. `first_row` is the number of the first in its partition."""
+
+
+class PartitionIdentities:
+    """Identities of rows in their partition, for a job that no other run repeats."""
+
+    def __init__(self, job: str, partition: int) -> None:
+        self.producer = producer_of(job, partition)
+
+    def assign(self, bodies: Bodies, rows: pa.RecordBatch, first_row: int) -> Bodies:
+        return bodies
+
+
+class RunIdentities:
+    """Identities that another run of the job finds in any partition."""
+
+    def __init__(self, job: Job, partition: int) -> None:
+        self.producer = job.producer
+        self._run, self._partition = run_tag(job.run), partition
+
+    def assign(self, bodies: Bodies, rows: pa.RecordBatch, first_row: int) -> Bodies:
+        return replace_ids(bodies, self.producer, tagged(read_ids(bodies), self._run, self._partition))
+
+
+class KeyIdentities:
+    """Identities of the values of ``idColumns``."""
+
+    def __init__(self, producer: bytes, columns: IdColumns, tag: int) -> None:
+        self.producer = producer
+        self._columns, self._ordinals = columns, get_engine().new_ordinals()
+        self.tag = tag
+
+    def assign(self, bodies: Bodies, rows: pa.RecordBatch, first_row: int) -> Bodies:
+        ids = self._columns.ids(rows, first_row, self._ordinals)
+        return replace_ids(bodies, self.producer, tagged(ids, self.tag, 0))
+
+
+class Attempt(NamedTuple):
+    """How a task writes: with these identities, or, in a later run, not at all."""
+
+    identities: Identities
+    is_repeated: bool = False
+
+
+def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -> Attempt:
+    """Find out from the log how a task has to write. Raises DLedgerError if an earlier run had other identities."""
+    if not job.is_repeatable:
+        return Attempt(PartitionIdentities(job.name, partition))
+    if partition >= MAX_PARTITIONS:
+        raise OptionError(f"expected at most {MAX_PARTITIONS} partitions, found partition {partition}: coalesce them")
+    if job.is_micro_batch:
+        # Identities of an earlier release contain the partition.
+        before = PartitionIdentities(job.name, partition)
+        if columns is not None:
+            return _begin_with_keys(client, job, columns, before.producer)
+        _refuse_if_written(client, job, job.key_producer, "with idColumns")
+        if client.producer(before.producer).count:
+            return Attempt(before)
+    run = run_tag(job.run)
+    is_repeated = client.producer(job.producer, run).other_runs > 0
+    if columns is not None:
+        return Attempt(KeyIdentities(job.producer, columns, run), is_repeated)
+    return Attempt(RunIdentities(job, partition), is_repeated)
+
+
+def _begin_with_keys(client: Client, job: Job, columns: IdColumns, before: bytes) -> Attempt:
+    tag = run_tag(columns.text)
+    if client.producer(job.key_producer, tag).other_runs:
+        raise _changed(job, "with other idColumns")
+    for producer in (job.producer, before):
+        _refuse_if_written(client, job, producer, "without idColumns")
+    return Attempt(KeyIdentities(job.key_producer, columns, tag))
+
+
+def _refuse_if_written(client: Client, job: Job, producer: bytes, how: str) -> None:
+    if client.producer(producer).count:
+        raise _changed(job, how)
+
+
+def _changed(job: Job, how: str) -> DLedgerError:
+    return DLedgerError(
+        f"an earlier attempt wrote messages of {job.title} {how}: repeat it with the same idColumns, and change them "
+        "for later batches; nothing was written"
+    )
