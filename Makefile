@@ -76,8 +76,9 @@ sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a m
 		-k "there_once_after_kills or longer_than_the_lease or fails_anywhere or worker_that_is_killed" $(ARGS)
 
 .PHONY: power
-power: $(INSTALLED) ## let a store lose power at any moment, block by block; RUNS=1000, ARGS="--seed N"
+power: $(INSTALLED) ## let a store lose power at any moment, block by block, then groups of three; RUNS=1000, ARGS="--seed N"
 	@for flush in sync async; do $(PYTHON_BIN) -m tests.support.power --flush $$flush --runs $(or $(RUNS),1000) $(ARGS) || exit 1; done
+	@$(PYTHON_BIN) -m tests.simulation --on-disk --count $(or $(RUNS),1000)
 
 .PHONY: witnesses
 witnesses: $(INSTALLED) ## damage stores of every class and check what is read of them; COUNT=10000, ARGS="--index intact"

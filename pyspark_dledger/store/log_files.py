@@ -228,15 +228,13 @@ class LogFiles:
         return self._engine.find_torn(data, pos % self.data.file_size) is not None
 
     def undo_append(self, next_index: int, end_pos: int, error: BaseException) -> None:
-        """Remove what a failed append wrote. If that fails too, the files must not be used again."""
+        """Remove what a failed append wrote. If that fails too, the files must not be used again.
+
+        Durably: a power loss could mix its bytes with later ones, or show them in place of later ones.
+        """
         try:
             with self.lock:
-                self.data.truncate(end_pos)
-                if self.is_sync:
-                    self.pending.truncate(next_index)
-                    self.data.sync()  # else a power loss could mix the failed bytes with later ones
-                elif self.index.files:
-                    self.index.truncate(next_index * INDEX_UNIT_SIZE)
+                self.truncate(next_index, end_pos)
         except OSError as second:
             self.failure = f"an append failed ({error}), and so did undoing it ({second})"
 
@@ -321,7 +319,7 @@ class LogFiles:
         try:
             self._write_pending(end)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if not is_without_room(error):
                 raise
             self._set_room(False)
             return not needs_index
@@ -378,7 +376,7 @@ class LogFiles:
 
     def disk_error(self, error: OSError) -> StoreError:
         """The exception for a failed write."""
-        if error.errno in _NO_ROOM:
+        if is_without_room(error):
             return DiskFullError(f"{self._config.node_dir}: the disk is full ({error.strerror}): make room")
         return StoreError(f"{self._config.node_dir}: a write failed ({error}): check the disk")
 
@@ -395,6 +393,11 @@ class LogFiles:
         if not candidates:
             raise StoreError(f"{self._config.node_dir}: all folders of data files are read-only: add a writable one")
         return Path(sorted(candidates)[base // self.data.file_size % len(candidates)])
+
+
+def is_without_room(error: OSError) -> bool:
+    """Whether a write failed because the disk is full."""
+    return error.errno in _NO_ROOM
 
 
 def _first_index(file: MappedFile) -> int | None:

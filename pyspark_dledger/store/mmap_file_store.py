@@ -29,7 +29,7 @@ from pyspark_dledger.store.files.node_files import (
     write_members,
 )
 from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
-from pyspark_dledger.store.log_files import LogFiles
+from pyspark_dledger.store.log_files import LogFiles, is_without_room
 from pyspark_dledger.store.recovery.load_files import check_version
 from pyspark_dledger.store.rules import (
     LogEnd,
@@ -88,9 +88,11 @@ class MmapFileStore(DLedgerStore):
         self._files = LogFiles(self.config, self._engine)
         try:
             self._load()
-        except BaseException:
+        except BaseException as error:
             self._files.close()
             self._lock.release()
+            if isinstance(error, OSError) and is_without_room(error):
+                raise self._files.disk_error(error) from error
             raise
         self._is_started = True
         if services:

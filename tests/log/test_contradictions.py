@@ -13,6 +13,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.log.witness.key_offsets import message_starts
+from tests.support.stores import bodies, change, data_files, findings, opened
 from tests.support.witnesses.damages import Damage
 from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import GENERATED, Original
@@ -127,3 +128,16 @@ def test_damage_of_the_log_alone_is_no_contradiction(tmp_path: Path, kind: str, 
         for entry in random.Random(seed).sample(original.entries, 5):
             lose_header(damage, original, entry)
         assert disagreements(original, "native") == []
+
+
+@pytest.mark.parametrize("flipped", [1, 4, 8])
+def test_a_wrong_index_of_the_last_entry_is_an_error_although_it_is_not_committed(tmp_path: Path, flipped: int) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 7))
+    store.flush()
+    store.save_term(0, None)
+    store.update_committed_index(0, 2)
+    store.shutdown()
+    assert findings(store) == []
+    change(data_files(store)[-1], 148 + 15, bytes([6 ^ flipped]))
+    assert findings(store) == [("indexGap", "dledger-n0/data/00000000000000000748", f"{6 ^ flipped}")]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tests.simulation.checker import Checker
 
 
+# Operations in which a disk or the power fails: any (""), or mostly the rare ones.
+OPERATIONS = ("", "", "append", "save_term", "truncate", "truncate", "reset", "reset")
+
+
 class PowerCut(BaseException):
     """The process of a node ended in an operation of its store. No core may catch it."""
 
@@ -26,6 +30,11 @@ class SimStore(DamagedStore):
     With `is_sync` a crash keeps the flushed entries and any prefix of the others, otherwise all. Term, vote and
     truncations are durable at once, a reset with the next entry, the committed index with a checkpoint.
     """
+
+    # A real store on a simulated disk: see `PowerStore`.
+    has_lost_power = False
+    flushes_in_background = False
+    waits_for_others = False
 
     def __init__(self, node_id: str, is_sync: bool, data_file_size: int, checker: Checker) -> None:
         super().__init__(node_id, data_file_size, checker)
@@ -134,6 +143,25 @@ class SimStore(DamagedStore):
         raise AssertionError("the core called flush")
 
     # Called by the world
+
+    def cut_power(self, random: Random, operation: str | None = None) -> None:
+        """Lose power in one of the next operations, or in the next one of that kind."""
+        self.power_cut_operation = random.choice(OPERATIONS) if operation is None else operation
+        self.power_cut_in = 1 if self.power_cut_operation else random.choice((1, 1, 2, 3, 6))
+        self.is_power_cut_after = random.random() < 0.6
+
+    def fill(self, random: Random) -> None:
+        """The disk gets full within the next append. Sometimes what was written cannot be removed."""
+        self.room, self.is_removable = random.choice((0, 1, 1, 2)), random.random() < 0.4
+
+    def mend(self) -> None:
+        """No operation fails from here on."""
+        self.power_cut_in = self.full = self.failures = self.successes = 0
+        self.room, self.is_flush_failing = None, False
+
+    def take_term(self, old: SimStore) -> None:
+        """Get the term and the vote of a disk that is replaced."""
+        self.curr_term, self.vote_leader = old.curr_term, old.vote_leader
 
     def begin_flush(self) -> bool:
         """Start an fsync of all written entries. False if one runs already or there is nothing new."""

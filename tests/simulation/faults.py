@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.raft.messages import MembersRequest
 from tests.simulation.clients import Client
 from tests.simulation.damage_faults import Damage
+from tests.simulation.disk import OPERATIONS
 from tests.simulation.hostile import Hostile
 from tests.simulation.scenario import Network
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from tests.simulation.disk import SimStore
     from tests.simulation.node import SimNode
     from tests.simulation.world import World
-
-# Operations in which a disk or the power fails: any (""), or mostly the rare ones.
-OPERATIONS = ("", "", "append", "save_term", "truncate", "truncate", "reset", "reset")
 
 
 class Faults:
@@ -65,6 +63,8 @@ class Faults:
             "clock forward": lambda: self.set_clock(1),
             "clock back": lambda: self.set_clock(-1),
             "flip bits": lambda: self.damage.flip(self.any_node()),
+            "power losses": self.lose_power_together,
+            "flip a bit of state": self.flip_state,
             "flip bits at rest": lambda: self.damage.flip_at_rest(self.any_node()),
         }
 
@@ -86,9 +86,7 @@ class Faults:
         self.heal()
         world.network = Network()
         for node in world.nodes:
-            store = node.store
-            store.power_cut_in = store.full = store.failures = store.successes = 0
-            store.room, store.is_flush_failing = None, False
+            node.store.mend()
             node.fsync = 2
             node.paused_until = 0
             self.correct_peers(node)
@@ -156,9 +154,31 @@ class Faults:
 
     def cut_power(self, node: SimNode, operation: str | None = None) -> None:
         """The node loses power in one of its next disk operations."""
-        node.store.power_cut_operation = self.random.choice(OPERATIONS) if operation is None else operation
-        node.store.power_cut_in = 1 if node.store.power_cut_operation else self.random.choice((1, 1, 2, 3, 6))
-        node.store.is_power_cut_after = self.random.random() < 0.6
+        if self.may_lose(node):
+            node.store.cut_power(self.random, operation)
+
+    def may_lose(self, node: SimNode) -> bool:
+        """Whether the group keeps what it acknowledged if a node loses what is not on its disk."""
+        scenario = self.world.scenario
+        others = [other for other in self.world.nodes if other is not node]
+        return not scenario.is_on_disk or scenario.is_sync or all(map(self.is_level, others))
+
+    def lose_power_together(self) -> None:
+        """Some nodes, or all, lose power at once."""
+        for node in self.random.sample(self.world.nodes, self.random.randint(2, len(self.world.nodes))):
+            if node.core is not None:
+                node.store.lose_power()
+
+    def flip_state(self) -> None:
+        """Flip a bit of a small file of a node while it is stopped. It is a lost disk if the node does not start."""
+        node = self.any_node()
+        others = [other for other in self.world.nodes if other is not node]
+        if node.core is not None and all(map(self.is_level, others)) and node.store.power_cut_in == 0:
+            node.stop("fault", is_orderly=self.random.random() < 0.5)
+            what = node.store.flip_bit_of_state(self.random)
+            self.world.trace(node.id, "%s", what)
+            self.world.checker.count("flipped bits of state files")
+            self.restart_later(node, self.short())
 
     def pause(self, node: SimNode) -> None:
         """The node is stopped for a while, as with SIGSTOP or while its core waits for a disk; messages to it wait."""
@@ -221,9 +241,7 @@ class Faults:
         store.failing_operation = "save_members"
 
     def fill_disk_in_append(self) -> None:
-        """The disk gets full within the next append. Sometimes what was written cannot be removed."""
-        store = self.leader().store
-        store.room, store.is_removable = self.random.choice((0, 1, 1, 2)), self.random.random() < 0.4
+        self.leader().store.fill(self.random)
 
     def break_fsync(self) -> None:
         self.any_node().store.is_flush_failing = True
@@ -275,14 +293,10 @@ class Faults:
         return node.core is not None
 
     def is_level(self, node: SimNode) -> bool:
-        """Whether a node has all committed entries, no others, and needs nothing of other members."""
-        store, last = node.store, len(self.world.checker.history) - 1
-        is_level = store.ledger_end_index == store.committed_index == store.durable_index == last
-        is_level = is_level and not store.damage
-        return is_level and node.core is not None and self._votes(node) and not node.needs_summary
+        return node.is_level and node.store.power_cut_in == 0
 
     def _votes(self, node: SimNode) -> bool:
-        return node.can_vote and not (node.core is not None and node.core.members.is_joining)
+        return node.votes
 
     def expire(self, share: float | None = None) -> None:
         """Expire committed entries of some nodes, of each another part."""

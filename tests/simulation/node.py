@@ -36,7 +36,7 @@ class SimNode:
         self.rate = scenario.rates[number % len(scenario.rates)]
         self.fsync = scenario.fsync[number % len(scenario.fsync)]
         self.clock_offset = 1_000_000 * number
-        self.store = world.store_class(self.id, scenario.is_sync, scenario.data_file_size, world.checker)
+        self.store = world.new_store(self.id)
         self.core: Core | None = None
         self.application: Ledger | None = None
         self.process = 0
@@ -83,6 +83,8 @@ class SimNode:
             world.trace(self.id, "does not start: %s", error)
             self.refuses = True
             return
+        if self.store.has_lost_power:
+            return
         random = Random(world.scenario.seed * 1009 + self.number * 101 + self.process)
         config = world.config(self)
         world.trace(self.id, "starts, log %s to %s", self.store.ledger_begin_index, self.store.ledger_end_index)
@@ -118,8 +120,17 @@ class SimNode:
         return MemberHello(self.id, "", "g", peers, self.store.cluster_id)
 
     def restart(self) -> None:
-        if self.core is None and not self.refuses:
+        if self.core is not None or self.refuses:
+            return
+        if self.store.waits_for_others and not all(other.is_level for other in self.world.nodes if other is not self):
+            self.world.at(self.world.now + self.world.scenario.tick, self.restart)
+        else:
             self.start()
+
+    def check_power(self) -> None:
+        """End the process if its store lost power in an operation."""
+        if self.store.has_lost_power:
+            self.lose_power("an operation")
 
     def lose_power(self, where: str) -> None:
         """The process ended inside an operation; it restarts after a while."""
@@ -142,9 +153,9 @@ class SimNode:
         self.stop("its disk is lost")
         old, scenario = self.store, self.world.scenario
         self.had_committed = max(self.had_committed, min(old.ledger_end_index, len(self.world.checker.history) - 1))
-        self.store = self.world.store_class(self.id, scenario.is_sync, scenario.data_file_size, self.world.checker)
+        self.store = self.world.new_store(self.id)
         self.refuses = False
-        self.store.curr_term, self.store.vote_leader = old.curr_term, old.vote_leader
+        self.store.take_term(old)
         self.joins = self.joins or bool(scenario.spares) or scenario.is_pair_of_ours
 
     def restore(self, backup: SimStore, term: int) -> None:
@@ -156,6 +167,17 @@ class SimNode:
     @property
     def can_vote(self) -> bool:
         return self.store.ledger_end_term >= self.store.restored_term
+
+    @property
+    def votes(self) -> bool:
+        return self.can_vote and not (self.core is not None and self.core.members.is_joining)
+
+    @property
+    def is_level(self) -> bool:
+        """Whether it has all committed entries, no others, and needs nothing of other members."""
+        store, last = self.store, len(self.world.checker.history) - 1
+        is_level = store.ledger_end_index == store.committed_index == store.durable_index == last and not store.damage
+        return is_level and self.core is not None and self.votes and not self.needs_summary
 
     @property
     def needs_summary(self) -> bool:
@@ -193,6 +215,8 @@ class SimNode:
             raise
         except Exception as error:
             raise Violation(f"the core of {self.id} raised {error!r} in {method}") from error
+        if self.store.has_lost_power:
+            return
         self.world.checker.check(self)
         # Ticks are drained at once: they are most of the events, and seldom at the same time as others.
         if method == "tick" or not self.world.scenario.is_coalescing:
@@ -214,9 +238,15 @@ class SimNode:
             raise
         except Exception as error:
             raise Violation(f"the core of {self.id} raised {error!r} in drain") from error
+        if self.store.has_lost_power:
+            return
         if effects:
             self.apply(effects)
-        if self.store.is_sync and self.store.begin_flush():
+        if self.store.is_sync:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.core is not None and self.store.begin_flush():
             self.world.at(self.world.now + self.fsync_time(), self.flushed, self.process)
 
     def apply(self, effects: list[Effect]) -> None:
@@ -270,6 +300,8 @@ class SimNode:
         if world.now >= self.checkpoint_due:
             self.checkpoint_due = world.now + CHECKPOINT_INTERVAL
             self.store.write_checkpoint()
+        if self.store.flushes_in_background:
+            self.flush()
         while self.waiting and next(iter(self.waiting.values())) <= world.now:
             self.handle_response(process, next(iter(self.waiting)), None)
         self.call("tick")
@@ -311,5 +343,4 @@ class SimNode:
             self.world.at(self.paused_until, self.persisted, process, index)
             return
         self.call("persisted", index)
-        if self.core is not None and self.store.begin_flush():
-            self.world.at(self.world.now + self.fsync_time(), self.flushed, process)
+        self.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from pyspark_dledger.raft.core import Core
@@ -12,7 +13,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.node import SimNode
 from tests.simulation.putters import Putter
 from tests.simulation.reads import check_answered
-from tests.simulation.scenario import HOSTILE, Scenario, make
+from tests.simulation.scenario import HOSTILE, Scenario, make, make_on_disk
 from tests.simulation.world import World
 
 
@@ -31,10 +32,16 @@ def run(seed: int, core_class: type[Core] = Core, lines: list[str] | None = None
     return run_scenario(make(seed), core_class, lines)
 
 
+def run_on_disk(seed: int, core_class: type[Core] = Core, lines: list[str] | None = None) -> Outcome:
+    """Run a seed with the real store, on disks that lose power."""
+    return run_scenario(make_on_disk(seed), core_class, lines)
+
+
 def run_scenario(scenario: Scenario, core_class: type[Core] = Core, lines: list[str] | None = None) -> Outcome:
     world = World(scenario, core_class, lines)
     try:
-        _run(world)
+        with world.disks or nullcontext():
+            _run(world)
     except Violation as violation:
         world.trace("", "VIOLATION: %s", violation)
         return Outcome(scenario.seed, str(violation), world.checker.counts, world.steps, world.now)

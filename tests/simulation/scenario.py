@@ -40,6 +40,8 @@ class Scenario:
     java_pairs: frozenset[tuple[int, int]] = frozenset()
     # Whether all messages are encoded to frames of raft.wire: JSON for Java pairs, else binary.
     is_framed: bool = False
+    # Whether each node has the real store, on a disk that can lose power.
+    is_on_disk: bool = False
     # Whether effects are drained once per millisecond, as the node does.
     is_coalescing: bool = True
     # The phase with faults, then the maximum time until the group has recovered.
@@ -145,6 +147,41 @@ def make(seed: int) -> Scenario:
         client_pause=max(20, faulty_time // random.choice((40, 80, 150))),
         body_size=random.choice((10, 40, 300)),
         faults=(*kinds, *hostile, *wrong, *flips),
+        fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
+    )
+
+
+ON_DISK = (
+    *("power cut", "power cut", "power cut of leader", "power cut of leader"),
+    *("crash", "crash leader", "restart orderly", "isolate", "isolate leader", "split", "one way", "pause leader"),
+    *("transfer", "slow disk", "expire", "loss", "long outage", "crash all", "disk full in an append"),
+    "flip a bit of state",
+)
+
+
+def make_on_disk(seed: int) -> Scenario:
+    """Three members with the real store, on disks that lose power; even seeds flush before they acknowledge."""
+    random = Random(seed ^ 0xD15C)
+    heart_beat = random.choice((200, 300, 500))
+    faulty_time = heart_beat * random.randint(20, 40)
+    is_sync = seed % 2 == 0
+    kinds = random.sample(ON_DISK, random.randint(3, 9))
+    return Scenario(
+        seed=seed,
+        is_sync=is_sync,
+        is_on_disk=True,
+        network=_network(random, heart_beat),
+        options=_options(random, 3, heart_beat),
+        data_file_size=random.choice((4096, 16 * 1024, 24 * 1024 + 100)),
+        tick=max(10, heart_beat // random.choice((6, 10, 16))),
+        rates=_rates(random, 3),
+        fsync=tuple(random.choice((1, 2, 5, 20, heart_beat // 4)) for _ in range(3)),
+        is_coalescing=random.random() < 0.7,
+        faulty_time=faulty_time,
+        clients=random.randint(1, 2),
+        client_pause=max(20, faulty_time // random.choice((40, 80))),
+        body_size=random.choice((10, 40, 300)),
+        faults=(*kinds, *("power losses",) * (2 * is_sync)),
         fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
     )
 

@@ -18,6 +18,7 @@ from tests.simulation.disk import SimStore
 from tests.simulation.frames import describe, through_frames
 from tests.simulation.ledger import Ledger
 from tests.simulation.node import SimNode
+from tests.simulation.power_store import Disks, PowerStore
 from tests.simulation.reads import OpenRead
 from tests.simulation.scenario import Scenario
 
@@ -67,7 +68,8 @@ class World:
         self.members = {id_: Address(f"10.0.0.{number}", 20911) for number, id_ in enumerate(ids)}
         self.addresses = {id_: str(address) for id_, address in self.members.items()}
         self.reads_class: type[CommittedReads] = getattr(core_class, "reads_class", CommittedReads)
-        self.store_class: type[SimStore] = getattr(core_class, "store_class", SimStore)
+        self.disks = Disks(scenario.seed) if scenario.is_on_disk else None
+        self.store_class: Any = getattr(core_class, "store_class", PowerStore if scenario.is_on_disk else SimStore)
         self.takes_strangers = getattr(core_class, "takes_strangers", False)
         self.ignores_hellos = getattr(core_class, "ignores_hellos", False)
         self.base_config = CoreConfig(
@@ -81,6 +83,12 @@ class World:
         self.by_id = {node.id: node for node in self.nodes}
         self.checker.nodes = self.nodes
         self.checker.voters = self.initial
+
+    def new_store(self, node_id: str) -> SimStore:
+        """The store of a new disk."""
+        scenario, disks = self.scenario, () if self.disks is None else (self.disks,)
+        store: SimStore = self.store_class(node_id, scenario.is_sync, scenario.data_file_size, self.checker, *disks)
+        return store
 
     def config(self, node: SimNode) -> CoreConfig:
         return replace(
@@ -103,6 +111,9 @@ class World:
             self.now, _, action, arguments = heappop(queue)
             self.steps += 1
             action(*arguments)
+            if self.disks is not None:
+                for node in self.nodes:
+                    node.check_power()
             if is_done is not None and is_done():
                 return True
         self.now = max(self.now, time)

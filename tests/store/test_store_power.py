@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
@@ -19,6 +20,7 @@ from pyspark_dledger.store.recovery.log_walk import LogWalk
 from pyspark_dledger.store.recovery.recover import Recovery
 from pyspark_dledger.store.rules import entry_position
 from tests.store.test_store_files import Disk
+from tests.support import power_disk
 from tests.support.long_runs import some
 from tests.support.power import one_run
 from tests.support.stores import (
@@ -63,6 +65,43 @@ def test_power_losses_find_a_store_with_another_write_order(
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(AssertionError, match=problem):
         sum(one_run(seed, tmp_path) for seed in range(300))
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_bytes_of_a_rejected_append_do_not_come_back(tmp_path: Path, flush: str) -> None:
+    """A power loss can show any version of a block since the last sync, so undoing an append is synced."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = power_disk.Disk(root, 4096, random.Random(1))
+    with power_disk.connected(lambda _: disk):
+        store = opened(root, flush=flush, data_file_size=64 * 1024)
+        store.append_as_leader(bodies(0, 5))
+        store.flush()
+        disk.room = 2048
+        with pytest.raises(DiskFullError):
+            store.append_as_leader(bodies(90, 20))
+        disk.room = None
+        store.append_as_leader(bodies(5, 4))
+        for number in range(20):
+            disk.after_loss(tmp_path / f"{number}")
+    for number in range(20):
+        again = opened(tmp_path / f"{number}", flush=flush, data_file_size=64 * 1024)
+        found = [entry.body for entry in entries(again)]
+        assert found == bodies(0, 9)[: max(len(found), 5)]
+        again.shutdown()
+
+
+def test_a_start_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path, flush="sync")
+    store.append_as_leader(bodies(0, 5))
+    disk = Disk(monkeypatch)
+    disk.left = 0
+    with pytest.raises(DiskFullError, match="make room"):
+        abandoned(store)
+    disk.left = None
+    again = opened(tmp_path, flush="sync")
+    assert [entry.body for entry in entries(again)] == bodies(0, 5)
+    again.shutdown()
 
 
 def index_units(store: MmapFileStore) -> int:

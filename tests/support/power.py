@@ -1,122 +1,32 @@
 """Simulates power losses under a store: of the unsynced blocks of the disk, any subset is lost.
 
-Run it with ``python -m tests.support.power --runs N``; repeat one run with ``--seed S --runs 1``. A block that was
-written several times since the last sync comes back with any of these contents. State files are synced before they are
-renamed, so they are copied as they are. Files are created and deleted in order, as in journaling file systems.
-Acknowledged entries must be there afterwards with their bytes, and every entry must be one that was appended. Processes
-are killed too, which loses nothing that was written. With ``--flush async`` only the entries of the last checkpoint
-count as acknowledged.
+Run it with ``python -m tests.support.power --runs N``; repeat one run with ``--seed S --runs 1``. What a disk loses:
+`tests.support.power_disk`. Acknowledged entries must be there afterwards with their bytes, and every entry must be one
+that was appended. Processes are killed too, which loses nothing that was written. With ``--flush async`` only the
+entries of the last checkpoint count as acknowledged.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
-import os
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.store.files import boot, mapped_files
+from pyspark_dledger.store.files import boot
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
+from tests.support.power_disk import Disk, connected
 
-_PWRITE, _CREATE = os.pwrite, mapped_files.MappedFile.create
 _LIVES = 4
 _MAX_BYTES = 20_000
-_SECTOR = 512
-
-
-class Disk:
-    """The disk of a folder. `on_event` is called at every moment of a possible power loss."""
-
-    def __init__(self, root: Path, block: int, draw: random.Random) -> None:
-        self.on_event: Callable[[], None] = lambda: None
-        self.room: int | None = None
-        self._root = root
-        self._block = block
-        self._draw = draw
-        self._durable = {path: path.read_bytes() for path in root.rglob("*") if _is_of_log(path)}
-        self._versions: dict[Path, dict[int, list[bytes]]] = {}
-
-    @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Record all writes and syncs."""
-        with (
-            mock.patch.object(os, "pwrite", self._pwrite),
-            mock.patch.object(os, "fsync", self._sync),
-            mock.patch.object(mapped_files, "_sync_data", self._sync),
-            mock.patch.object(mapped_files.MappedFile, "create", lambda file: self._create(file)),
-        ):
-            yield
-
-    def _pwrite(self, descriptor: int, data: Any, offset: int) -> int:
-        if self.room is not None and bytes(data).strip(b"\0"):
-            # File systems allocate whole sectors.
-            end = (offset + self.room) // _SECTOR * _SECTOR
-            data = memoryview(data)[: max(end - offset, 0)]
-            self.room -= len(data)
-            if not data:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        wrote = _PWRITE(descriptor, data, offset)
-        path = _path_of(descriptor)
-        if _is_of_log(path):
-            versions = self._versions.setdefault(path, {})
-            for number in range(offset // self._block, (offset + wrote - 1) // self._block + 1):
-                versions.setdefault(number, []).append(os.pread(descriptor, self._block, number * self._block))
-        self.on_event()
-        return wrote
-
-    def _sync(self, descriptor: int) -> None:
-        """Record the sync; nothing is synced to the real disk, to save time."""
-        self.on_event()
-        path = _path_of(descriptor)
-        if _is_of_log(path):
-            self._durable[path] = path.read_bytes()
-            self._versions.pop(path, None)
-
-    def _create(self, file: mapped_files.MappedFile) -> None:
-        self._durable.pop(file.path, None)
-        self._versions.pop(file.path, None)
-        _CREATE(file)
-
-    def after_loss(self, target: Path) -> None:
-        """Write the disk's content after the power loss to `target`."""
-        target.mkdir()
-        share = self._draw.choice((0.1, 0.5, 0.9))
-        for path in sorted(self._root.rglob("*")):
-            there = target / path.relative_to(self._root)
-            if path.is_dir():
-                there.mkdir()
-            elif _is_of_log(path):
-                there.write_bytes(self._kept(path, share))
-            else:
-                shutil.copyfile(path, there)
-
-    def _kept(self, path: Path, share: float) -> bytes:
-        kept = bytearray(self._durable.get(path, bytes(path.stat().st_size)))
-        for number, versions in self._versions.get(path, {}).items():
-            if self._draw.random() < share:
-                block = self._draw.choice([versions[-1], self._draw.choice(versions)])
-                kept[number * self._block : number * self._block + len(block)] = block
-        return bytes(kept)
-
-
-def _path_of(descriptor: int) -> Path:
-    return Path(f"/proc/self/fd/{descriptor}").readlink()
-
-
-def _is_of_log(path: Path) -> bool:
-    return path.parent.name in ("data", "index") and path.name.isdigit()
 
 
 class Known:
@@ -175,7 +85,7 @@ class Life:
     def run(self) -> None:
         self._disk.on_event = self._event
         try:
-            with self._disk.connected():
+            with connected(lambda _: self._disk):
                 self._store.startup()
                 self._known.check(self._store)
                 for _ in range(self._draw.randrange(1, 25)):

@@ -13,7 +13,7 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_BLANK, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_existing, segment_at
 from pyspark_dledger.log.io.files import open_file
 from pyspark_dledger.log.verify.report import Report
 
@@ -146,6 +146,18 @@ def check_units_beyond(files: list[Segment], last_index: int, report: Report) ->
                 offset=first * INDEX_UNIT_SIZE - file.base,
                 index=first,
             )
+
+
+def check_entry_beyond(index_files: DLedgerIndex, segments: list[Segment], index: int, report: Report) -> None:
+    """Add a finding if the log ends before an entry that has another index than its unit, and nothing else wrong."""
+    unit = index_files.unit(index)
+    segment = segment_at(segments, unit.pos) if unit is not None else None
+    if unit is None or segment is None:
+        return
+    header = entry_at(segment, unit.pos)
+    if header is not None and (header.size, header.term) == (unit.size, unit.term) and header.index != index:
+        text, offset = f"expected index {index}, found {header.index}", unit.pos - segment.base
+        report.add("indexGap", segment.path, text, offset=offset, index=index, pos=unit.pos)
 
 
 def _written(file: Segment, start: int) -> Iterator[tuple[int, int, int]]:

@@ -25,7 +25,7 @@ from pyspark_dledger.log.verify.file_checks import (
     check_segment_files,
 )
 from pyspark_dledger.log.verify.findings import Finding
-from pyspark_dledger.log.verify.index_checks import check_units_beyond
+from pyspark_dledger.log.verify.index_checks import check_entry_beyond, check_units_beyond
 from pyspark_dledger.log.verify.queue_checks import WrittenUnits, check_outside, report_failed_read
 from pyspark_dledger.log.verify.report import Report
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
@@ -175,6 +175,9 @@ def _check_index(store: StoreView, report: Report) -> None:
     begin = max(store.begin_index, 0)
     check_index_files(store.paths.node_dir / "index", begin, store.end.last_index, report)
     check_units_beyond(store.index_files.files, store.end.last_index, report)
+    if store.checkpoint_committed_index <= store.end.last_index:
+        # Else it is a finding of the segment.
+        check_entry_beyond(store.index_files, store.ledger_segments, store.end.last_index + 1, report)
 
 
 def _check_queues(store: StoreView, root: Path, units: list[WrittenUnits], report: Report) -> None:

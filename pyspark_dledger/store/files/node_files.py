@@ -218,8 +218,9 @@ class StoreLock:
             raise StoreInUseError(
                 f"{self._file.parent}: the store is in use by process {owner}: stop that process, or use another folder"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk; the lock is held without it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
 
     def release(self) -> None:

@@ -1,0 +1,128 @@
+"""Real stores that break one rule of disks, which the simulation with power losses must detect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+from pyspark_dledger.format import state_files
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+from pyspark_dledger.store.files import node_files
+from pyspark_dledger.store.recovery.log_walk import LogWalk
+from tests.simulation.mutations import Mutant
+from tests.simulation.power_store import PowerStore
+from tests.simulation.scenario import Scenario, make_on_disk
+
+
+def _on_disk(scenario: Scenario, is_sync: bool, *faults: str) -> Scenario:
+    scenario = make_on_disk(scenario.seed)
+    return replace(scenario, is_sync=is_sync, faults=faults, fault_pause=max(200, scenario.faulty_time // 20))
+
+
+class _Hasty(PowerStore):
+    def flush(self) -> int:
+        self.flushed_index = self.ledger_end_index
+        return self.flushed_index
+
+
+class AcknowledgesBeforeFsync(Mutant):
+    """A store that calls entries durable without an fsync."""
+
+    store_class = _Hasty
+    caught_by = "starts without the entries"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return _on_disk(scenario, True, "power cut", "power losses")
+
+
+class _EarlyUnits(PowerStore):
+    def startup(self, services: bool = False) -> None:
+        super().startup(services)
+        files = self._files
+
+        def write_units(first: int, units: bytes | bytearray, _: bool) -> None:
+            files.index.write(first * INDEX_UNIT_SIZE, units)
+
+        files.write_units = write_units  # type: ignore[method-assign]
+
+
+class WritesUnitsBeforeEntries(Mutant):
+    """A store that writes index units before their entries are durable, and takes them as proof."""
+
+    store_class = _EarlyUnits
+    caught_by = "start"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return _on_disk(replace(scenario, body_size=300), True, "power cut", "power losses")
+
+
+class _Trusting(PowerStore):
+    def startup(self, services: bool = False) -> None:
+        with mock.patch.object(LogWalk, "_torn_end", lambda _, end: end):
+            super().startup(services)
+
+
+class TrustsEntriesAfterPowerLoss(Mutant):
+    """A store with flush=async that checks no entry after the last checkpoint."""
+
+    store_class = _Trusting
+    caught_by = "starts with"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return replace(_on_disk(scenario, False, "power cut", "power cut of leader"), body_size=2000)
+
+
+class _Overwriting(PowerStore):
+    def _save_term(self, term: int, vote_leader: str | None) -> None:
+        data = state_files.encode_state_file({"voteLeader": vote_leader or "", "currTerm": term})
+        (self.config.node_dir / "currterm").write_bytes(data)
+        self.curr_term, self.vote_leader = term, vote_leader
+
+
+class KeepsVotesInMemory(Mutant):
+    """A store that does not sync the file of its vote."""
+
+    store_class = _Overwriting
+    caught_by = "start"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return _on_disk(scenario, True, "power losses", "power cut of leader")
+
+
+def _without_check(data: bytes) -> dict[str, str]:
+    return {key: value for key, value in state_files.parse_properties_file(data).items() if key != "crc"}
+
+
+class _Credulous(PowerStore):
+    state_files = ("currterm",)
+
+    def startup(self, services: bool = False) -> None:
+        with (
+            mock.patch.object(state_files, "parse_state_file", _without_check),
+            mock.patch.object(node_files, "parse_state_file", _without_check),
+        ):
+            super().startup(services)
+
+
+class IgnoresChecksums(Mutant):
+    """A store that reads state files without their checksum."""
+
+    store_class = _Credulous
+    caught_by = "starts with term"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return _on_disk(scenario, scenario.seed % 2 == 0, "flip a bit of state", "transfer")
+
+
+MUTANTS: tuple[type[Mutant], ...] = (
+    AcknowledgesBeforeFsync,
+    WritesUnitsBeforeEntries,
+    TrustsEntriesAfterPowerLoss,
+    KeepsVotesInMemory,
+    IgnoresChecksums,
+)
