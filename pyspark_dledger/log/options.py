@@ -187,7 +187,7 @@ class ReadOptions:
     )
     tags: tuple[str, ...] | None = option(None, NAMES, "list: only messages with one of these")
     max_partition_bytes: int | None = option(
-        None, SIZE, "size above which a segment is split; grows for a selective scan", shown="128m"
+        None, SIZE, "size above which a segment is split; up to 1g if a scan is selective", shown="128m"
     )
     min_partitions: int | None = option(None, integer_from(1, INT32_MAX), "minimum number of partitions, by splitting")
     max_batch_rows: int = option(10_000, integer_from(1, 1_000_000), "maximum rows of an Arrow batch, up to 1000000")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -233,8 +234,8 @@ def _plan(
     if not ranges:
         return []
     selective = _is_selective(columns, filters)
-    target = options.max_partition_bytes or (_SELECTIVE_PARTITION_BYTES if selective else _MAX_PARTITION_BYTES)
     total = sum(part.end - part.start for part in ranges)
+    target = options.max_partition_bytes or _usual_size(total, selective)
     if options.min_partitions is not None:
         target = max(min(target, -(-total // options.min_partitions)), 1)
     splits = _split_all(store, ranges, target)
@@ -265,6 +266,13 @@ def _in_time(store: StoreView, ranges: list[ScanRequest | FileGap], tolerance: i
     pieces = iter(in_time(store, parts, wanted, tolerance)) if wanted is not None else None
     for part in ranges:
         yield from [part] if isinstance(part, FileGap) or pieces is None else next(pieces)
+
+
+def _usual_size(total: int, selective: bool) -> int:
+    """Bytes of a partition by default. A selective scan has fewer, but one for each core of this machine."""
+    if not selective:
+        return _MAX_PARTITION_BYTES
+    return min(max(total // (os.cpu_count() or 1), _MAX_PARTITION_BYTES), _SELECTIVE_PARTITION_BYTES)
 
 
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
