@@ -51,7 +51,7 @@ USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
     SPARK_LOG: _LOG | {"pushFilters"},
     STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound", "clockTolerance"},
-    GROUP_READ: _ROWS | _END | _GROUP | {"engine"},
+    GROUP_READ: _ROWS | _END | _GROUP | {"engine", "pushFilters"},
     GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
     "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
     "an export to parquet": _LOG,
@@ -112,7 +112,7 @@ def _uses(name: str) -> str:
     if name == "table":
         return "spark.read and dledger dump"
     if name == "pushFilters":
-        return SPARK_LOG
+        return f"{SPARK_LOG} and {GROUP_READ}"
     if name in _GROUP:
         return "a live group"
     tables = [table for table, names in _OF_TABLES.items() if name in names]

@@ -171,7 +171,7 @@ def plan_up_to(
 ) -> list[Partition]:
     """The partitions of a read with a given committed index, see `plan_read`. Raises StoreError."""
     store.check_segments(gaps_are_rows=True)
-    if _matches_nothing(filters):
+    if matches_nothing(filters):
         return []
     window = _window(store, options, filters, committed)
     if queue_offsets is not None:
@@ -195,7 +195,7 @@ def plan_between(
 
     Of `options`, only those for the form of rows and the size of partitions have an effect.
     """
-    if _matches_nothing(filters):
+    if matches_nothing(filters):
         return []
     return _plan(store, columns, options, filters, committed, _Window(start, end, start, end))
 
@@ -285,7 +285,8 @@ def _split_all(store: StoreView, ranges: list[ScanRequest | FileGap], target: in
     return [split for part in ranges for split in _split(store, part, target)]
 
 
-def _matches_nothing(filters: Filters) -> bool:
+def matches_nothing(filters: Filters) -> bool:
+    """Whether no row can pass the filters."""
     for condition in (filters.index, filters.term, filters.pos, filters.queue_id, filters.store_timestamp):
         if condition is not None and (condition.low > condition.high or condition.values == ()):
             return True

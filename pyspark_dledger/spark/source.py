@@ -144,6 +144,10 @@ class DLedgerDataSource(DataSource):
 
         check_use(self.read_options, GROUP_READ)
         check_group_options(self.read_options)
+        if self.read_options.push_filters and _pushes_filters():
+            from pyspark_dledger.spark.group.group_pushdown import GroupPushdownReader
+
+            return GroupPushdownReader(self.read_options, schema)
         return GroupReader(self.read_options, schema)
 
     @plain_errors

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, datasource
+from pyspark.sql.types import StructType
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import DataLossError, GroupError, OptionError, StoreError
 from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.log import open_log
 from pyspark_dledger.spark.group import group_log, group_plan
+from pyspark_dledger.spark.group.group_pushdown import GroupPushdownReader
 from pyspark_dledger.spark.group.group_reader import GroupReader
+from pyspark_dledger.spark.schema import log_schema
 from tests.spark.test_group_stream import append, await_commit, bodies, expire
 from tests.support.groups import Nodes, free_ports, nodes, peers_text
 
@@ -92,6 +95,25 @@ def test_times_narrow_the_plan(group: Nodes, monkeypatch: pytest.MonkeyPatch) ->
     parts = [part.value for part in reader_of(group, "index", **times).partitions()]
     assert (parts[0].first_index, parts[-1].last_index) == (380, 519)
     assert indexes(group, **times) == [index for index in range(400, 500) if index % 3]
+
+
+def test_pushed_filters_narrow_the_plan(group: Nodes) -> None:
+    def planned(*filters: datasource.Filter) -> tuple[list[int], list[Any]]:
+        source = reader_of(group, "index topic")
+        reader = GroupPushdownReader(
+            source.options, StructType([log_schema(False)[name] for name in ("index", "topic")])
+        )
+        remaining = list(reader.pushFilters(list(filters)))
+        parts = reader.partitions()
+        found = [row["index"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        return found, [(part.value.first_index, part.value.last_index) for part in parts] + remaining
+
+    last = datasource.GreaterThan(("index",), 890)
+    assert planned(last) == (list(range(891, 900)), [(891, 899)])
+    topic = datasource.EqualTo(("topic",), "Topic1")
+    assert planned(last, topic) == ([893, 895, 899], [(891, 899)])
+    assert planned(datasource.LessThan(("index",), 0)) == ([], [])
+    assert planned(topic, datasource.EqualTo(("topic",), "Topic0")) == ([], [])
 
 
 def test_end_is_fixed_when_the_read_is_planned(tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
+from pyspark_dledger.log.plan import matches_nothing
 from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, committed_index
 from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan
@@ -54,11 +57,11 @@ def _ranges(
         low = log.entry(high.index + 1)
 
 
-def batch_bounds(log: GroupLog, options: ReadOptions) -> tuple[GroupEntry, GroupEntry] | None:
+def batch_bounds(log: GroupLog, options: ReadOptions, filters: Filters) -> tuple[GroupEntry, GroupEntry] | None:
     """Return the first and the last entry that a batch read plans; None if there is nothing to read.
 
-    The end is at most the last entry that a member knows to be committed. Times only narrow the range: rows are
-    filtered by them. Raises StoreError for a start that has expired, unless failOnDataLoss is false.
+    The end is at most the last entry that a member knows to be committed. Indexes and times of the filters narrow the
+    range. Raises StoreError for a start that has expired, unless failOnDataLoss is false.
     """
     statuses = log.statuses()
     begin, committed = begin_index(statuses), committed_index(statuses)
@@ -69,8 +72,11 @@ def batch_bounds(log: GroupLog, options: ReadOptions) -> tuple[GroupEntry, Group
     if options.ending_offsets != LATEST:
         offset = options.ending_offsets
         end = min(end, start.index_at(offset.value, begin, committed) if offset.kind == "pos" else offset.value)
-    if options.starting_timestamp is not None and first < end:
-        first = start.stored_at(options.starting_timestamp // 1000 - _MAX_CLOCK_SKEW, first, end - 1)
-    if options.ending_timestamp is not None and first < end:
-        end = start.stored_at(options.ending_timestamp // 1000 + _MAX_CLOCK_SKEW, first, end - 1)
-    return (log.entry(first), log.entry(end - 1)) if first < end else None
+    if filters.index is not None:
+        first, end = max(first, filters.index.low), min(end, filters.index.high + 1)
+    times = filters.store_timestamp
+    if times is not None and times.low > INT64_MIN and first < end:
+        first = start.stored_at(times.low // 1000 - _MAX_CLOCK_SKEW, first, end - 1)
+    if times is not None and times.high < INT64_MAX and first < end:
+        end = start.stored_at(times.high // 1000 + 1 + _MAX_CLOCK_SKEW, first, end - 1)
+    return (log.entry(first), log.entry(end - 1)) if first < end and not matches_nothing(filters) else None

@@ -23,16 +23,17 @@ class GroupReader(PartReader, DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(schema)
         self.options = options
+        self.filters = option_filters(options)
 
     @plain_errors
     def partitions(self) -> list[InputPartition]:
         """Plan the entries. Raises GroupError with the error of each member if none responds."""
         options, address = self.options, address_of(self.options)
-        request = scan_template(self.columns, options, option_filters(options))
+        request = scan_template(self.columns, options, self.filters)
         engine = get_engine(options.engine).NAME
         scan = GroupScan(address, request, engine, options.fail_on_data_loss, is_stream=False)
         with GroupLog(address) as log:
-            bounds = batch_bounds(log, options)
+            bounds = batch_bounds(log, options, self.filters)
             if bounds is None:
                 return []
             first, last = bounds

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import datasource
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
@@ -26,8 +27,12 @@ _NO_VALUE = IntFilter(values=())
 _NO_ROW = Filters(pos=_NO_VALUE)
 
 
-class PushdownReader(LogReader):
-    """The reader for a planner that pushes filters. Other planners reject a reader that has ``pushFilters``."""
+class FilterPushdown:
+    """Part of a reader for a planner that pushes filters. Other planners reject a reader that has ``pushFilters``."""
+
+    schema: pa.Schema
+    columns: tuple[str, ...]
+    filters: Filters
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name
         """Push what the scan can evaluate, and return the other filters."""
@@ -35,6 +40,10 @@ class PushdownReader(LogReader):
         self.queue_offsets = queue_offsets(filters, names)
         self.filters, remaining = push(filters, names, self.filters)
         return remaining
+
+
+class PushdownReader(FilterPushdown, LogReader):
+    """Reads the ``log`` table of a store."""
 
 
 def push(
