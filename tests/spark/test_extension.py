@@ -133,6 +133,18 @@ def test_small_table_is_broadcast(extended: SparkSession, store: Path) -> None:
     assert "BroadcastHashJoin" in joined._jdf.queryExecution().executedPlan().toString()
 
 
+def test_statistics_follow_the_log(extended: SparkSession, tmp_path: Path, name: str) -> None:
+    """Rows, and bytes of the columns that are read, so that optimizers of joins know small tables."""
+    write_small(numbers(extended, 10), tmp_path)
+    extended.read.format("dledger").load(str(tmp_path)).createOrReplaceTempView(name)
+    for rows in (10, 15):
+        plan = extended.sql(f"SELECT index FROM {name}")._jdf.queryExecution().optimizedPlan()
+        leaf = plan.collectLeaves().head()
+        assert leaf.scan().estimateStatistics().numRows().getAsLong() == rows
+        assert leaf.stats().sizeInBytes() == rows * (8 + 8)  # Spark's sizes of index and of a row
+        write_small(numbers(extended, 5), tmp_path)
+
+
 def test_filters_of_the_only_scan_are_pushed(extended: SparkSession, store: Path, name: str) -> None:
     if extended.version < "4.1":
         pytest.skip("Spark 4.0 pushes no filters into Python data sources")

@@ -134,14 +134,13 @@ final class CatalogTables {
         if (table.location().isDefined()) {
             options.put("path", table.location().get());
         }
-        boolean isLog = "log".equalsIgnoreCase((String) options.getOrDefault("table", "log"));
         StructType columns = plan.tableSchema();
         if (columns.isEmpty()) {
             return withColumns((LogicalPlan) plan, inferred(options).fields());
         }
         // Spark makes the columns of a query nullable.
         StructType made = plan instanceof CreateTable ? columns : columns.asNullable();
-        check(made, isLog ? (StructType) DataType.fromJson(LOG_SCHEMA) : inferred(options));
+        check(made, isLog(options) ? (StructType) DataType.fromJson(LOG_SCHEMA) : inferred(options));
         return (TreeNode) plan;
     }
 
@@ -179,6 +178,11 @@ final class CatalogTables {
                         + ": cast it, so that the table can be read");
             }
         }
+    }
+
+    /** Whether the option table chooses the log, and not a table about the store. */
+    static boolean isLog(Map options) {
+        return "log".equalsIgnoreCase((String) options.getOrDefault("table", "log"));
     }
 
     static boolean isSource(String name) {

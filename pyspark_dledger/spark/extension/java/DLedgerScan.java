@@ -26,6 +26,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import scala.Option;
 import scala.Some;
 import scala.collection.Seq;
+import scala.util.Failure;
 
 /** Spark's scan of a Python data source, with the statistics that its first partition carries. */
 final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetadata {
@@ -79,10 +80,7 @@ final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetad
                 try {
                     return methods[i].invoke(receiver, arguments);
                 } catch (InvocationTargetException error) {
-                    if (error.getCause() instanceof RuntimeException) {
-                        throw (RuntimeException) error.getCause(); // such as Spark's AnalysisException
-                    }
-                    throw new IllegalStateException(error.getCause());
+                    return new Failure(error.getCause()).get(); // throws it, such as Spark's AnalysisException
                 } catch (ReflectiveOperationException error) {
                     throw new IllegalStateException(receiver.getClass() + "." + name + " cannot be called", error);
                 }

@@ -72,7 +72,7 @@ final class TableUse {
                 schema = schema.add(fields[i]);
             }
         }
-        if (schema.isEmpty()) { // count(*) needs rows, but no column
+        if (schema.isEmpty() && fields.length > 0) { // count(*) needs rows, but no column
             schema = schema.add(narrowest(fields));
         }
         return DLedgerScan.planned(this.table.name(), schema, this.options, filters());
@@ -90,7 +90,7 @@ final class TableUse {
 
     private Filter[] filters() {
         List filters = new ArrayList();
-        if (this.scans == 1) {
+        if (this.scans == 1 && CatalogTables.isLog(this.options) && !this.options.containsKey("peers")) {
             for (int i = 0; i < this.conditions.size(); i++) {
                 addTranslated((Expression) this.conditions.get(i), filters);
             }
