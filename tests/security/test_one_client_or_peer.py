@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog
+from pyspark_dledger.format.encode.admission import Rejected
+from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.member_list import MARK, list_in, read_told
 from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
@@ -22,6 +24,10 @@ from pyspark_dledger.raft.node.turns import Turns
 from pyspark_dledger.raft.wire import WireConnection, WireError
 from pyspark_dledger.rocketmq.broker import broker_metadata
 from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.dedup.log_entries import is_same_message
+from tests.support.message_member import member
+from tests.support.message_nodes import puts, rows
+from tests.support.puts import block_of, messages_of, put, raw_properties_of
 
 TOLD = {"index": 3, "term": 1, "voters": {"n0": "h:1"}, "learners": {}, "leaving": "", "committed": 5}
 
@@ -150,3 +156,30 @@ def test_many_topics_are_not_encoded_for_each_copy(tmp_path: Path, monkeypatch: 
     assert b'"another"' not in metadata.files()["topics.json"]
     again = BrokerMetadata(tmp_path)
     assert again.files() == metadata.files()
+
+
+def test_a_taken_identity_hides_no_message(tmp_path: Path) -> None:
+    """A client that knows the next message of another one could put its identity first: that was lost."""
+    honest = puts(rows(1))
+    ((body, message),) = messages_of(honest)
+    taken = block_of(put(body=b"another", properties=raw_properties_of(body, message)))
+    with member(tmp_path) as node:
+        node.lead()
+        assert node.put(taken) == node.put(taken) == [(0, 0, 0)]
+        rejected = node.service.admit(honest, 1)
+        assert isinstance(rejected, Rejected)
+        assert "found that of another message, entry 0" in rejected.reason
+        assert node.put(puts(rows(1), job="another")) == [(1, node.store.get(1).pos, 0)]
+
+
+def test_a_retry_has_the_same_content() -> None:
+    """Stamps of the leader, hosts, separators and the queue of a delayed message do not count."""
+
+    def message(**changes: Any) -> bytes:
+        return put(**{"properties": b"TAGS\x01t\x02REAL_QID\x011\x02", **changes})
+
+    one = message()
+    assert is_same_message(one, message(queue_offset=7, store_timestamp=9, properties=b"TAGS\x01t\x02REAL_QID\x012"))
+    assert is_same_message(one, message(born_host=encode_host("::1", 1)))
+    for other in ({"body": b"b"}, {"topic": b"U"}, {"properties": b"TAGS\x01u\x02REAL_QID\x011\x02"}):
+        assert not is_same_message(one, message(**other))

@@ -12,13 +12,22 @@ from pyspark_dledger.common.log_records import record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAGIC_NORMAL, MESSAGE_HEADER
-from pyspark_dledger.format.message import has_message_magic, parse_message
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER,
+    ENTRY_HEADER_SIZE,
+    MAGIC_NORMAL,
+    MESSAGE_HEADER,
+    PROPERTY_REAL_QUEUE_ID,
+)
+from pyspark_dledger.format.message import has_message_magic, host_sizes, message_crc, parse_message, parse_properties
 
 # Entries to read until one is a message, which has a store timestamp.
 _MAX_READ_FOR_TIME = 64
 _QUEUE_OFFSET = next(field.offset for field in MESSAGE_HEADER if field.name == "queueOffset")
 _LONG = struct.Struct(">q")
+_SYS_FLAG = slice(36, 40)
+# Of the fields before the body's length, without both hosts.
+_FRONT_SIZE = 68
 # An identity of 24 bytes in base64, without padding.
 _TEXT_SIZE = 32
 _HEADER = record_struct(ENTRY_HEADER)
@@ -122,10 +131,13 @@ class MessageLocation(NamedTuple):
 _Body = tuple[int, bytes]
 
 
-def first_copies(store: RunningStore, found: Mapping[int, tuple[int, bytes]]) -> dict[int, MessageLocation]:
+def first_copies(
+    store: RunningStore, found: Mapping[int, tuple[int, bytes]], messages: Sequence[bytes]
+) -> dict[int, MessageLocation]:
     """Where messages with known identities are, by ordinal; `found` has each one's index and identity.
 
-    An entry counts only if it has the identity: otherwise the message is not a duplicate.
+    An entry counts only if it has the identity: otherwise the message is not a duplicate. Raises ValueError if its
+    content differs: a client can take the identity of another one's next message, which must not get lost.
     """
     locations = {}
     wanted: dict[int, tuple[int, bytes]] = {}
@@ -138,22 +150,57 @@ def first_copies(store: RunningStore, found: Mapping[int, tuple[int, bytes]]) ->
     texts = base64.urlsafe_b64encode(b"".join([identity for _, identity in wanted.values()]))
     for number, (ordinal, (index, _)) in enumerate(wanted.items()):
         text = texts[number * _TEXT_SIZE : (number + 1) * _TEXT_SIZE]
-        if (location := _location(index, bodies[index], text)) is not None:
+        if (location := _location(index, bodies[index], text, messages[ordinal])) is not None:
             locations[ordinal] = location
     return locations
 
 
-def _location(index: int, entry: _Body | None, text: bytes) -> MessageLocation | None:
+def _location(index: int, entry: _Body | None, text: bytes, message: bytes) -> MessageLocation | None:
     if entry is None:
         return MessageLocation(index, -1, -1)
     pos, body = entry
     # Most clients write the identity last.
     if body.rfind(text) >= 0:
+        if not is_same_message(body, message):
+            if _is_damaged(body):
+                return MessageLocation(index, -1, -1)
+            raise ValueError(
+                f"expected a new identity, found that of another message, entry {index}: use another producer"
+            )
         return MessageLocation(index, pos, _LONG.unpack_from(body, _QUEUE_OFFSET)[0])
     record(
         logging.WARNING, "identity not found", index=index, found="another entry than the identities of this node say"
     )
     return None
+
+
+def is_same_message(one: bytes, other: bytes) -> bool:
+    """Whether two messages have the same topic, body and properties. A delayed one may get another queue."""
+    return _tail(one) == _tail(other) or (_content(one) is not None and _content(one) == _content(other))
+
+
+def _is_damaged(data: bytes) -> bool:
+    """A store returns its newest entries unchecked."""
+    message = parse_message(data, 0, len(data), 0)
+    if isinstance(message, str):
+        return True
+    return message.body_crc != message_crc(data[message.body_start : message.body_start + message.body_length])
+
+
+def _tail(message: bytes) -> bytes:
+    """All from the body's length on."""
+    return message[_FRONT_SIZE + sum(host_sizes(int.from_bytes(message[_SYS_FLAG], "big"))) :]
+
+
+def _content(data: bytes) -> tuple[bytes, bytes, dict[str, str]] | None:
+    message = parse_message(data, 0, len(data), 0) if has_message_magic(data, 0, len(data)) else ""
+    if isinstance(message, str):
+        return None
+    topic = data[message.topic_start : message.topic_start + message.topic_length]
+    body = data[message.body_start : message.body_start + message.body_length]
+    properties = parse_properties(data[message.properties_start : message.properties_start + message.properties_length])
+    properties.pop(PROPERTY_REAL_QUEUE_ID, None)
+    return topic, body, properties
 
 
 def _bodies(store: RunningStore, indexes: Sequence[int]) -> dict[int, _Body | None]:

@@ -85,7 +85,7 @@ class PutHandler:
         # The log may have topics that are missing in this member's metadata.
         created = {name: count for name, count in new_topics.items() if not tables.queue_count(name)}
         self.limits.check(self.metadata, created)
-        copies, repeats = self._duplicates(tables, store, puts, may_wait)
+        copies, repeats = self._duplicates(tables, store, bodies, puts, may_wait)
         # Raw entries may be messages with queueOffsets of their own, which are known once they are dispatched.
         tables.queues.raise_to(self.dispatched.ends(puts.queues))
         is_new = np.ones(bodies.count, np.bool_)
@@ -101,7 +101,7 @@ class PutHandler:
         return Admitted(stamped, min_commit_index, details)
 
     def _duplicates(
-        self, tables: LeaderTables, store: RunningStore, puts: Puts, may_wait: bool
+        self, tables: LeaderTables, store: RunningStore, bodies: Bodies, puts: Puts, may_wait: bool
     ) -> tuple[dict[int, MessageLocation], dict[int, int]]:
         """Where messages are that the log has already; and the messages that the put repeats."""
         which = None if puts.has_id.all() else np.flatnonzero(puts.has_id)
@@ -112,8 +112,8 @@ class PutHandler:
         found = {**old, **tables.recent.find(puts.ids, which)}
         if not may_wait and not all(map(store.is_recent, found.values())):
             raise DiskNeededError
-        ids = {n: puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE] for n in found}
-        copies = first_copies(store, {n: (index, ids[n]) for n, index in found.items()})
+        known = {n: (index, puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE]) for n, index in found.items()}
+        copies = first_copies(store, known, self.engine.unpack_bodies(bodies)) if known else {}
         return copies, _repeats(puts.ids, which, copies)
 
     def appended(self, tables: LeaderTables, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
