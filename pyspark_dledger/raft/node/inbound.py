@@ -269,7 +269,7 @@ class Inbound(Channel):
 
     @property
     def _is_late(self) -> bool:
-        return self._handler.turns.is_late and not self.is_member
+        return not self.is_member and self._handler.turns.is_late
 
     def read_messages(self) -> None:
         is_roomy = self._has_memory(_ROOM_BYTES)
