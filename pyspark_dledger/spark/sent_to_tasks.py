@@ -16,7 +16,7 @@ class SentToTasks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
-        return unpickled, (pickle.dumps((type(self), state)), sys.modules[_PACKAGE].__version__)
+        return unpickled, (cloudpickle.dumps((type(self), state)), sys.modules[_PACKAGE].__version__)
 
 
 def unpickled(pickled: bytes, version: str) -> Any:
@@ -25,7 +25,6 @@ def unpickled(pickled: bytes, version: str) -> Any:
     Raises ImportError if this Python does not have the package in that version.
     """
     import importlib
-    import pickle
     import socket
     import sys
 
