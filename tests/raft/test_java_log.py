@@ -10,11 +10,16 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
-from pyspark_dledger.raft.client import Client
+from pyspark_dledger.raft.client import Client, java_log
 from pyspark_dledger.raft.messages import GetRequest, GetResponse, Request, Response, VoteRequest, VoteResponse
 from pyspark_dledger.raft.messages import VoteResult as Vote
 from pyspark_dledger.store.dledger_store import Entry
 from tests.support.fake_members import HOST, FakeMember
+
+
+@pytest.fixture(autouse=True)
+def _always_proves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_log, "_PROOF_SECONDS", 0.0)
 
 
 class JavaMember:
@@ -122,6 +127,17 @@ def test_proof_stays_valid_under_a_new_leader() -> None:
         members[0].term = 1
         with pytest.raises(GroupError, match="n0 leads in an old term"):
             client.java_status()
+
+
+def test_proof_is_not_searched_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_log, "_PROOF_SECONDS", 60.0)
+    members = [JavaMember(number, 1, ones(9)) for number in range(3)]
+    with group_of(*members) as client:
+        client.java_status()
+        asked = len(members[1].votes)
+        assert client.java_status().committed_index == 8
+        assert client.read_java(9).count == 0
+        assert len(members[1].votes) == asked
 
 
 def test_empty_log_of_a_leader_proves_that_nothing_is_committed() -> None:

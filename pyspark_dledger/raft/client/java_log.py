@@ -31,6 +31,8 @@ _BEFORE_ALL = -3
 _MAX_GETS = 64
 # Seconds for which a member that did not respond is not asked again.
 _SKIP_SECONDS = 10.0
+# Seconds for which a proof is not searched again: a stream asks very often.
+_PROOF_SECONDS = 0.1
 _HAS_LATER_TERM = VoteResult.REJECT_EXPIRED_LEDGER_TERM
 _HAS_LATER_INDEX = VoteResult.REJECT_SMALL_LEDGER_END_INDEX
 
@@ -54,6 +56,8 @@ class JavaLog:
         self._committed = -1
         # Leaders from this term on have what is proven; -1: nothing was proven yet.
         self._proof_term = -1
+        self._proved: _Leader | None = None
+        self._proved_at = 0.0
         self._begin = 0
         self._skipped_until: dict[str, float] = {}
 
@@ -113,6 +117,9 @@ class JavaLog:
 
     async def _prove(self, leader_id: str) -> _Leader:
         """Find how far the log is committed. Raises GroupError if nothing is proven, now or before."""
+        loop, proved = asyncio.get_running_loop(), self._proved
+        if proved is not None and proved.member_id == leader_id and loop.time() - self._proved_at < _PROOF_SECONDS:
+            return proved
         leader = await self._leader_end(leader_id)
         others = [member_id for member_id in self._ids if member_id != leader_id]
         ends = await asyncio.gather(*(self._end_of(member_id, leader) for member_id in others))
@@ -132,6 +139,7 @@ class JavaLog:
                 "confirm it: append an entry, or start all members",
                 ResponseCode.LEADER_NOT_READY,
             )
+        self._proved, self._proved_at = leader, loop.time()
         return leader
 
     async def _leader_end(self, leader_id: str) -> _Leader:
