@@ -192,6 +192,9 @@ class Follower:
             self._delayed.append(_DelayedReply(durable_index, token, response))
 
     def persisted(self) -> None:
+        # Before the responses: they tell the leader that this member can vote.
+        if self._member.members.is_joining:
+            self._check_joined(self._leader_committed)
         delayed = self._delayed
         if not delayed:
             return
@@ -206,9 +209,14 @@ class Follower:
             self._check_joined(index)
 
     def _check_joined(self, index: int) -> None:
-        """Join with all that the leader has committed, of which the last is of its own term: none before is missing."""
-        member, committed = self._member, self._member.store.committed_index
-        if committed >= max(index, 0) and member.store.term_at(committed) == member.term:
+        """Join with all that the leader has committed, of which the last is of its own term: none before is missing.
+
+        They must be on disk: a member that has joined votes, also after it lost what was not.
+        """
+        member, store = self._member, self._member.store
+        committed = store.committed_index
+        flushed = member.durable_index if member.is_sync else store.flushed_index
+        if max(index, 0) <= committed <= flushed and store.term_at(committed) == member.term:
             member.members.joined()
             member.resolve_problem("joining")
 
