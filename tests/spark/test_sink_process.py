@@ -378,6 +378,7 @@ def test_task_of_another_machine_needs_the_option_listen() -> None:
             PathTarget("/log", other, True, 3000, 1).connect(session).__enter__()
 
 
+@pytest.mark.slow
 def test_tasks_reach_a_process_that_listens_everywhere(sinks: Sinks) -> None:
     sink = sinks.start(host="0.0.0.0", is_message=True)
     target = PathTarget("/log", sink, True, 3000, 1)
@@ -387,6 +388,7 @@ def test_tasks_reach_a_process_that_listens_everywhere(sinks: Sinks) -> None:
     target.end()
 
 
+@pytest.mark.slow
 def test_process_listens_at_the_given_port_and_the_next(sinks: Sinks) -> None:
     port = free_ports(2)[0]
     sink = sinks.start(port=port)
@@ -396,6 +398,7 @@ def test_process_listens_at_the_given_port_and_the_next(sinks: Sinks) -> None:
     end(sink)
 
 
+@pytest.mark.slow
 def test_tasks_and_process_need_certificates_of_one_authority(sinks: Sinks, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     files, others = (tuple(map(str, astuple(make_tls(folder)))) for folder in (tmp_path, tmp_path / "other"))
