@@ -12,10 +12,10 @@ from itertools import product
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import ConsumeQueueUnit
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import parse_message
-from pyspark_dledger.format.spec import COMMITLOG, Filters, IntFilter
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.format.spec import Filters, IntFilter
+from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
@@ -25,6 +25,7 @@ from pyspark_dledger.log.io.queue_files import (
     readable_units,
     written_units,
 )
+from pyspark_dledger.log.message_places import row_of_message
 from pyspark_dledger.log.store_view import StoreView
 
 # Each queue costs a few reads.
@@ -89,17 +90,18 @@ class _Queue:
         unit = self._unit(number)
         if unit is None or not MIN_MESSAGE_SIZE <= unit.size < FILLER_SIZE:
             return None
-        place = _entry_with(self._store, unit)
-        if place is None:
+        offset, size = unit.commit_log_offset, unit.size
+        row, segment = row_of_message(self._store, offset), segment_at(self._store.segments, offset)
+        if row is None or segment is None or offset + size != row.end or row.end > self._store.segment_end(segment):
             return None
-        data = read_at(place[0], place[1], unit.size)
-        message = parse_message(data, 0, len(data), unit.commit_log_offset) if len(data) == unit.size else ""
-        if isinstance(message, str) or message.physical_offset != unit.commit_log_offset:
+        data = read_at(segment.path, offset - segment.base, size)
+        message = parse_message(data, 0, len(data), offset) if len(data) == size else ""
+        if isinstance(message, str) or message.physical_offset != offset:
             return None
         topic = data[message.topic_start : message.topic_start + message.topic_length]
         if (topic, message.queue_id, message.queue_offset) != (self._topic.encode(), self._queue_id, number):
             return None
-        return place[2], unit.commit_log_offset + unit.size
+        return row
 
     def _unit(self, number: int) -> ConsumeQueueUnit | None:
         file = next((file for file in self._files if file.first <= number < file.first + file.units), None)
@@ -117,17 +119,3 @@ def _files(store: StoreView, topic: str, queue_id: int) -> tuple[QueueFile, ...]
         return queue_files(store.paths.root / FOLDER / topic / str(queue_id), ignore_error)
     except (StoreError, UnreadableError):
         return ()
-
-
-def _entry_with(store: StoreView, unit: ConsumeQueueUnit) -> tuple[str, int, int] | None:
-    """The file and offset of a unit's message, and the position of its entry; None if the log has none of its size."""
-    offset = unit.commit_log_offset
-    segment = segment_at(store.segments, offset)
-    if segment is None or offset >= store.segment_end(segment):
-        return None
-    if segment.source == COMMITLOG:
-        return segment.path, offset - segment.base, offset
-    pos = offset - ENTRY_HEADER_SIZE
-    header = entry_at(segment, pos)
-    is_it = header is not None and header.body_size == unit.size
-    return (segment.path, offset - segment.base, pos) if is_it else None

@@ -20,11 +20,10 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, Filters, IntFilter
+from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.log.message_places import RowRange, row_of_message
 from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import plan_read, read_known
@@ -40,13 +39,6 @@ _ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
 _OFFSET_MSG_ID = re.compile(r"(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})0000[0-9A-Fa-f]{4}([0-7][0-9A-Fa-f]{15})")
 _QUEUE_OFFSET = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,18})")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
-
-
-class _RowRange(NamedTuple):
-    """The positions ``[start, end)`` of a row."""
-
-    start: int
-    end: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +136,7 @@ class _Search(NamedTuple):
     pointers: list[Pointer]
     """What indexes and queues know of messages that are not in the log, added by each kind of search."""
 
-    def print(self, rows: _RowRange) -> None:
+    def print(self, rows: RowRange) -> None:
         for batch in RowReader(self.log, self.printer.columns).between(rows.start, rows.end):
             self.printer.print(batch)
 
@@ -157,7 +149,7 @@ def _by_index(search: _Search) -> str:
     segment = segment_at(log.ledger_segments, pos)
     header = entry_at(segment, pos) if segment is not None else None
     if header is not None and header.index == index:
-        search.print(_RowRange(pos, pos + header.size))
+        search.print(RowRange(pos, pos + header.size))
     else:
         _add_entry(search, index)
     if any(first <= index <= last for first, last in filter(None, map(log.indexes_in, log.unread.files))):
@@ -184,7 +176,7 @@ def _by_offset_msg_id(search: _Search) -> str:
     if match is None:
         raise OptionError(f"expected an offsetMsgId of 32 or 56 hex digits, host, port and offset, found {search.what}")
     log, offset = search.log, int(match[1], 16)
-    message = _message_at(log, offset)
+    message = row_of_message(log, offset)
     if message is None:
         from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
         from pyspark_dledger.rocketmq.lost.pointers import pointers_to
@@ -208,21 +200,6 @@ def _by_offset_msg_id(search: _Search) -> str:
     return f"expected the offsetMsgId {search.what} at offset {offset}, found {stored or 'no message'} there"
 
 
-def _message_at(log: Log, offset: int) -> _RowRange | None:
-    """The row whose message begins at `offset`."""
-    segment = segment_at(log.segments, offset)
-    if segment is None or segment.source != COMMITLOG:
-        pos = offset - ENTRY_HEADER_SIZE
-        segment = segment_at(log.ledger_segments, pos)
-        header = entry_at(segment, pos) if segment is not None else None
-        return _RowRange(pos, pos + header.size) if header is not None and pos < log.end.pos else None
-    head = read_at(segment.path, offset - segment.base, MIN_MESSAGE_SIZE)
-    size = int.from_bytes(head[:4], "big", signed=True)
-    if len(head) < MIN_MESSAGE_SIZE or not has_message_magic(head, 0, len(head)) or size < MIN_MESSAGE_SIZE:
-        return None
-    return _RowRange(offset, offset + size)
-
-
 def _by_uniq_key(search: _Search) -> str:
     return _by_scan(search, "uniqKey", lambda batch: _with_uniq_key(batch, search.what))
 
@@ -237,7 +214,7 @@ def _by_key(search: _Search) -> str:
 
 
 def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[int]]) -> str:
-    """Walks the whole log: the broker's IndexFile may lack messages (RocketMQ issue 7477)."""
+    """Walks the whole log: IndexFiles lack rolled back messages, and may lack others (RocketMQ issue 7477)."""
     from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
     from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
     from pyspark_dledger.rocketmq.lost.pointers import offsets_of_keys, pointers_to
@@ -289,7 +266,7 @@ def _by_queue_offset(search: _Search) -> str:
         _scan_queue(search, *wanted)
         return f"expected the queueOffset {match[3]} of {match[1]}/{match[2]}, found {units[0]}"
     found, place = next((each for each in known if each[1] == wanted), known[0])
-    message = _message_at(log, found.offset)
+    message = row_of_message(log, found.offset)
     if message is not None:
         search.print(message)
         # Messages of a light topic have the place of another topic.
@@ -317,12 +294,12 @@ def _scan_queue(search: _Search, topic: str, queue_id: int, queue_offset: int) -
     for batch in with_progress(log, batches, search.progress):
         for row in batch.to_pylist():
             if row["queueOffset"] == queue_offset:
-                search.print(_RowRange(row["pos"], row["pos"] + row["size"]))
+                search.print(RowRange(row["pos"], row["pos"] + row["size"]))
 
 
 def _place_at(log: Log, offset: int) -> tuple[str, int, int] | None:
     """The topic, queue and queue offset that a message has in its own fields."""
-    rows = _message_at(log, offset)
+    rows = row_of_message(log, offset)
     batch = next(RowReader(log, ("topic", "queueId", "queueOffset")).between(*rows), None) if rows is not None else None
     found = tuple(column[0].as_py() for column in batch.columns) if batch is not None and batch.num_rows else (None,)
     return found if found[0] is not None else None
