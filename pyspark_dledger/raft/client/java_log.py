@@ -53,6 +53,7 @@ class JavaLog:
     def __init__(self, members: Members) -> None:
         self._members = members
         self._ids: list[str] = []
+        self._is_checked = False
         self._committed = -1
         # Leaders from this term on have what is proven; -1: nothing was proven yet.
         self._proof_term = -1
@@ -94,9 +95,10 @@ class JavaLog:
         """A leader that has all that was proven. Raises GroupError for one of an older term."""
         connection = await self._members.leader()
         leader_id = connection.member_id
-        if not self._ids:
+        if not self._is_checked:
             self._ids = list((await self._members.metadata(leader_id)).peers)
             await self._check_group(leader_id)
+            self._is_checked = True
         if (await self._vote(leader_id, _BEFORE_ALL, _BEFORE_ALL)).term < self._proof_term:
             self._members.forget_leader(leader_id)
             text = f"group {self._members.group}: {leader_id} leads in an old term: check its connection to the others"
@@ -109,7 +111,6 @@ class JavaLog:
             if (await self._vote(leader_id, _BEFORE_ALL, _BEFORE_ALL)).vote_result is _HAS_LATER_TERM:
                 return
             problem = "its responses to votes do not show the ends of logs, as those of DLedger 0.1"
-        self._ids = []
         raise OptionError(
             f"group {self._members.group}: nothing proves what its Java members have committed ({problem}): tail the "
             "store of one of them by its path, with load(path)"
