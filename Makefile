@@ -66,8 +66,8 @@ crashes: $(INSTALLED) ## kill a process that writes a store, again and again; RO
 	@$(PYTHON_BIN) -m tests.support.crashes --rounds $(or $(ROUNDS),60) $(ARGS)
 
 .PHONY: exactly-once
-exactly-once: $(INSTALLED) ## write and tail a group from Spark while leaders and the driver are killed; ROUNDS=20
-	@$(PYTHON_BIN) -m tests.exactly_once --rounds $(or $(ROUNDS),20) $(ARGS)
+exactly-once: $(INSTALLED) ## kill leaders and drivers of streams, and restart them with other cores, splits and executors; ROUNDS=20 CELLS=40
+	@$(PYTHON_BIN) -m tests.exactly_once --rounds $(or $(ROUNDS),20) --cells $(or $(CELLS),40) $(ARGS)
 
 .PHONY: sink-faults
 sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a micro-batch; hold a task for 3 minutes

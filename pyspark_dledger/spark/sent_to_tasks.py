@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from typing import Any
 
@@ -25,6 +24,7 @@ def unpickled(pickled: bytes, version: str) -> Any:
     Raises ImportError if this Python does not have the package in that version.
     """
     import importlib
+    import pickle
     import socket
     import sys
 

@@ -1,4 +1,7 @@
-"""`python -m tests.exactly_once --rounds 20`: each message is written and tailed once, in spite of kills."""
+"""`python -m tests.exactly_once --rounds 20 --cells 40`: each message is written and tailed once, in spite of kills.
+
+Rounds kill leaders and drivers of a group. Cells of the matrix restart a stream to a path with other resources.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.exactly_once.matrix import cells, run_cell
 from tests.exactly_once.rounds import run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.exactly_once", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--cells", type=int, default=40, help="of the matrix, chosen by the seed; 0 for none")
     parser.add_argument("--seed", type=int, default=None, help="repeats the faults and their order, not their timing")
     parser.add_argument("--keep", type=Path, help="an empty folder for stores, rows and logs, which are kept")
     args = parser.parse_args()
@@ -23,11 +28,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        report = run(folder, args.rounds, seed, lambda text: print(text, flush=True))
-    print(f"seed {seed}, {time.monotonic() - start:.0f} s; {report}")
-    for line in report.wrong:
+        wrong = run_matrix(folder / "matrix", args.cells, seed)
+        if args.rounds:
+            (folder / "rounds").mkdir()
+            report = run(folder / "rounds", args.rounds, seed, lambda text: print(text, flush=True))
+            wrong += report.wrong
+            print(report)
+    print(f"seed {seed}, {time.monotonic() - start:.0f} s")
+    for line in wrong:
         print(f"VIOLATION {line}")
-    return 1 if report.wrong else 0
+    return 1 if wrong else 0
+
+
+def run_matrix(folder: Path, count: int, seed: int) -> list[str]:
+    every = list(cells())
+    chosen = random.Random(seed).sample(every, min(count, len(every)))
+    wrong = []
+    for number, cell in enumerate(chosen):
+        problem = run_cell(cell, folder / str(number))
+        print(f"cell {number + 1} of {len(chosen)}: {cell}: {problem or 'once'}", flush=True)
+        wrong += [f"{cell}: {problem}"] if problem else []
+    return wrong
 
 
 if __name__ == "__main__":
