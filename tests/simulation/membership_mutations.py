@@ -132,6 +132,28 @@ class VotesWithAnEmptyDisk(Mutant):
         return replace(changed, faults=faults, is_sync=False, putters=max(1, scenario.putters))
 
 
+class JoinsBeforeTheDisk(Mutant):
+    """Votes as soon as it has all entries, which a crash can take back."""
+
+    caught_by = "which it had on another disk"
+
+    def damage(self) -> None:
+        follower, member = self._follower, self._member
+
+        def join(index: int) -> None:
+            committed = member.store.committed_index
+            if max(index, 0) <= committed and member.store.term_at(committed) == member.term:
+                member.members.joined()
+
+        follower._check_joined = join  # type: ignore[method-assign]
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        faults = ("replace disk", "replace disk", "fsync fails", "crash", "crash leader")
+        changed = replace(scenario, nodes=2, spares=0, java_pairs=frozenset(), faults=faults, is_sync=True)
+        return replace(changed, fault_pause=max(150, scenario.faulty_time // 40), fsync=(100,) * 2)
+
+
 MUTANTS: tuple[type[Mutant], ...] = (
     ChangesTwiceAtOnce,
     ChangesWithoutAnOwnEntry,
@@ -141,4 +163,5 @@ MUTANTS: tuple[type[Mutant], ...] = (
     CountsByTheListBefore,
     CampaignsInATermThatHadALeader,
     VotesWithAnEmptyDisk,
+    JoinsBeforeTheDisk,
 )
