@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,11 @@ class Block:
     @property
     def ends(self) -> Ints:
         return np.append(self.starts[1:], self.data.size)
+
+
+def stored_at(index: Ints | int) -> Any:
+    """The store timestamp of a message by its index, in milliseconds since 1970."""
+    return EPOCH_MS + index // 20 + 3
 
 
 @contextmanager
@@ -241,7 +246,7 @@ def _chunk(block: Block, numbers: Ints, base: int, first: int, term: int, queue_
         _put(rows, starts + MESSAGE_OFFSET["queueOffset"], queue_offsets[:, block.queue] + ranks)
         _put(rows, starts + MESSAGE_OFFSET["physicalOffset"], pos + layout.ENTRY_HEADER_SIZE)
         _put(rows, starts + MESSAGE_OFFSET["bornTimestamp"], EPOCH_MS + index // 20)
-        _put(rows, starts + STORE_TIMESTAMP_OFFSET, EPOCH_MS + index // 20 + 3)
+        _put(rows, starts + STORE_TIMESTAMP_OFFSET, stored_at(index))
         _put_digits(rows, block.key, index, 10, KEY_DIGITS)
         _put_digits(rows, block.uniq_key, index, 16, UNIQ_DIGITS)
     return rows

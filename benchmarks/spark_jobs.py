@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.ceiling import Ceiling, Plan, builds_file
-from benchmarks.generate import BUILD, MESSAGES_1K, MESSAGES_128, RARE_TOPIC, Store, ensure
+from benchmarks.generate import BUILD, MESSAGES_1K, MESSAGES_128, RARE_TOPIC, Store, ensure, stored_at
 from benchmarks.measure import Result, Seconds, alternate, rounded, timed
 from pyspark_dledger import open_log
 from pyspark_dledger.format.spec import Filters
@@ -115,7 +115,9 @@ def without_builds(plan: Path, run: Seconds) -> Seconds:
     return seconds
 
 
-def selective(name: str, small: Callable[[Path], DataFrame], whole: Callable[[Path], DataFrame]) -> Result:
+def selective(
+    name: str, small: Callable[[Path], DataFrame], whole: Callable[[Path], DataFrame], least: float = 10
+) -> Result:
     """Two jobs over the whole store, each without the time of an empty job with as many tasks."""
     path = ensured(MESSAGES_1K)
     frames = {"small": lambda: small(path), "whole": lambda: whole(path)}
@@ -131,7 +133,7 @@ def selective(name: str, small: Callable[[Path], DataFrame], whole: Callable[[Pa
     }
     gigabytes = MESSAGES_1K.segments * MESSAGES_1K.segment_size / 1e9
     value, peer = gigabytes / net["small"], gigabytes / net["whole"]
-    return Result(name, value, "GB/s of log", "all columns", peer, detail=detail).with_ratio_goal(10)
+    return Result(name, value, "GB/s of log", "all columns", peer, detail=detail).with_ratio_goal(least)
 
 
 def by_filter(name: str) -> Result:
@@ -146,6 +148,14 @@ def by_columns(name: str) -> Result:
     return selective(name, lambda path: load(path, INDEX_SCHEMA), load)
 
 
+def by_times(name: str) -> Result:
+    """One percent of the log's times. It has three minutes, so the tolerance for clocks is a second."""
+    last = open_log(ensured(MESSAGES_1K)).end.last_index
+    start, end = (stored_at(last * percent // 100) for percent in (50, 51))
+    options = {"startingTimestamp": str(start), "endingTimestamp": str(end), "clockTolerance": "1s"}
+    return selective(name, lambda path: load(path, **options), load, 20)
+
+
 BENCHMARKS: dict[str, Callable[[str], Result]] = {
     "spark-all-1k": partial(against_ceiling, store=MESSAGES_1K),
     "spark-all-128": partial(against_ceiling, store=MESSAGES_128),
@@ -153,4 +163,5 @@ BENCHMARKS: dict[str, Callable[[str], Result]] = {
     "spark-body-128": partial(against_ceiling, store=MESSAGES_128, schema=BODY_SCHEMA),
     "spark-filter": by_filter,
     "spark-columns": by_columns,
+    "spark-times": by_times,
 }
