@@ -193,8 +193,6 @@ class SimStore(DamagedStore):
     def write_checkpoint(self) -> None:
         """Make the committed index durable, as far as its entries are flushed."""
         self.checkpoint = max(self.checkpoint, min(self.committed_index, self.durable_index))
-        if not self.is_sync:
-            self.flushed_index = self.ledger_end_index
 
     def close(self) -> None:
         """A clean shutdown: flush all entries and write the checkpoint."""

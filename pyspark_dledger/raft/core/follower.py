@@ -211,12 +211,11 @@ class Follower:
     def _check_joined(self, index: int) -> None:
         """Join with all that the leader has committed, of which the last is of its own term: none before is missing.
 
-        They must be on disk: a member that has joined votes, also after it lost what was not.
+        Under ``is_sync`` they must be durable: a member that has joined votes, also after it lost what was not.
         """
-        member, store = self._member, self._member.store
-        committed = store.committed_index
-        flushed = member.durable_index if member.is_sync else store.flushed_index
-        if max(index, 0) <= committed <= flushed and store.term_at(committed) == member.term:
+        member, committed = self._member, self._member.store.committed_index
+        is_complete = max(index, 0) <= committed <= member.durable_index
+        if is_complete and member.store.term_at(committed) == member.term:
             member.members.joined()
             member.resolve_problem("joining")
 
