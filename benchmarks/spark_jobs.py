@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from benchmarks.ceiling import Ceiling, Plan, builds_file
 from benchmarks.generate import BUILD, MESSAGES_1K, MESSAGES_128, RARE_TOPIC, Store, ensure, stored_at
 from benchmarks.measure import Result, Seconds, alternate, rounded, timed
-from pyspark_dledger import open_log
+from pyspark_dledger import enable, open_log
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import parse_options
 
@@ -98,7 +98,7 @@ def against_ceiling(name: str, store: Store, schema: str | None = None) -> Resul
         "seconds": {side: rounded(taken) for side, taken in seconds.items()},
     }
     value, peer = rows / seconds["ours"], rows / seconds["ceiling"]
-    return Result(name, value, "rows/s", "prebuilt batches", peer, detail=detail).with_ratio_goal(0.85)
+    return Result(name, value, "rows/s", "prebuilt batches", peer, detail=detail).with_ratio_goal(0.9)
 
 
 def without_builds(plan: Path, run: Seconds) -> Seconds:
@@ -156,6 +156,18 @@ def by_times(name: str) -> Result:
     return selective(name, lambda path: load(path, **options), load, 20)
 
 
+def by_sql(name: str) -> Result:
+    """A query of a view over two columns, with the extension of the optimizer and without."""
+    sessions = {"small": spark().newSession(), "whole": spark()}
+    enable(sessions["small"])
+
+    def query(side: str, path: Path) -> DataFrame:
+        sessions[side].read.format("dledger").load(str(path)).createOrReplaceTempView("log")
+        return sessions[side].sql("SELECT index, term FROM log")
+
+    return selective(name, partial(query, "small"), partial(query, "whole"))
+
+
 BENCHMARKS: dict[str, Callable[[str], Result]] = {
     "spark-all-1k": partial(against_ceiling, store=MESSAGES_1K),
     "spark-all-128": partial(against_ceiling, store=MESSAGES_128),
@@ -164,4 +176,5 @@ BENCHMARKS: dict[str, Callable[[str], Result]] = {
     "spark-filter": by_filter,
     "spark-columns": by_columns,
     "spark-times": by_times,
+    "spark-sql": by_sql,
 }

@@ -17,7 +17,7 @@ from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
-from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit, last_entry
+from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit, last_entry, last_unit_below
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 
@@ -252,13 +252,17 @@ class LogEnds:
         return unit is None or unit.pos < segment.base
 
     def _committed_in(self, segment: Segment) -> int:
-        """The position of the checkpoint's committed entry, if the index finds it in the segment; else its base.
+        """The position of the last entry up to the committed one that the index finds in the segment; else its base.
 
         Committed entries are never truncated, so the end is after it, and a large file need not be walked.
         """
         if segment.source != DLEDGER or not segment.check_pos:
             return segment.base
-        unit = last_confirmed_unit(self._index, segment, self._committed_index)
+        last = self._committed_index
+        unit = self._index.unit(last) if last >= 0 else None
+        if unit is not None and unit.pos >= segment.end:  # of a lone file, a later one has it
+            last = last_unit_below(self._index, segment.end)
+        unit = last_confirmed_unit(self._index, segment, last)
         return unit.pos if unit is not None else segment.base
 
     def _last_known_in(self, segment: Segment) -> int:

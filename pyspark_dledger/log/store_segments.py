@@ -145,7 +145,7 @@ def _with_neighbours(
 
 def last_entry(segment: Segment, end: int, engine: Engine, index: DLedgerIndex) -> PrecedingEntry | None:
     """The last entry of a segment below `end`: the last that index files confirm, else the last that a walk finds."""
-    unit = last_confirmed_unit(index, segment, _last_unit_below(index, end))
+    unit = last_confirmed_unit(index, segment, last_unit_below(index, end))
     if unit is not None:
         return PrecedingEntry(unit.index, unit.term, unit.pos + unit.size, _shift_at(segment, unit.pos))
     if segment.end != end:
@@ -173,7 +173,7 @@ def last_confirmed_unit(index: DLedgerIndex, segment: Segment, last: int) -> Ind
     return None
 
 
-def _last_unit_below(index: DLedgerIndex, pos: int) -> int:
+def last_unit_below(index: DLedgerIndex, pos: int) -> int:
     """The last index whose unit has a position below `pos`, by binary search; -1 without one."""
     if not index.files:
         return -1
