@@ -220,6 +220,18 @@ def test_a_member_that_lost_its_disk_says_so_in_its_vote_for_the_other_one_of_tw
     assert not requested_terms(core)
 
 
+@pytest.mark.parametrize("peers", [2, 3])
+def test_a_member_that_lost_its_disk_does_not_compare_its_log_with_that_of_the_other_one_of_two(peers: int) -> None:
+    """The other one lost an entry that it sent: it was not committed, because both must have it on disk."""
+    core = lost_disk(peers, joins=True, is_ours=True)
+    core.follow(9)
+    assert core.code(PushType.TRUNCATE, entry(0, 9), term=9) == 200
+    response = core.request(VoteRequest(leader_id="n1", term=10, ledger_end_index=-1, ledger_end_term=-1))
+    expected = VoteResult.UNKNOWN if peers == 2 else VoteResult.REJECT_EXPIRED_LEDGER_TERM
+    assert isinstance(response, VoteResponse)
+    assert (response.vote_result, response.is_without_log) == (expected, peers == 2)
+
+
 def voted_without_log(core: OneCore) -> Role:
     """The role after a vote of n1, which lost its disk."""
     core.core.set_peer_binary("n1", True, True)

@@ -271,13 +271,13 @@ class Election:
             self._respond_vote(request, token, VoteResult.REJECT_UNKNOWN_LEADER)
         elif request.leader_id == member.self_id or request.term > MAX_TERM:
             self._respond_vote(request, token, VoteResult.REJECT_UNEXPECTED_LEADER)
-        elif (older_log := self._judge_log(request)) is not None:
+        elif (older_log := self._judge_log(request)) is not None and not self._votes_without_log(request.leader_id):
             self._respond_vote(request, token, older_log)
         elif request.term <= member.term or member.adopt(request.term):
             result, is_without_log = self._judge(request), False
             if result is VoteResult.ACCEPT and not member.can_vote:
                 # To all others but the other one of two as if it did not respond.
-                result, is_without_log = VoteResult.UNKNOWN, self._is_one_of_two_with(request.leader_id)
+                result, is_without_log = VoteResult.UNKNOWN, self._votes_without_log(request.leader_id)
             if (result is VoteResult.ACCEPT or is_without_log) and not self._give_vote(request.leader_id):
                 return
             self._respond_vote(request, token, result, is_without_log)
@@ -311,10 +311,14 @@ class Election:
             return VoteResult.REJECT_TAKING_LEADERSHIP
         return VoteResult.ACCEPT
 
-    def _is_one_of_two_with(self, candidate: str) -> bool:
-        """Whether that member of this package is the only other one."""
+    def _votes_without_log(self, candidate: str) -> bool:
+        """Whether this member lost its disk, and that member of this package is the only other one.
+
+        Its log does not matter then: an entry that only this member has, since that one lost it, is not committed.
+        """
         member = self._member
-        return member.members.takes_controls(candidate) and member.peers == {member.self_id, candidate}
+        is_one_of_two = member.members.takes_controls(candidate) and member.peers == {member.self_id, candidate}
+        return is_one_of_two and not member.can_vote
 
     def _give_vote(self, candidate: str) -> bool:
         """Save the vote. Returns False (no response) if it cannot be saved."""
