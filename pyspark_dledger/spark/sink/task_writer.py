@@ -100,10 +100,7 @@ def _write_messages(
     sender = MessageSender(client, rows, options, attempt.identities, written.partition)
     left: list[PackedBodies] = []
     if attempt.is_repeated:
-        first_row = 0
-        for batch in batches:
-            left += map(PackedBodies.of, sender.encode(batch, first_row))
-            first_row += batch.num_rows
+        left += map(PackedBodies.of, _encoded(batches, sender))
     else:
         _send(batches, sender, written, left if options.txn_app_id is not None else None)
     tag = attempt.identities.tag if isinstance(attempt.identities, KeyIdentities) else None
@@ -122,22 +119,16 @@ def _send(
     The last row is not sent, but added to `last`, if that is given.
     """
     pending: deque[Future[Any]] = deque()
-    first_row = 0
     send = _until_error(sender.send)
 
     def add_first() -> None:
         result = pending.popleft().result()
         written.add(len(result), result.first_index, result.last_index)
 
-    def encoded() -> Iterator[Bodies]:
-        nonlocal first_row
-        for batch in batches:
-            yield from sender.encode(batch, first_row)
-            first_row += batch.num_rows
-
     with ThreadPoolExecutor(1, "dledger-write") as pool:
         try:
-            for bodies in encoded() if last is None else _without_last(encoded(), last):
+            encoded = _encoded(batches, sender)
+            for bodies in encoded if last is None else _without_last(encoded, last):
                 while len(pending) >= _MAX_PENDING:
                     add_first()
                 pending.append(pool.submit(send, bodies))
@@ -146,6 +137,13 @@ def _send(
         finally:
             for future in pending:
                 future.cancel()
+
+
+def _encoded(batches: Iterator[pa.RecordBatch], sender: RawSender | MessageSender) -> Iterator[Bodies]:
+    first_row = 0
+    for batch in batches:
+        yield from sender.encode(batch, first_row)
+        first_row += batch.num_rows
 
 
 def _without_last(encoded: Iterable[Bodies], last: list[PackedBodies]) -> Iterator[Bodies]:
