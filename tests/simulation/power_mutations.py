@@ -8,6 +8,7 @@ from unittest import mock
 from pyspark_dledger.format import state_files
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.store.files import node_files
+from pyspark_dledger.store.recovery import recover
 from pyspark_dledger.store.recovery.log_walk import LogWalk
 from tests.simulation.mutations import Mutant
 from tests.simulation.power_store import PowerStore
@@ -75,6 +76,23 @@ class TrustsEntriesAfterPowerLoss(Mutant):
         return replace(_on_disk(scenario, False, "power cut", "power cut of leader"), body_size=2000)
 
 
+class _Forgiving(PowerStore):
+    def startup(self, services: bool = False) -> None:
+        with mock.patch.object(recover, "_write_again"):
+            super().startup(services)
+
+
+class BelievesMemoryAfterFailedFsync(Mutant):
+    """A store that takes what is in the system's memory for durable, after an fsync failed in an earlier process."""
+
+    store_class = _Forgiving
+    caught_by = "start"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return _on_disk(scenario, True, "fsync fails", "fsync fails", "power cut", "power losses")
+
+
 class _Overwriting(PowerStore):
     def _save_term(self, term: int, vote_leader: str | None) -> None:
         data = state_files.encode_state_file({"voteLeader": vote_leader or "", "currTerm": term})
@@ -123,6 +141,7 @@ MUTANTS: tuple[type[Mutant], ...] = (
     AcknowledgesBeforeFsync,
     WritesUnitsBeforeEntries,
     TrustsEntriesAfterPowerLoss,
+    BelievesMemoryAfterFailedFsync,
     KeepsVotesInMemory,
     IgnoresChecksums,
 )

@@ -148,6 +148,7 @@ class PowerStore(MmapFileStore):
         self.resets = 0
         self.started_end = -1
         self.is_flushing = False
+        self.is_flush_failing = False
         # Whether this member may lack what it acknowledged, so that others must not need its vote.
         self.waits_for_others = False
         # Writes and syncs until the power is lost, 0: never; and the folder with what the disk has then.
@@ -202,7 +203,7 @@ class PowerStore(MmapFileStore):
             self.disk.room = random.randrange(1, 3000)
 
     def mend(self) -> None:
-        self.power_cut_in, self.disk.room = 0, None
+        self.power_cut_in, self.disk.room, self.is_flush_failing = 0, None, False
 
     def flip_bit_of_state(self, random: Random) -> str | None:
         """Flip a bit of a small file with a checksum, of a stopped node. Returns what was done."""
@@ -412,7 +413,14 @@ class PowerStore(MmapFileStore):
 
     def end_flush(self) -> int:
         self.is_flushing = False
-        self.flush()
+        self.disk.is_failing, self.is_flush_failing = self.is_flush_failing, False
+        try:
+            self.flush()
+        except StoreError:
+            self.checker.count("fsyncs that failed")
+            raise
+        finally:
+            self.disk.is_failing = False
         if self.flushed_index >= 0:
             self.before_reset = None
         return self.flushed_index

@@ -155,7 +155,7 @@ ON_DISK = (
     *("power cut", "power cut", "power cut of leader", "power cut of leader"),
     *("crash", "crash leader", "restart orderly", "isolate", "isolate leader", "split", "one way", "pause leader"),
     *("transfer", "slow disk", "expire", "loss", "long outage", "crash all", "disk full in an append"),
-    "flip a bit of state",
+    *("flip a bit of state", "fsync fails"),
 )
 
 

@@ -128,6 +128,7 @@ ON_DISK = (
     "damaged disks replaced",
     "elections won",
     "flipped bits of state files",
+    "fsyncs that failed",
     "logs with expired entries",
     "orderly restarts",
     "partial appends on a full disk",

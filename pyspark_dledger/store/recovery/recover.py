@@ -73,6 +73,8 @@ class Recovery:
         self._unusable = unusable
         self._view = LogView(data, index)
         self._walk = walk = LogWalk(self._view, engine, checkpoint, is_sync=is_sync, is_rebooted=is_rebooted)
+        # Then the system's memory can have entries that a failed sync did not write, and no later one writes.
+        self._is_same_run = is_own and not is_rebooted
         # Java's checkpoint names entries that may not be durable yet.
         self._vouched = max(walk.committed, walk.durable) if is_own else walk.committed
 
@@ -199,14 +201,30 @@ class Recovery:
         self._lower_checkpoint(committed, end.index)
         self._truncate_index(begin, end)
         self._data.truncate(end.pos)
+        is_doubtful = self._is_same_run and self._walk.durable + 1 < end.index
+        if is_doubtful:
+            _write_again(self._data, self._last_durable_pos(begin), end.pos)
         self._sync_found(begin)
         self._write_index(end)
+        if is_doubtful:
+            first = max(self._walk.durable + 1, begin.index)
+            _write_again(self._index, first * INDEX_UNIT_SIZE, end.index * INDEX_UNIT_SIZE)
         self._index.sync()
         if end.index == begin.index:
             return Recovered(-1, end.index, -1, end.pos, -1, saved_tail)
         last = self._view.unit(end.index - 1)
         assert last is not None, "every unit up to the end was compared or written"
         return Recovered(begin.index, end.index, last.term, end.pos, committed, saved_tail)
+
+    def _last_durable_pos(self, begin: NextEntry) -> int:
+        """The position of the last durable entry; without its unit, an earlier one in the last files."""
+        index = self._walk.durable
+        unit = self._view.unit(index) if index >= begin.index else None
+        file = self._data.find(unit.pos) if unit is not None else None
+        header = self._view.header(file, unit.pos) if file is not None and unit is not None else None
+        if header is not None and header.index == index:
+            return header.pos
+        return max(begin.pos, self._data.files[-3:][0].base)
 
     def _lower_checkpoint(self, committed: int, end_index: int) -> None:
         """Lower the checkpoint before entries from `end_index` on are removed, because it vouches for them."""
@@ -260,6 +278,14 @@ class Recovery:
             os.fsync(side.fileno())
         sync_dir(self._node_dir)
         return str(path)
+
+
+def _write_again(files: MappedFileList, start: int, stop: int) -> None:
+    """Write the bytes ``[start, stop)`` of a log again, so that the next sync writes them to the disk."""
+    for file in files.files:
+        low, high = max(start, file.base), min(stop, file.end)
+        for pos in range(low, high, _COPIED_BYTES):
+            file.write(pos, bytes(files.read(file, pos, min(pos + _COPIED_BYTES, high))))
 
 
 def _copy(file: MappedFile, start: int, target: int, origin: int) -> None:
