@@ -7,6 +7,7 @@ member at a time, and only if both others have every entry. Earlier damage must 
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -186,7 +187,7 @@ class Faults:
         for node in self.group.crashed():
             error = self.group.output(node).strip().rpartition("\n")[2]
             damage = self._damage
-            if damage is None or damage.node != node or "copy" not in error:
+            if damage is None or damage.node != node or not re.search("copy|replace this member", error):
                 self.violations.append(f"{node} ended by itself: {error}")
                 self.group.kill(node)
                 return

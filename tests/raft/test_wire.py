@@ -684,7 +684,7 @@ def test_an_announced_size_takes_little_memory(is_binary: bool) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_damaged_frames_do_no_harm(seed: int) -> None:
-    done = fuzz_wire.run(seed, 1600)
+    done = fuzz_wire.run(seed, 2000)
     assert all(done[outcome] > 100 for outcome in ("request", "answer", "refused", "no frame", "unreadable")), done
 
 

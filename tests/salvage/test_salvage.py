@@ -19,6 +19,7 @@ import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.log.store_view import StoreView
@@ -366,8 +367,8 @@ def test_config_is_the_first_intact_one(tmp_path: Path) -> None:
     report = salvage(SalvageRequest.of(group.members), tmp_path / "result")
     assert f"compaction is not salvaged: if the broker needs it, copy {group.members[1]}/compaction" in report.notes
     assert (tmp_path / "result/config/topics.json").read_text() == '{"of": 1}'
-    term = (tmp_path / "result/dledger-n0/currterm").read_text()
-    assert term == (group.members[0] / "dledger-n0/currterm").read_text()
+    term = read_current_term(tmp_path / "result/dledger-n0")
+    assert term == read_current_term(group.members[0] / "dledger-n0")
 
 
 @pytest.mark.parametrize("case", ["mq-plain", "mq-53-upgrade"])

@@ -62,6 +62,16 @@ class QueueFile:
     units: int
 
 
+class TooLargeError(UnreadableError):
+    """A file that no broker wrote: Java maps files whole, so all have less than 2 GiB."""
+
+
+def skip_too_large(error: UnreadableError) -> None:
+    """For a rebuild, which replaces such a file."""
+    if not isinstance(error, TooLargeError):
+        raise error
+
+
 @dataclass(frozen=True)
 class Queue:
     """One queue of a topic, with its files by name."""
@@ -103,13 +113,15 @@ def _file_size(entry: FolderEntry, on_unreadable: OnUnreadable) -> int | None:
     """The size of a file in bytes; None for anything else, which is reported."""
     try:
         size = entry.stat().st_size if entry.is_file() else None
-        if size is not None and size <= INT32_MAX:
-            return size
-        # Java maps files whole, so none is larger. A sparse one would be read for hours.
-        found = "not a file" if size is None else f"expected less than 2 GiB, found {size} bytes"
-        problem: UnreadableError | None = UnreadableError(entry.path, found)
     except OSError as error:
         problem = unreadable(entry.path, error)
+    else:
+        if size is not None and size <= INT32_MAX:
+            return size
+        if size is None:
+            problem = UnreadableError(entry.path, "not a file")
+        else:
+            problem = TooLargeError(entry.path, f"expected less than 2 GiB, found {size} bytes")
     if problem is not None:
         on_unreadable(problem)
     return None

@@ -119,8 +119,8 @@ def _find(path: str, self_id: str | None, data_dirs: tuple[str, ...] | None) -> 
 
 def _pattern(path: str) -> str:
     """What a pattern of names matches, which no log is; an empty text for another path."""
-    # A URI has its parameters after a question mark.
-    if not _PATTERN.search(path.partition("?")[0] if is_remote(path) else path):
+    # A URI has hidden credentials before the path, and its parameters after a question mark.
+    if not _PATTERN.search(path.partition("://")[2].partition("/")[2].partition("?")[0] if is_remote(path) else path):
         return ""
     found = [] if is_remote(path) else sorted(glob.glob(path))  # noqa: PTH207  # Path.glob raises for some patterns
     matches = f" of {', '.join(found[:_MAX_SHOWN])}{', ...' if len(found) > _MAX_SHOWN else ''}" if found else ""

@@ -45,7 +45,7 @@ class LogRange:
             "end": self.end,
             "committedIndex": self.committed_index,
             "beyondCommitted": self.beyond_committed,
-            "last": self.last.to_json(),
+            "last": self.last._asdict(),
         }
 
 

@@ -19,6 +19,7 @@ from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_FILE_HEADER_SIZE, INDEX_FILE_SLOT_SIZE
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
@@ -108,7 +109,7 @@ MAX_UNITS = 2**31 // CONSUME_QUEUE_UNIT_SIZE
 
 def common_units_per_file(root: Path) -> int | None:
     """How many units most ConsumeQueue files below a storePathRootDir have; None without files."""
-    sizes = Counter(file.units for queue in queues(root) for file in queue.files if 0 < file.units <= MAX_UNITS)
+    sizes = Counter(file.units for queue in queues(root, ignore_error) for file in queue.files if file.units)
     return sizes.most_common(1)[0][0] if sizes else None
 
 

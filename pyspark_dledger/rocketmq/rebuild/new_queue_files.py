@@ -18,7 +18,15 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, UNITS_AT_ONCE, Units, queues, read_units
+from pyspark_dledger.log.io.queue_files import (
+    FILLER_SIZE,
+    UNIT_DTYPE,
+    UNITS_AT_ONCE,
+    Units,
+    queues,
+    read_units,
+    skip_too_large,
+)
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, is_valid_queue
@@ -241,7 +249,7 @@ class ExpiredUnits:
 
     def __init__(self, root: Path, begin: int) -> None:
         self._begin = begin
-        self._queues = {(queue.topic, queue.queue_id): queue for queue in queues(root)}
+        self._queues = {(queue.topic, queue.queue_id): queue for queue in queues(root, skip_too_large)}
 
     def __contains__(self, name: QueueName) -> bool:
         return name in self._queues

@@ -19,7 +19,7 @@ from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_files import queues, skip_too_large
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.option_uses import REBUILD, check_use
 from pyspark_dledger.log.options import parse_options
@@ -281,7 +281,9 @@ class _Store:
                 "--out)"
             )
         swap.check_replaceable(self.root, self.what)
-        light = next((queue for queue in queues(self.root) if queue.topic.startswith(_LIGHT_PREFIX)), None)
+        light = next(
+            (queue for queue in queues(self.root, skip_too_large) if queue.topic.startswith(_LIGHT_PREFIX)), None
+        )
         if self.what == QUEUES and light is not None:
             raise StoreError(
                 f"{self.root / QUEUES}: the light message queue {light.topic} is not rebuilt and would be lost: build "
