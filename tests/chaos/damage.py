@@ -56,7 +56,7 @@ class Damage:
         pos, size = self.unit.pos, self.unit.size
         is_near = finding.index in (self.unit.index, self.unit.index + 1) or pos <= (finding.pos or -1) <= pos + size
         is_at = self.kind == "unit" and finding.offset == self.offset // INDEX_UNIT_SIZE * INDEX_UNIT_SIZE
-        is_elsewhere = finding.code == "indexUnit" and f"pos {pos}, " in str(finding.expected)
+        is_elsewhere = finding.code == "indexUnit" and f"pos {pos}," in f"{finding.expected},"
         return is_near or is_at or is_elsewhere or finding.code == "currtermBelowLog"
 
     def __str__(self) -> str:
