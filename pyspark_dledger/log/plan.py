@@ -208,6 +208,22 @@ def estimated_rows(store: StoreView, size: int) -> int:
     return round((store.end.last_index - store.begin_index + 1) * size / whole)
 
 
+def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> ScanRequest:
+    """What all scans of a read have in common, without a segment: `columns` of the rows that pass `filters`."""
+    return ScanRequest(
+        segment=Segment("", "", 0, 0, DLEDGER),
+        start=0,
+        end=0,
+        columns=columns,
+        filters=filters,
+        mode=options.mode,
+        verify_crc=options.verify_crc,
+        max_body_bytes=options.max_body_bytes,
+        max_batch_rows=options.max_batch_rows,
+        max_batch_bytes=options.max_batch_bytes,
+    )
+
+
 def _plan(
     store: StoreView,
     columns: tuple[str, ...],
@@ -216,20 +232,7 @@ def _plan(
     committed: int | None,
     window: _Window,
 ) -> list[Partition]:
-    wanted = _with_window(filters, window)
-    template = ScanRequest(
-        segment=Segment("", "", 0, 0, DLEDGER),
-        start=0,
-        end=0,
-        columns=columns,
-        filters=wanted,
-        mode=options.mode,
-        verify_crc=options.verify_crc,
-        committed_index=committed,
-        max_body_bytes=options.max_body_bytes,
-        max_batch_rows=options.max_batch_rows,
-        max_batch_bytes=options.max_batch_bytes,
-    )
+    template = replace(scan_template(columns, options, _with_window(filters, window)), committed_index=committed)
     ranges = list(_in_time(store, list(_ranges(store, template, window)), options.clock_tolerance * 1000))
     if not ranges:
         return []

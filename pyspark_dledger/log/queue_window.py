@@ -1,7 +1,7 @@
 """Finds the part of a log that has some queue offsets, by ConsumeQueue units that the log confirms.
 
 Queue offsets of a queue rise along the log. So messages with offsets between those of two confirmed units lie between
-these units' messages, in whatever state the units between them are. Where no unit is confirmed, the log is read on.
+these units' messages, also if the units between them are damaged. Where no unit is confirmed, the log is read on.
 """
 
 from __future__ import annotations
@@ -117,5 +117,5 @@ def _files(store: StoreView, topic: str, queue_id: int) -> tuple[QueueFile, ...]
         return ()
     try:
         return queue_files(store.paths.root / FOLDER / topic / str(queue_id), ignore_error)
-    except (StoreError, UnreadableError):
+    except StoreError:
         return ()

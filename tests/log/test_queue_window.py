@@ -1,4 +1,4 @@
-"""A range of queue offsets is found by ConsumeQueue units, and is complete whatever is damaged in these files."""
+"""A range of queue offsets is found by ConsumeQueue units, and is complete with any damage in these files."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.rocketmq.backup.member_files import ROOT
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
@@ -236,7 +237,9 @@ def test_gaps_that_lost_messages_explain_are_filled(tmp_path: Path) -> None:
     assert (done.built.too_far, done.built.units, done.built.fillers) == (0, 2, 499_999)
 
 
-@pytest.mark.parametrize("path", ["state-1", "state-1/node", "x/root/y", "state-1/node/\ud800", "state-1/other/y", 5])
+@pytest.mark.parametrize(
+    "path", ["state-1", "state-1/node", f"x/{ROOT}/y", "state-1/node/\ud800", "state-1/other/y", 5]
+)
 def test_a_backup_with_a_wrong_path_is_an_error_of_one_line(
     tmp_path: Path, path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:

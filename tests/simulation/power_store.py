@@ -1,7 +1,7 @@
 """The real `MmapFileStore` on simulated disks that lose power (`tests.support.power_disk`), under the real core.
 
 A node loses power at any write or sync inside an operation: the disk is copied as it is after that, and the operation
-goes on in the old folder, where nobody sees it. The next process of the node starts with the copy.
+continues in the old folder, where nobody sees it. The next process of the node starts with the copy.
 """
 
 from __future__ import annotations

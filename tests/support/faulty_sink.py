@@ -95,7 +95,7 @@ class FaultySink(DLedgerDataSource):
 
 
 class FixedPartitions(DataSourceStreamReader):
-    """As Kafka's topics: numbered rows in three partitions, whatever the resources are."""
+    """As Kafka's topics: numbered rows in three partitions, with any number of cores."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"end": 0}

@@ -2,7 +2,7 @@
 
 Their producer is the job. The other 16 bytes are two words: 64 bits of the hash of the content and its ordinal, then 20
 more bits of it, 24 of the run and 20 of the partition. Equal rows of one batch thus have different identities, and a
-later run finds the rows of an earlier one, whatever partition has them. The second word is mixed with the first one,
+later run finds the rows of an earlier one in any partition. The second word is mixed with the first one,
 because filters of identities need random words.
 """
 

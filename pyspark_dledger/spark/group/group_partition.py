@@ -17,9 +17,8 @@ from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
+from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.data_loss import OF_STREAMS, report_loss
-from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, group_entry
 
@@ -75,23 +74,6 @@ class _Chunk:
     @property
     def end(self) -> int:
         return self.pos + self.size
-
-
-def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> ScanRequest:
-    """Return the template of scans: `columns` of the rows that pass `filters`."""
-    return ScanRequest(
-        segment=Segment("", "", 0, 0, DLEDGER),
-        start=0,
-        end=0,
-        columns=columns,
-        filters=filters,
-        mode=options.mode,
-        verify_crc=options.verify_crc,
-        max_body_bytes=options.max_body_bytes,
-        max_batch_rows=options.max_batch_rows,
-        max_batch_bytes=options.max_batch_bytes,
-        end_is_boundary=True,
-    )
 
 
 def read_group_partition(partition: GroupPartition) -> Iterator[pa.RecordBatch]:
@@ -193,7 +175,12 @@ def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
     with _as_file(chunk.parts) as path:
         segment = Segment(path, scan.address.group, chunk.pos, chunk.size, DLEDGER)
         part = replace(
-            scan.request, segment=segment, start=segment.base, end=segment.end, committed_index=partition.last_index
+            scan.request,
+            segment=segment,
+            start=segment.base,
+            end=segment.end,
+            committed_index=partition.last_index,
+            end_is_boundary=True,
         )
         yield from expand(get_engine(scan.engine).scan(part), part)
 

@@ -10,8 +10,9 @@ from pyspark.sql.types import StructType
 
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.options import ReadOptions, option_filters
+from pyspark_dledger.log.plan import scan_template
 from pyspark_dledger.spark.group.group_log import GroupLog
-from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition, scan_template
+from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition
 from pyspark_dledger.spark.group.group_plan import address_of, batch_bounds, group_parts
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.read.batch_reader import PartReader, write_statistics

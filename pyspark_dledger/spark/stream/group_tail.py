@@ -16,10 +16,11 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import IndexRangeError, OptionError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.options import ReadOptions, option_filters
+from pyspark_dledger.log.plan import scan_template
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, NotCommittedError, begin_index, committed_index
-from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition, scan_template
+from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition
 from pyspark_dledger.spark.group.group_plan import address_of, group_parts
 from pyspark_dledger.spark.group.group_start import GroupStart
 from pyspark_dledger.spark.stream.stream_reader import StreamReader
