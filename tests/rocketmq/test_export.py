@@ -33,7 +33,7 @@ from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
-from pyspark_dledger.rocketmq.export.target_folder import new_file
+from pyspark_dledger.rocketmq.export.target_folder import new_file, read_manifest
 from pyspark_dledger.rocketmq.work_parts import map_here
 from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden
@@ -86,8 +86,12 @@ def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """The exported files, without the state of the export."""
-    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.name != "export.parquet")
     return {str(name): (folder / name).read_bytes() for name in names if not name.parts[0].startswith("_export")}
+
+
+def names_of(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*")}
 
 
 def parquet_rows(target: Path) -> list[dict[str, Any]]:
@@ -283,7 +287,7 @@ def test_days_are_in_utc_and_null_if_there_is_none(tmp_path: Path) -> None:
     times = [0, day - 1, day, -1, 253402300800000]
     made = write_dledger(tmp_path / "source", [mq_message("T", b"b", store_timestamp=time) for time in times])
     export(made.path, tmp_path / "out", "parquet")
-    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("*.parquet"))
+    names = sorted(path.parent.name for path in (tmp_path / "out").rglob("part-*.parquet"))
     assert names == ["day=1969-12-31", "day=1970-01-01", "day=1970-01-02", f"day={NULL_PARTITION}"]
 
 
@@ -300,7 +304,10 @@ def test_a_remote_store_is_exported_as_a_local_one(
         report = export("hdfs://user:secret@host/bucket", there, form, maxPartitionBytes=4096)
         assert (report.source, report.resumed) == ("hdfs://***@host/bucket", 1)
         assert files_of(there) == files_of(here)
-        assert "secret" not in (there / "_export.json").read_text()
+        manifest = read_manifest(there)
+        assert manifest is not None
+        assert manifest["report"]["rows"] == report.rows
+        assert "secret" not in str(manifest)
 
 
 # Rejected.
@@ -329,20 +336,21 @@ def test_wrong_options(options: dict[str, Any], message: str, store: Store, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_only_new_or_empty_folders_are_written(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_only_new_or_empty_folders_are_written(form: str, store: Store, tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.mkdir()
     (target / "mine").touch()
     with pytest.raises(StoreError, match="expected a new or empty folder, found mine: name another folder"):
-        export(store.path, target, "jsonl")
+        export(store.path, target, form)
     with pytest.raises(StoreError, match="expected a new or empty folder, found a file"):
-        export(store.path, target / "mine", "jsonl")
+        export(store.path, target / "mine", form)
     assert os.listdir(target) == ["mine"]
     (target / "mine").unlink()
-    export(store.path, target, "jsonl")
+    export(store.path, target, form)
     before = golden.fingerprint(target)
     with pytest.raises(StoreError, match=r"found a finished export of .*source: name another folder"):
-        export(store.path, target, "jsonl")
+        export(store.path, target, form)
     assert golden.fingerprint(target) == before
 
 
@@ -395,7 +403,7 @@ def test_a_killed_export_is_continued(form: str, tmp_path: Path) -> None:
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert (resumed.rows, resumed.files, resumed.bytes) == (whole.rows, whole.files, whole.bytes)
     assert resumed.resumed == {"jsonl": 2, "parquet": 1}[form]
-    assert sorted(os.listdir(tmp_path / "out" / "_export")) == sorted(os.listdir(tmp_path / "whole" / "_export"))
+    assert names_of(tmp_path / "out") == names_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -148,9 +148,13 @@ class _Job:
         now = self._log.refreshed()
         self._check_unchanged(now, found)
         report = self._report(found, reports, resumed, finish, began, now)
+        manifest = {**manifest, "state": FINISHED, "report": asdict(report)}
+        is_sealed = self._form.seal(settings, self._target, reports, manifest)
         shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
-        target_folder.write_manifest(self._target, {**manifest, "state": FINISHED, "report": asdict(report)})
+        target_folder.write_manifest(self._target, manifest)
         target_folder.delete_left(self._target, reports)
+        if is_sealed:
+            target_folder.delete_state(self._target)
         return report
 
     def _earlier_manifest(self) -> dict[str, Any] | None:
@@ -161,11 +165,11 @@ class _Job:
             with suppress(FileNotFoundError):
                 (self._target / STATE_FOLDER).rmdir()
             return None
-        if MANIFEST not in names:
+        earlier = target_folder.read_manifest(self._target)
+        if earlier is None:
             shown = ", ".join(sorted(names)[:_MAX_NAMED])
             raise StoreError(f"{self._target}: expected a new or empty folder, found {shown}: name another folder")
         file = self._target / MANIFEST
-        earlier = target_folder.read_json(file)
         if earlier.get("version") != _VERSION:
             found = earlier.get("version")
             raise StoreError(f"{file}: expected version {_VERSION}, found {found!r}: {USE_NEW_FOLDER}")
@@ -305,7 +309,7 @@ def _write_part(form: Form, target: str, plan: str, numbered: tuple[int, Any]) -
     """
     number, part = numbered
     folder = Path(target)
-    if not (folder / MANIFEST).exists() or target_folder.read_json(folder / MANIFEST).get("plan") != plan:
+    if (target_folder.read_manifest(folder) or {}).get("plan") != plan:
         raise StoreError(
             f"{target}: the target does not have the export of this part: it must be a folder that every executor sees "
             "at this path"

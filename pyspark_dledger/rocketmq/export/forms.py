@@ -227,3 +227,8 @@ class Form(Protocol):
         self, log: StoreView, settings: ExportSettings, target: Path, reports: Sequence[PartReport]
     ) -> FinishReport:
         """The work after all parts are written. Runs again from its start if it was interrupted."""
+
+    def seal(
+        self, settings: ExportSettings, target: Path, reports: Sequence[PartReport], manifest: dict[str, Any]
+    ) -> bool:
+        """Keep the manifest of the finished export in a file of the form; False: the form has no place for it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -71,6 +71,12 @@ class JsonLinesForm:
         self, _log: StoreView, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
     ) -> FinishReport:
         return FinishReport()
+
+    def seal(
+        self, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _manifest: dict[str, Any]
+    ) -> bool:
+        """Nothing: other readers ignore the manifest."""
+        return False
 
 
 class _Checksums(NamedTuple):

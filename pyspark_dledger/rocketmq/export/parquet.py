@@ -26,6 +26,7 @@ from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
+from pyspark_dledger.rocketmq.export.parquet_manifest import PARQUET_MANIFEST, write_parquet_manifest
 from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, file_report, new_file, read_back_error
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ParquetForm:
 
     def plan(self, log: StoreView, settings: ExportSettings) -> list[ParquetPart]:
         """The parts. Raises OptionError if there is no column but topic."""
-        columns = tuple(name for name in settings.names if name != "topic")
+        columns = _columns(settings)
         if not columns:
             raise OptionError("option columns: expected another column than topic, which is in the names of folders")
         partitions = partitions_of(log, settings, tuple(dict.fromkeys((*columns, *_NEEDED))))
@@ -99,6 +100,24 @@ class ParquetForm:
         rows = counted(empty, "row is", "rows are")
         note = f"without a topic, or with an empty one, {rows} in the partition {NULL_PARTITION}, which is read as null"
         return FinishReport(notes=(note,) if empty else ())
+
+    def seal(
+        self, settings: ExportSettings, target: Path, reports: Sequence[PartReport], manifest: dict[str, Any]
+    ) -> bool:
+        """Write the manifest as a Parquet file without rows, which has the columns of the partition if it has none."""
+        schema = arrow_schema(_columns(settings))
+        first = next((file.path for report in reports for file in report.files), None)
+        if first is None:
+            schema = schema.append(pa.field("topic", pa.string())).append(pa.field("day", pa.date32()))
+        path = PARQUET_MANIFEST if first is None else str(Path(first).with_name(PARQUET_MANIFEST))
+        with new_file(target, path) as file:
+            write_parquet_manifest(file, schema, manifest)
+        return True
+
+
+def _columns(settings: ExportSettings) -> tuple[str, ...]:
+    """The columns of the files: the topic is in the names of their folders."""
+    return tuple(name for name in settings.names if name != "topic")
 
 
 def folder_of(topic: str | None, day: str | None) -> str:

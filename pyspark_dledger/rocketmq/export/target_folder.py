@@ -3,7 +3,7 @@
 The manifest ``_export.json`` says what is exported, from where, which range, and whether it is finished.
 ``_export/part-NNNNN.json`` is the report of a part, written when all files of the part are there and verified.
 ``_export/part-NNNNN.left`` is the file that a part leaves for the end of the export. Spark and Hive ignore names that
-begin with an underscore.
+begin with an underscore. A finished export to Parquet has none of these, see `parquet_manifest`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import io
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from pyspark_dledger.log.io.files import is_remote_path, path_of
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING, written_here
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export.forms import FileReport, FinishReport, PartReport
+from pyspark_dledger.rocketmq.export.parquet_manifest import read_parquet_manifest
 
 STATE_FOLDER = "_export"
 FINISHED = "finished"
@@ -127,11 +129,25 @@ def write_manifest(target: Path, manifest: dict[str, Any]) -> None:
     sync_dir(target)
 
 
+def read_manifest(target: Path) -> dict[str, Any] | None:
+    """The manifest of the export in `target`; None without one. Raises StoreError for a damaged one."""
+    if (target / MANIFEST).exists():
+        return read_json(target / MANIFEST)
+    return read_parquet_manifest(target)
+
+
+def delete_state(target: Path) -> None:
+    """Delete the reports of parts, then the manifest. Raises OSError."""
+    shutil.rmtree(target / STATE_FOLDER, ignore_errors=True)
+    (target / MANIFEST).unlink()
+    sync_dir(target)
+
+
 def check_running(target: Path) -> None:
     """Raises StoreError unless the export is running: a broker may use the files of a finished one."""
     try:
-        state = json.loads((target / MANIFEST).read_text(encoding="utf-8"))["state"]
-    except (OSError, ValueError, KeyError, TypeError):
+        state = (read_manifest(target) or {}).get("state", "none")
+    except StoreError:
         state = "none"
     if state != RUNNING:
         raise StoreError(

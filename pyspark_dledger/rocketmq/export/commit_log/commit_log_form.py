@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
@@ -87,6 +88,12 @@ class CommitLogForm:
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(log, built, bool(config))]
         conf = broker_files.broker_conf(target, parts[0].segment.size, sizes)
         return FinishReport((*files, *config), tuple(notes), conf)
+
+    def seal(
+        self, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _manifest: dict[str, Any]
+    ) -> bool:
+        """Nothing: other readers ignore the manifest."""
+        return False
 
 
 def _keep_from(log: StoreView, settings: ExportSettings) -> Path | None:
