@@ -7,9 +7,8 @@ ends before the record.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import crcmod.predefined
 
@@ -58,13 +57,12 @@ _INDEX_UNIT = record_struct(layout.INDEX_UNIT)
 _CONSUME_QUEUE_UNIT = record_struct(layout.CONSUME_QUEUE_UNIT)
 
 
-@dataclass(frozen=True, slots=True)
-class EntryHeader:
+class EntryHeader(NamedTuple):
     """The 48 bytes before an entry's body (`layout.ENTRY_HEADER`); sizes in bytes."""
 
     magic: int
     size: int
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
     pos: int
     channel: int
@@ -73,19 +71,17 @@ class EntryHeader:
     body_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class IndexUnit:
+class IndexUnit(NamedTuple):
     """One unit of a DLedger index file (`layout.INDEX_UNIT`): an entry's position, and its size in bytes."""
 
     magic: int
     pos: int
     size: int
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     term: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumeQueueUnit:
+class ConsumeQueueUnit(NamedTuple):
     """One unit of a ConsumeQueue file (`layout.CONSUME_QUEUE_UNIT`); ``size`` in bytes."""
 
     commit_log_offset: int
@@ -93,19 +89,14 @@ class ConsumeQueueUnit:
     tags_code: int
 
 
-def _fields(record: EntryHeader | IndexUnit | ConsumeQueueUnit) -> Iterator[int]:
-    """The values of a record's fields; ``dataclasses.astuple`` makes a deep copy of each, in 7 times the time."""
-    return (getattr(record, name) for name in record.__slots__)
-
-
 def decode_entry_header(data: Buffer, offset: int = 0) -> EntryHeader:
     """The header at ``offset``; its values are not checked."""
-    return EntryHeader(*_ENTRY.unpack(data[offset : offset + _ENTRY.size]))
+    return EntryHeader._make(_ENTRY.unpack(data[offset : offset + _ENTRY.size]))
 
 
 def encode_entry_header(header: EntryHeader) -> bytes:
     """The 48 bytes of a header."""
-    return _ENTRY.pack(*_fields(header))
+    return _ENTRY.pack(*header)
 
 
 def encode_entry(
@@ -129,22 +120,22 @@ def encode_blank(size: int) -> bytes:
 
 def decode_index_unit(data: Buffer, offset: int = 0) -> IndexUnit:
     """The index unit at ``offset``; all zeros in a hole of a sparse file."""
-    return IndexUnit(*_INDEX_UNIT.unpack(data[offset : offset + _INDEX_UNIT.size]))
+    return IndexUnit._make(_INDEX_UNIT.unpack(data[offset : offset + _INDEX_UNIT.size]))
 
 
 def encode_index_unit(unit: IndexUnit) -> bytes:
     """The 32 bytes of an index unit."""
-    return _INDEX_UNIT.pack(*_fields(unit))
+    return _INDEX_UNIT.pack(*unit)
 
 
 def decode_consume_queue_unit(data: Buffer, offset: int = 0) -> ConsumeQueueUnit:
     """The ConsumeQueue unit at ``offset``."""
-    return ConsumeQueueUnit(*_CONSUME_QUEUE_UNIT.unpack(data[offset : offset + _CONSUME_QUEUE_UNIT.size]))
+    return ConsumeQueueUnit._make(_CONSUME_QUEUE_UNIT.unpack(data[offset : offset + _CONSUME_QUEUE_UNIT.size]))
 
 
 def encode_consume_queue_unit(unit: ConsumeQueueUnit) -> bytes:
     """The 20 bytes of a ConsumeQueue unit."""
-    return _CONSUME_QUEUE_UNIT.pack(*_fields(unit))
+    return _CONSUME_QUEUE_UNIT.pack(*unit)
 
 
 def decode_records(data: bytes, fields: Sequence[layout.Field]) -> npt.NDArray[Any]:

@@ -24,7 +24,7 @@ from pyspark_dledger.log.salvage.plan import FILL, SalvageOptions, check_sources
 from pyspark_dledger.log.salvage.plan_rows import undecided_text
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, end_of, start_of
-from pyspark_dledger.log.store_segments import HEAD_BYTES
+from pyspark_dledger.log.store_segments import HEAD_BYTES, FileEnds
 from pyspark_dledger.log.store_view import StoreView
 
 
@@ -78,13 +78,10 @@ class HealedStore(StoreView):
         """For each source, its last segment with entries and where the log ends in it."""
         return {log.source: self._end(log) for log in self._plan.logs}
 
-    def head(self, segment: Segment) -> bytes:
-        """See `StoreView.head`."""
-        return read_at(segment.path, 0, HEAD_BYTES)
-
-    def head_entry(self, segment: Segment) -> EntryHeader | None:
-        """See `StoreView.head_entry`."""
-        return entry_in(self.head(segment), segment, segment.base)
+    def file_ends(self, segment: Segment, is_final: bool = False) -> FileEnds:
+        """See `StoreView.file_ends`."""
+        head = read_at(segment.path, 0, HEAD_BYTES)
+        return FileEnds(head, entry_in(head, segment, segment.base) if segment.source == DLEDGER else None, b"")
 
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""

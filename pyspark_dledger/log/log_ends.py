@@ -122,6 +122,8 @@ class LogEnds:
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""
         last, end = self.by_source.get(segment.source, (None, NO_ENTRY))
+        if last is not None and segment.base < last.base:
+            return segment.end
         evidence = self._evidence.get(segment.base, NO_EVIDENCE) if segment.source == DLEDGER else NO_EVIDENCE
         segment_end = segment.end if evidence.log_end is None else evidence.log_end
         if last is None:
@@ -129,7 +131,7 @@ class LogEnds:
             return segment.base if self._is_blank(segment) else segment_end
         if segment.base > last.base:
             return segment_end if self._lost_its_entries(segment, end) else segment.base
-        if segment.base != last.base or _is_short(segment):
+        if _is_short(segment):
             return segment.end
         # Committed entries can be lost after the last one that is there.
         return max(end.pos, evidence.committed_end)

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import EntryHeader
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import DLEDGER, Fingerprint, ScanRequest, Segment
@@ -25,11 +25,11 @@ from pyspark_dledger.log.data_loss import report_loss
 from pyspark_dledger.log.io.entry_reads import entry_in, read_at
 from pyspark_dledger.log.io.files import is_remote_path, is_there, names_in, open_file, path_of
 from pyspark_dledger.log.io.healed_path import HealedPath
+from pyspark_dledger.log.store_segments import TAIL_BYTES
 from pyspark_dledger.log.store_view import StoreView
 
 # A page: the scan reads it anyway.
 _MAX_BYTES = 4096
-_END_BYTES = 64
 _AFTER_BYTES = 8
 # Copying an entry into the file takes less.
 _WRITING_SECONDS = 0.005
@@ -78,11 +78,17 @@ def _anchor(segments: Sequence[Segment]) -> tuple[Segment, Fingerprint] | None:
     return None
 
 
-def with_fingerprints(store: StoreView, request: ScanRequest) -> ScanRequest:
-    """The request with what its reader has to find at the begin and at the end of its range."""
-    end = store.ends.get(request.segment.source)
-    last = end[1].last_pos if end is not None else -1
-    return changed(request, fingerprints=tuple(_fingerprints(store, request, last)))
+def fingerprints_of(store: StoreView, request: ScanRequest) -> tuple[Fingerprint, ...]:
+    """What the reader of a request has to find at the begin and at the end of its range."""
+    segment, log_end = request.segment, store.ends.get(request.segment.source)
+    base, end = segment.base, segment.end
+    last = log_end[1].last_pos if log_end is not None else -1
+    if request.start == base and request.end >= end and not base <= last < end:
+        head, entry, tail = store.file_ends(segment, True)
+        first = _first_of(head, entry, segment)
+        if first is not None and len(tail) == TAIL_BYTES and first.pos + first.size < end - TAIL_BYTES:
+            return first, _fingerprint(end - TAIL_BYTES, tail)
+    return tuple(_fingerprints(store, request, last))
 
 
 def _fingerprints(store: StoreView, request: ScanRequest, last: int) -> Iterator[Fingerprint]:
@@ -94,7 +100,8 @@ def _fingerprints(store: StoreView, request: ScanRequest, last: int) -> Iterator
     if isinstance(segment.path, RemoteUri) or start >= end:
         return
     if start == segment.base and start != last:
-        first = _head(store, segment)
+        head, entry, _ = store.file_ends(segment)
+        first = _first_of(head, entry, segment)
     else:
         first = _first_entry(partial(read_at, segment.path), segment, start, start == last)
     first_end = start if first is None else first.pos + first.size
@@ -104,8 +111,8 @@ def _fingerprints(store: StoreView, request: ScanRequest, last: int) -> Iterator
         yield from _bytes_at(segment, start, min(_MAX_BYTES, end - start))
     if start < last < end:
         yield from _bytes_at(segment, last, ENTRY_HEADER_SIZE)
-    elif start != last and first_end < end - _END_BYTES:
-        yield from _bytes_at(segment, end - _END_BYTES, _END_BYTES)
+    elif start != last and first_end < end - TAIL_BYTES:
+        yield from _bytes_at(segment, end - TAIL_BYTES, TAIL_BYTES)
 
 
 def _bytes_at(segment: Segment, pos: int, size: int) -> Iterator[Fingerprint]:
@@ -115,15 +122,13 @@ def _bytes_at(segment: Segment, pos: int, size: int) -> Iterator[Fingerprint]:
         yield _fingerprint(pos, data)
 
 
-def _head(store: StoreView, segment: Segment) -> Fingerprint | None:
-    """The first bytes of the entry or message that a file begins with, of which it has another one; or None."""
-    data = store.head(segment)
-    if segment.source == DLEDGER:
-        header = store.head_entry(segment)
-        return None if header is None else _fingerprint(segment.base, data[: header.size], header.index, header.term)
-    if not has_message_magic(data, 0, len(data)):
+def _first_of(head: bytes, entry: EntryHeader | None, segment: Segment) -> Fingerprint | None:
+    """The first bytes of the entry or message that a file begins with, if it has another one; or None."""
+    if entry is not None:
+        return _fingerprint(segment.base, head[: entry.size], entry.index, entry.term)
+    if segment.source == DLEDGER or not has_message_magic(head, 0, len(head)):
         return None
-    return _fingerprint(segment.base, data[: int.from_bytes(data[:4], "big")])
+    return _fingerprint(segment.base, head[: int.from_bytes(head[:4], "big")])
 
 
 def _first_entry(read: _Read, segment: Segment, pos: int, may_be_last: bool) -> Fingerprint | None:
@@ -159,7 +164,9 @@ def _opened(path: str) -> Iterator[_Read]:
         yield file.read
 
 
-def is_there_as_planned(request: ScanRequest, origin: Origin | None, fail_on_data_loss: bool) -> bool:
+def is_there_as_planned(
+    request: ScanRequest, fingerprints: Iterable[Fingerprint], origin: Origin | None, fail_on_data_loss: bool
+) -> bool:
     """Whether the file of a range is the one that was planned on; false if it has expired and may be skipped.
 
     Raises StoreError for another file, or none, and DataLossError for an expired one with `fail_on_data_loss`.
@@ -171,7 +178,7 @@ def is_there_as_planned(request: ScanRequest, origin: Origin | None, fail_on_dat
     else:
         try:
             with _opened(segment.path) as read:
-                for planned in request.fingerprints:
+                for planned in fingerprints:
                     _check(segment, planned, read, origin)
             return True
         except OSError as error:

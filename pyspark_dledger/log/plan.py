@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.common.collector import collector_paused
 from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.process_memory import free_address_space
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, Fingerprint, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
-from pyspark_dledger.log.origin import Origin, is_there_as_planned, origin_of, with_fingerprints
+from pyspark_dledger.log.origin import Origin, fingerprints_of, is_there_as_planned, origin_of
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.time_ranges import in_time
 
@@ -40,11 +41,13 @@ _WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
 class Partition:
     """The input of one task: ranges of segments and gaps between them, in the order of the log.
 
-    ``origin`` is what the plan was made of; ``fails`` is the option failOnDataLoss.
+    Readers compare what they find with the ``fingerprints`` of each range, if there are any, and with ``origin``, which
+    the plan was made of. ``fails`` is the option failOnDataLoss.
     """
 
     ranges: tuple[ScanRequest | FileGap, ...]
     engine: str
+    fingerprints: tuple[tuple[Fingerprint, ...], ...] = field(default=(), repr=False)
     origin: Origin | None = field(default=None, repr=False)  # an export of a log that grows compares plans
     fails: bool = field(default=True, repr=False)
 
@@ -116,8 +119,9 @@ def read_known(partition: Partition, unread: UnreadFiles) -> Iterator[pa.RecordB
 
 
 def _as_planned(partition: Partition) -> Iterator[ScanRequest | FileGap]:
-    for part in partition.ranges:
-        if isinstance(part, FileGap) or is_there_as_planned(part, partition.origin, partition.fails):
+    fingerprints = partition.fingerprints or ((),) * len(partition.ranges)
+    for part, expected in zip(partition.ranges, fingerprints, strict=True):
+        if isinstance(part, FileGap) or is_there_as_planned(part, expected, partition.origin, partition.fails):
             yield part
 
 
@@ -224,6 +228,7 @@ def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filte
     )
 
 
+@collector_paused()
 def _plan(
     store: StoreView,
     columns: tuple[str, ...],
@@ -250,13 +255,12 @@ def _plan(
             break
     is_grouped = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
     groups = _group(splits, target) if is_grouped else [[part] for part in splits]
-    origin = origin_of(store)
+    template_partition = Partition((), store.engine.NAME, (), origin_of(store), options.fail_on_data_loss)
     return [
-        Partition(
-            tuple(part if isinstance(part, FileGap) else with_fingerprints(store, part) for part in group),
-            store.engine.NAME,
-            origin,
-            options.fail_on_data_loss,
+        changed(
+            template_partition,
+            ranges=tuple(group),
+            fingerprints=tuple(() if isinstance(part, FileGap) else fingerprints_of(store, part) for part in group),
         )
         for group in groups
     ]
@@ -352,13 +356,15 @@ def _with_window(filters: Filters, window: _Window) -> Filters:
 def _ranges(store: StoreView, template: ScanRequest, window: _Window) -> Iterator[ScanRequest | FileGap]:
     """The parts of segments, and the gaps between them, that can have wanted rows."""
     before = None
+    before_end = 0
     for segment in store.segments:
-        if before is not None and before.end < segment.base:
+        base, segment_end = segment.base, segment.end
+        if before is not None and before_end < base:
             yield from _gap(store, template, window, before, segment)
-        before = segment
-        start = max(segment.base, window.entry_start)
+        before, before_end = segment, segment_end
+        start = max(base, window.entry_start)
         end = min(store.segment_end(segment), window.entry_end)
-        is_inside = window.start < segment.end and segment.base < window.end
+        is_inside = window.start < segment_end and base < window.end
         if start < end and is_inside and not _is_excluded(store, segment, template.filters):
             yield changed(template, segment=segment, start=start, end=end)
 

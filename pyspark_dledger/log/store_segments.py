@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark_dledger.common.collector import collector_paused
 from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
@@ -13,7 +14,7 @@ from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, PrecedingEntry, Segment
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, read_at, unnamed_segment
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, read_at, read_ranges, unnamed_segment
 from pyspark_dledger.log.io.files import map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths
@@ -24,9 +25,19 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 256
 """Bytes of a file's beginning that a list of segments keeps: an entry, and the store time of its message."""
+TAIL_BYTES = 64
+"""Bytes of a segment's end that it keeps."""
 
 _BLANK_BYTES = 64 * 1024
 _MAX_UNITS_TRIED = 1_000
+
+
+class FileEnds(NamedTuple):
+    """The first bytes of a file, the DLedger entry there, and the last bytes of its segment, if these are final."""
+
+    head: bytes
+    entry: EntryHeader | None
+    tail: bytes
 
 
 @dataclass(frozen=True)
@@ -34,32 +45,32 @@ class StoreSegments:
     """The segments of a store, in order, and the folder listings they come from.
 
     ``divided`` is where the first DLedger file begins, None without one. ``unread`` are the segments that cannot be
-    read and were left out. ``heads`` are the first bytes of files, and the entry there, by their paths, as far as read.
+    read and were left out. ``known_ends`` are those of files by their paths, as far as read.
     """
 
     segments: list[Segment]
     divided: int | None
     listings: tuple[Listing, Listing]
     unread: tuple[UnreadSegment, ...] = ()
-    heads: dict[str, tuple[bytes, EntryHeader | None]] = field(default_factory=dict, repr=False)
+    known_ends: dict[str, FileEnds] = field(default_factory=dict, repr=False)
 
-    def head(self, segment: Segment) -> bytes:
-        """The first `HEAD_BYTES` bytes of a segment's file; fewer of a shorter one."""
-        return self._known_head(segment)[0]
+    def file_ends(self, segment: Segment, is_final: bool) -> FileEnds:
+        """The `HEAD_BYTES` and `TAIL_BYTES` of a segment's file; fewer of a shorter one.
 
-    def first_entry(self, segment: Segment) -> EntryHeader | None:
-        """The header of the entry at the beginning of a segment, or None."""
-        return self._known_head(segment)[1]
-
-    def _known_head(self, segment: Segment) -> tuple[bytes, EntryHeader | None]:
-        known = self.heads.get(segment.path)
+        The tail is read if it ``is_final``, which means that the log continues in the next file.
+        """
+        known = self.known_ends.get(segment.path)
         if known is None:
-            data = read_at(segment.path, 0, HEAD_BYTES)
-            known = data, entry_in(data, segment, segment.base) if segment.source == DLEDGER else None
-            self.heads[segment.path] = known
+            if is_final and type(segment.path) is str and segment.size >= TAIL_BYTES:
+                head, tail = read_ranges(segment.path, ((0, HEAD_BYTES), (segment.size - TAIL_BYTES, TAIL_BYTES)))
+            else:
+                head, tail = read_at(segment.path, 0, HEAD_BYTES), b""
+            entry = entry_in(head, segment, segment.base) if segment.source == DLEDGER else None
+            known = self.known_ends[segment.path] = FileEnds(head, entry, tail)
         return known
 
 
+@collector_paused()
 def list_store(
     paths: StorePaths,
     check_pos: bool,
@@ -74,12 +85,16 @@ def list_store(
     read, are in ``unread`` only; None leaves nothing out. Raises OSError, and StoreError for a file that is no segment.
     """
     earlier = before.listings if before is not None else (None, None)
-    listings = (
-        listing(paths.data_dirs, DLEDGER, check_pos, earlier[0]),
-        listing(paths.commitlog_dirs, COMMITLOG, True, earlier[1]),
-    )
     witness = witness_of(paths)
-    ledger, old = ([changed(segment, witness=witness) for segment in found.segments] for found in listings)
+    listings = (
+        listing(paths.data_dirs, DLEDGER, check_pos, earlier[0], witness),
+        listing(paths.commitlog_dirs, COMMITLOG, True, earlier[1], witness),
+    )
+    # A listing that was made earlier has a witness that keeps its answers.
+    ledger, old = (
+        [each if each.witness is witness else changed(each, witness=witness) for each in found.segments]
+        for found in listings
+    )
     unread: tuple[UnreadSegment, ...] = ()
     if known_unread is not None and not is_remote(paths.path):
         from pyspark_dledger.log.io.unread_files import unread_segments  # imports numpy, which is slow to load
@@ -91,20 +106,23 @@ def list_store(
     # The beginning of the last file can have been written since.
     seen = before.segments[:-1] if before is not None else []
     known = {changed(segment, before=None, after=None): segment for segment in seen}
-    read = before.heads if before is not None else {}
-    heads = {each.path: read[each.path] for each in seen if read.get(each.path, (b"",))[0].strip(b"\0")}
-    found = StoreSegments([], divided, listings, heads=heads)
+    read = before.known_ends if before is not None else {}
+    heads = {each.path: read[each.path] for each in seen if each.path in read}
+    # A leader can truncate the last files, and write other entries into them.
+    kept = {path: ends._replace(tail=b"") for path, ends in heads.items() if ends.head.strip(b"\0")}
+    found = StoreSegments([], divided, listings, known_ends=kept)
 
     def with_neighbours(three: tuple[Segment | None, Segment, Segment | None]) -> Segment:
         previous, segment, following = three
-        if segment in known and (following is None or following in known):
+        if known and segment in known and (following is None or following in known):
             return known[segment]
         if paths.only is not None and path_of(segment.path) != paths.only:
             return segment
         return _with_neighbours(previous, segment, following, found, engine, index)
 
-    triples = list(zip([None, *ledger], ledger, [*ledger[1:], None], strict=False))
-    ledger = list(map_reads(with_neighbours, triples, paths.path))
+    # Backwards: when a file is read, the next one shows whether the log has left it.
+    triples = list(zip([None, *ledger], ledger, [*ledger[1:], None], strict=False))[::-1]
+    ledger = list(map_reads(with_neighbours, triples, paths.path))[::-1]
     if paths.only is not None:
         listed = [segment for segment in ledger + old if path_of(segment.path) == paths.only]
         source = DLEDGER if paths.data_dirs else COMMITLOG
@@ -132,12 +150,14 @@ def _with_neighbours(
     index: DLedgerIndex,
 ) -> Segment:
     """The segment with the next one's first entry; if it begins with damage, with the last entry of the one before."""
+    first = None
     if following is not None and following.base == segment.end:
-        first = listed.first_entry(following)
-        segment = changed(segment, after=FollowingEntry(first.index, first.term) if first is not None else None)
-    if previous is None or listed.first_entry(segment) is not None:
+        first = listed.file_ends(following, False).entry
+    head, entry, _ = listed.file_ends(segment, first is not None)
+    if first is not None:
+        segment = changed(segment, after=FollowingEntry(first.index, first.term))
+    if previous is None or entry is not None:
         return segment
-    head = listed.head(segment)
     if (len(head) >= MIN_BLANK_SIZE and decode_blank(head) is not None) or is_unwritten(segment):
         return segment
     return replace(segment, before=last_entry(previous, segment.base, engine, index))

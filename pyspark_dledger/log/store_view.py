@@ -12,7 +12,6 @@ from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.codec import EntryHeader
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
@@ -23,7 +22,7 @@ from pyspark_dledger.log.io.store_paths import find_store, not_files, with_data_
 from pyspark_dledger.log.io.unfinished import check_finished
 from pyspark_dledger.log.log_ends import NO_ENTRY, KnownEnds, LogEnds
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.store_segments import StoreSegments, list_store
+from pyspark_dledger.log.store_segments import FileEnds, StoreSegments, list_store
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.io.unread_files import UnreadFiles
@@ -203,18 +202,14 @@ class StoreView:
         """The position up to which a segment is walked: its end, or the end of the log."""
         return self._log_ends.segment_end(segment)
 
-    def head(self, segment: Segment) -> bytes:
-        """The first bytes of a segment's file, as they were when the store was opened; see `StoreSegments.head`."""
-        return self._segments.head(segment)
-
-    def head_entry(self, segment: Segment) -> EntryHeader | None:
-        """The header of the DLedger entry at the beginning of a segment, or None."""
-        return self._segments.first_entry(segment)
+    def file_ends(self, segment: Segment, is_final: bool = False) -> FileEnds:
+        """The first and last bytes of a segment's file, as when the store was opened; see `StoreSegments.file_ends`."""
+        return self._segments.file_ends(segment, is_final)
 
     def first_entry(self, segment: Segment) -> tuple[int, int, int] | None:
         """Pos, index and term of a DLedger segment's first entry."""
         pos = segment.base
-        header = self.head_entry(segment)
+        header = self.file_ends(segment).entry
         if header is None:
             pos = self.engine.seek(segment, segment.base, segment.end, INT64_MIN)
             header = entry_at(segment, pos)

@@ -192,7 +192,7 @@ class _TimeSearch:
         """The beginning of an entry of the log; nothing after its end."""
         if pos >= self._store.segment_end(segment):
             return b""
-        head = self._store.head(segment)
+        head = self._store.file_ends(segment).head
         at = pos - segment.base
         return head[at:] if at + _READ_BYTES <= len(head) else read_at(segment.path, at, _READ_BYTES)
 

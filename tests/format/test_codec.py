@@ -59,7 +59,7 @@ def test_decoded_entry_headers_are_those_that_were_encoded(header: codec.EntryHe
     data = before + codec.encode_entry_header(header)
     assert codec.decode_entry_header(data, len(before)) == header
     (record,) = codec.decode_records(data[len(before) :] + b"rest", layout.ENTRY_HEADER)
-    assert record.tolist() == tuple(getattr(header, name) for name in header.__slots__)
+    assert record.tolist() == tuple(header)
 
 
 @given(st.builds(codec.IndexUnit, INT32, INT64, INT32, INT64, INT64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -28,14 +29,19 @@ def read_at(path: str, offset: int, size: int) -> bytes:
         return b"".join(each if isinstance(each, bytes) else read_at(*each).ljust(each[2], b"\0") for each in reads)
     if isinstance(path, RemoteUri):
         return _read_remote_at(path, offset, size)
+    return read_ranges(path, ((offset, size),))[0]
+
+
+def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """As `read_at`, for each offset and size in a local file, which is opened once."""
     try:
         descriptor = open_local(path)
     except OSError:
-        return b""
+        return [b""] * len(ranges)
     try:
-        return os.pread(descriptor, size, offset)
+        return [os.pread(descriptor, size, offset) for offset, size in ranges]
     except OSError:
-        return b""
+        return [b""] * len(ranges)
     finally:
         os.close(descriptor)
 

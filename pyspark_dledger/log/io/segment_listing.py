@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.format.spec import Segment, Witness
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.store_paths import list_segments
 
@@ -44,13 +44,15 @@ class Listing:
     """The segments of some folders, and the stamps that show a change."""
 
     segments: tuple[Segment, ...]
-    request: tuple[tuple[Path, ...], str, bool]
+    request: tuple[tuple[Path, ...], str, bool, Witness | None]
     stamps: Stamps | None
 
 
-def listing(dirs: Iterable[Path], source: str, check_pos: bool, before: Listing | None) -> Listing:
+def listing(
+    dirs: Iterable[Path], source: str, check_pos: bool, before: Listing | None, witness: Witness | None = None
+) -> Listing:
     """List segments as `store_paths.list_segments`, with its errors; `before` itself if nothing has changed."""
-    request = (tuple(dirs), source, check_pos)
+    request = (tuple(dirs), source, check_pos, witness)
     stamps = folder_stamps(request[0])
     if before is not None and before.request == request and before.stamps is not None and before.stamps == stamps:
         return before

@@ -7,11 +7,13 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
+from operator import itemgetter
 from pathlib import Path
 
+from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.java_text import escaped_path, is_utf8
 from pyspark_dledger.common.uris import is_remote
@@ -19,7 +21,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_MAGICS, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment, Witness
 from pyspark_dledger.log.io.files import (
     FolderEntry,
     is_readable,
@@ -246,55 +248,52 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:8]) + more
 
 
-def list_segments(dirs: Iterable[Path], source: str, check_pos: bool) -> list[Segment]:
+def list_segments(dirs: Iterable[Path], source: str, check_pos: bool, witness: Witness | None = None) -> list[Segment]:
     """The segments in `dirs` by base. Each has its full size, also where the file is shorter; a scan finds that.
 
     Files with other names are ignored. Raises StoreError for two files with one base, for a base that is too far away
     for this log, and for a file that is too long for Java: a sparse one would be read for hours.
     """
-    files: dict[int, FolderEntry] = {}
-    sizes: dict[int, int] = {}
-    for entry in _entries(dirs):
-        size = _size_of(entry) if is_segment_name(entry.name) else None
-        if size is None:
-            continue
-        base = int(entry.name)
-        if base in files:
-            found = files[base].path
-            raise StoreError(f"{entry.path}: expected one segment at {base}, found {found} as well: remove one")
-        if size > INT32_MAX:
-            raise StoreError(f"{entry.path}: expected a segment below 2 GiB, found {size} bytes: move it away")
-        files[base], sizes[base] = entry, size
-    bases = sorted(files)
-    usual = usual_size(sizes)
+    found = [
+        (int(entry.name), entry.path, entry.name, size)
+        for folder in dirs
+        for entry in _entries(folder)
+        if is_segment_name(entry.name) and (size := _regular_size(entry.path, entry.stat)) is not None
+    ]
+    found.sort(key=itemgetter(0))
+    usual = usual_size({base: size for base, _, _, size in found})
     segments = []
-    for base, following in zip_longest(bases, bases[1:]):
-        size = max(sizes[base], usual)
+    template = Segment("", "", 0, 0, source, check_pos, witness=witness)
+    for (base, path, name, file_size), following in zip_longest(found, found[1:]):
+        if file_size > INT32_MAX:
+            raise StoreError(f"{path}: expected a segment below 2 GiB, found {file_size} bytes: move it away")
+        size = max(file_size, usual)
         if following is not None:
-            size = min(size, following - base)
-            if following - base > _MAX_HOLE:
-                where = f"{files[following].path}: expected a segment near {base + size}"
+            distance = following[0] - base
+            size = min(size, distance)
+            if distance == 0:
+                raise StoreError(f"{following[1]}: expected one segment at {base}, found {path} as well: remove one")
+            if distance > _MAX_HOLE:
+                where = f"{following[1]}: expected a segment near {base + size}"
                 raise StoreError(f"{where}, found one far after it: move it away")
         if base > HIGHEST_BASE:
-            raise StoreError(f"{files[base].path}: expected a base of at most 2^62, found {base}: move it away")
-        segments.append(Segment(files[base].path, files[base].name, base, size, source, check_pos))
+            raise StoreError(f"{path}: expected a base of at most 2^62, found {base}: move it away")
+        segments.append(changed(template, path=path, name=name, base=base, size=size))
     return segments
 
 
 def not_files(dirs: Iterable[Path]) -> list[Path]:
     """What has the name of a segment but is a folder, a broken link or a device. A remote store has none."""
-    local = (folder for folder in dirs if not is_remote_path(folder))
-    names = (entry for entry in _entries(local) if is_segment_name(entry.name) and not _is_plain_file(entry))
-    return [Path(entry.path) for entry in names if _size_of(entry) is None and is_there(Path(entry.path))]
+    found = (entry for folder in dirs if not is_remote_path(folder) for entry in _entries(folder))
+    names = sorted(entry.path for entry in found if not _is_plain_file(entry) and is_segment_name(entry.name))
+    return [path for path in map(Path, names) if file_size(path) is None and is_there(path)]
 
 
-def _entries(dirs: Iterable[Path]) -> Iterator[FolderEntry]:
-    for folder in dirs:
-        try:
-            entries = scan_folder(folder)
-        except OSError as error:
-            raise _no_folder(folder, error) from None
-        yield from sorted(entries, key=lambda entry: entry.name)
+def _entries(folder: Path) -> list[FolderEntry]:
+    try:
+        return scan_folder(folder)
+    except OSError as error:
+        raise _no_folder(folder, error) from None
 
 
 def _is_plain_file(entry: FolderEntry) -> bool:
@@ -303,11 +302,6 @@ def _is_plain_file(entry: FolderEntry) -> bool:
         return entry.is_file()
     except OSError:
         return False
-
-
-def _size_of(entry: FolderEntry) -> int | None:
-    """As `file_size`, of an entry of a folder."""
-    return _regular_size(entry.path, entry.stat)
 
 
 def file_size(file: Path) -> int | None:
