@@ -14,18 +14,21 @@ from pyspark_dledger.common.integers import INT64_MAX
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # glibc's maximum; larger buffers are mapped and unmapped each time.
 _MAX_MMAP_THRESHOLD = 32 * 1024 * 1024
+# Of a node: requests of clients and pushes have about 1 MiB. Larger ones return their memory, which would otherwise
+# stay in pieces that fit no other.
+_NODE_MMAP_THRESHOLD = 2_500_000
 # Freed memory that the process keeps; the system would have to clear each page before it is used again.
 _KEPT_BYTES = 256 * 1024 * 1024
 
 
-def keep_freed_memory() -> None:
-    """Reuse freed buffers of some MiB instead of mapping new ones, which costs as much as writing to them.
+def keep_freed_memory(max_size: int = _MAX_MMAP_THRESHOLD) -> None:
+    """Reuse freed buffers up to `max_size` bytes instead of mapping new ones, which costs as much as writing to them.
 
     C libraries without ``mallopt`` are left as they are.
     """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+        mallopt(_M_MMAP_THRESHOLD, max_size)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
@@ -33,7 +36,7 @@ def prepare_memory_for_serving() -> None:
     """Call once, after all modules are loaded: the garbage collector skips them, and freed buffers are kept."""
     gc.collect()
     gc.freeze()
-    keep_freed_memory()
+    keep_freed_memory(_NODE_MMAP_THRESHOLD)
 
 
 def free_address_space() -> int:

@@ -31,7 +31,7 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.store.dledger_store import Entry, EntryRange, OtherEntryError, ReadCheck
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
-from pyspark_dledger.store.log_files import PendingUnits
+from pyspark_dledger.store.files.pending_units import PendingUnits
 from pyspark_dledger.store.scrub import entry_problem, unit_in
 
 _HEADER = record_struct(ENTRY_HEADER)
@@ -306,8 +306,8 @@ class EntryReader:
 
     def _units(self, first: int, last: int) -> bytes:
         """The index units of entries ``[first, last]``."""
-        pending_first, pending = self._pending.up_to(last)
-        own = max(pending_first, first) if pending else last + 1
+        own, pending = self._pending.between(first, last)
+        own = own if pending else last + 1
         pos, end = first * INDEX_UNIT_SIZE, own * INDEX_UNIT_SIZE
         parts: list[Buffer] = []
         while pos < end:
@@ -315,7 +315,7 @@ class EntryReader:
             stop = min(end, file.end)
             parts.append(self._index.read(file, pos, stop))
             pos = stop
-        return b"".join([*parts, pending[(own - pending_first) * INDEX_UNIT_SIZE :]])
+        return b"".join([*parts, pending])
 
     def _last_within(self, first: int, last: int, limit: int, end: int) -> tuple[int, int]:
         """Index and end of the last entry that ends at or before `limit`; `first` ends at `end`."""

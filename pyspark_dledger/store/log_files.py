@@ -29,7 +29,7 @@ from pyspark_dledger.format.codec import encode_blank, record_struct
 from pyspark_dledger.format.control import mark_control
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import AppendHook, EntryRun
 from pyspark_dledger.store.files.boot import boot_id, load_boot, write_boot
@@ -43,12 +43,12 @@ from pyspark_dledger.store.files.node_files import (
     write_checkpoint,
     write_reset,
 )
+from pyspark_dledger.store.files.pending_units import PendingUnits
 from pyspark_dledger.store.recovery.load_files import check_order, finish_reset, load_data_files, load_index_files
 from pyspark_dledger.store.recovery.recover import Recovered, Recovery
 from pyspark_dledger.store.store_config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
-_UNIT = record_struct(INDEX_UNIT)
 _HEADER = record_struct(ENTRY_HEADER)
 _MAX_DELETED = 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -57,58 +57,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # the number of bodies to keep the total time linear.
 _CHUNK_BYTES = 1 << 20
 _CHUNK_BYTES_PER_BODY = 8
-
-
-class PendingUnits:
-    """The units of the last entries of a log.
-
-    One thread appends, truncates and finds. Another thread moves durable units to the index. It writes them there
-    before it forgets them here, so a unit that is not found here is in the index.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._first = 0
-        self._units = bytearray()
-
-    def append(self, first: int, units: bytes | bytearray) -> None:
-        """Add the units of the next entries, from index `first` on."""
-        with self._lock:
-            if not self._units:
-                self._first = first
-            self._units += units
-
-    def find(self, index: int) -> tuple[int, ...] | None:
-        """The fields of a unit; None if it is not pending."""
-        with self._lock:
-            offset = (index - self._first) * INDEX_UNIT_SIZE
-            return _UNIT.unpack_from(self._units, offset) if 0 <= offset < len(self._units) else None
-
-    def last_before(self, last: int) -> int:
-        """The last index up to `last` whose unit is not pending."""
-        with self._lock:
-            return min(last, self._first - 1) if self._units else last
-
-    def up_to(self, last: int) -> tuple[int, bytes]:
-        """The first pending index, and the units up to index `last`."""
-        with self._lock:
-            return self._first, bytes(self._units[: self._size_to(last + 1)])
-
-    def forget_up_to(self, last: int) -> None:
-        """Drop the units up to index `last`, which are in the index files."""
-        with self._lock:
-            size = self._size_to(last + 1)
-            del self._units[:size]
-            self._first += size // INDEX_UNIT_SIZE
-
-    def truncate(self, index: int) -> None:
-        """Drop the unit of `index` and all later ones."""
-        with self._lock:
-            del self._units[self._size_to(index) :]
-
-    def _size_to(self, index: int) -> int:
-        """The size in bytes of the units before `index`."""
-        return min(max(index - self._first, 0) * INDEX_UNIT_SIZE, len(self._units))
+# Pending units that are written at a time.
+_UNITS_AT_ONCE = 1 << 15
 
 
 class LogFiles:
@@ -329,10 +279,34 @@ class LogFiles:
         return True
 
     def _write_pending(self, end: int) -> None:
-        first, units = self.pending.up_to(end)
-        if units:
-            self.index.write(first * INDEX_UNIT_SIZE, units)
-            self.pending.forget_up_to(end)
+        """Write the units up to index `end`, whose data is durable."""
+        while units := self.pending.first_ones(end, _UNITS_AT_ONCE):
+            first, data = units
+            self.index.write(first * INDEX_UNIT_SIZE, data)
+            self.pending.forget_up_to(first + len(data) // INDEX_UNIT_SIZE - 1)
+
+    @property
+    def append_may_wait(self) -> bool:
+        """Whether the next append first waits until other files or entries are durable."""
+        return self.pending.is_full or self.data.creation_may_wait
+
+    def limit_pending(self, end: int) -> None:
+        """If many units are pending, make all entries durable up to index `end`, the log's last, then write the units.
+
+        This limits their memory, also with a slow disk. Raises StoreError.
+        """
+        if not self.pending.is_full:
+            return
+        with self.lock:
+            try:
+                self.data.sync()
+            except OSError as error:
+                self.failure = f"flushing failed ({error})"
+                raise self.disk_error(error) from error
+            try:
+                self._write_pending(end)
+            except OSError as error:
+                raise self.disk_error(error) from error
 
     def _set_room(self, has_room: bool) -> None:
         if self._has_room and not has_room:

@@ -58,8 +58,7 @@ class MmapFileStore(DLedgerStore):
         self._engine = get_engine(config.engine)
         self.read_check = self._engine.find_wrong_body
         self._lock = StoreLock(config.node_dir / "lock")
-        self._is_started = False
-        self._is_disk_full = False
+        self._is_started = self._is_disk_full = False
         self._flushes = Histogram(DISK_LATENCIES)
         self._callback: Callable[[int], None] = lambda _index: None
         self._flush_service: FlushDataService | None = None
@@ -163,6 +162,7 @@ class MmapFileStore(DLedgerStore):
 
     def _check_writable(self) -> None:
         self.finish_undo()
+        self._files.limit_pending(self.ledger_end_index)
         if self._files.failure is not None or self._is_disk_full or not self._is_started:
             self._check_started()
             self._files.check_failure()
@@ -319,7 +319,7 @@ class MmapFileStore(DLedgerStore):
 
     @property
     def append_may_wait(self) -> bool:
-        return self.needs_undo or self._files.data.creation_may_wait
+        return self.needs_undo or self._files.append_may_wait
 
     def finish_undo(self) -> None:
         files = self._files

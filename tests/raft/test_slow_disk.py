@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.store import entry_reader
 from pyspark_dledger.store.files import mapped_files
+from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.support.groups import FASTER, THREE, Caller, Nodes, eventually, nodes, packed
 from tests.support.message_nodes import message_nodes, puts, rows
 from tests.support.scrapes import reason, scrape
@@ -337,3 +339,21 @@ def test_a_leader_whose_disk_hangs_is_replaced_and_follows(tmp_path: Path) -> No
             committed = group.status(new)["committedIndex"]
             eventually(lambda: group.status(old)["committedIndex"] == committed)
             assert [group.status(each)["role"] for each in (old, new)] == [Role.FOLLOWER.value, Role.LEADER.value]
+
+
+def test_changes_without_a_pause_delay_no_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends that wait for the disk follow each other: the first is acknowledged while the others run."""
+    append = MmapFileStore.append_as_leader
+    monkeypatch.setattr(MmapFileStore, "append_may_wait", True)
+    with nodes(tmp_path, 1) as group, ExitStack() as stack:
+        group.leader()
+        callers = [stack.enter_context(closing(group.caller("n0").hello())) for _ in range(12)]
+        monkeypatch.setattr(
+            MmapFileStore,
+            "append_as_leader",
+            lambda *given: time.sleep(0.03) or append(*given),  # type: ignore[func-returns-value]
+        )
+        opaques = [caller.send(AppendRequest(bodies=packed(b"x"))) for caller in callers]
+        assert callers[0].receive(opaques[0]).code == 200
+        assert group.nodes["n0"].store.ledger_end_index < len(callers) // 2
+        assert all(callers[at].receive(opaques[at]).code == 200 for at in range(1, len(callers)))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.file_bytes import ReadBytes
 from pyspark_dledger.format.state_files import CurrentTerm
-from pyspark_dledger.store.files import mapped_files
+from pyspark_dledger.store.files import mapped_files, pending_units
 from pyspark_dledger.store.files.node_files import load_current_term, write_current_term
 from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -812,3 +813,24 @@ def test_more_files_are_read_than_stay_mapped(tmp_path: Path) -> None:
     assert sum(file.bytes is not None for file in store._files.data.files) <= 64
     assert [entry.body for entry in entries(store)] == bodies(0, 500)
     store.shutdown()
+
+
+def test_index_units_that_wait_for_a_flush_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next append first makes their entries durable: no client fills the memory of a node with a slow disk."""
+    monkeypatch.setattr(pending_units, "_FULL_BYTES", 3200)
+    store = opened(tmp_path, flush="sync", data_file_size=1 << 20)
+    found = []
+    for number in range(10):
+        found.append((store.append_may_wait, len(store._files.pending._units) // 32))
+        store.append_as_leader(bodies(60 * number, 60))
+    assert found[:4] == [(False, 0), (False, 60), (True, 120), (False, 60)]
+    assert max(count for _, count in found) == 120
+    assert (store.flushed_index, [entry.body for entry in entries(store)]) == (-1, bodies(0, 600))
+    assert store.append_may_wait
+    with monkeypatch.context() as patch:
+        patch.setattr(store._files.index, "write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        with pytest.raises(DiskFullError):
+            store.append_as_leader(bodies(0, 60))
+    assert (store.ledger_end_index, store.failure) == (599, None)
+    store.append_as_leader(bodies(0, 1))
+    assert len(entries(reopened(store))) == 601

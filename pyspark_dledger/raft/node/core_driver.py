@@ -62,6 +62,7 @@ class CoreDriver:
         self._is_stopped = False
         self._has_led = False
         self._ticks = 0
+        self._is_tick_waiting = False
         self.turns = Turns()
         # How late the event loop was.
         self.delays = Histogram()
@@ -178,8 +179,15 @@ class CoreDriver:
         if self._ticks % _CHECK_TICKS == 0:
             self._check(now)
         if not self.threads.is_busy:
-            # Not the time from before the checks: the core takes an earlier time for a clock that went back.
-            self._run(lambda: self._core.tick(self._now()), lambda: self._core.disk_waits.in_tick(self._now()))
+            self._tick_core()
+        elif not self._is_tick_waiting:
+            self._is_tick_waiting = True
+            self._inputs.append(self._tick_core)
+
+    def _tick_core(self) -> None:
+        self._is_tick_waiting = False
+        # Not the time from before the checks: the core takes an earlier time for a clock that went back.
+        self._run(lambda: self._core.tick(self._now()), lambda: self._core.disk_waits.in_tick(self._now()))
 
     def _check(self, now: int) -> None:
         for link in list(self._links.values()):
@@ -215,11 +223,12 @@ class CoreDriver:
         if error is not None:
             self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
             return
-        self._drain_later()
+        # Responses and heartbeats go before the requests that wait: changes can follow each other without a pause.
+        self._drain()
         while self._inputs and not self.threads.is_busy:
             self._inputs.popleft()()
         if not self.threads.is_busy:
-            self.threads.wake()
+            self._loop.call_soon(self.threads.wake)
 
     def _fail(self, error: Exception) -> None:
         if not self._is_stopped:

@@ -26,7 +26,8 @@ class DiskThreads:
         self.is_busy = False
         self._busy_since = 0.0
         self._is_stopped = False
-        self._waiting: dict[Callable[[], None], None] = {}
+        # Called when no change runs, with the received bytes of the connection.
+        self._waiting: dict[Callable[[], None], int] = {}
 
     def change(self, work: Callable[[], object], done: Callable[[BaseException | None], None]) -> None:
         """Call `work` in a thread, and `done` with its exception in the event loop."""
@@ -66,14 +67,17 @@ class DiskThreads:
 
         self._loop.run_in_executor(self._readers, self._store.read, first, max_bytes).add_done_callback(finished)
 
-    def when_idle(self, work: Callable[[], None]) -> None:
-        """Call `work` when the log does not change any more; once, also if it was given several times."""
-        self._waiting[work] = None
+    def when_idle(self, work: Callable[[], None], size: int = 0) -> None:
+        """Call `work` when the log does not change any more, those of smaller `size` first.
+
+        It is called once, also if it was given several times.
+        """
+        self._waiting[work] = size
 
     def wake(self) -> None:
         """Call what waits."""
         waiting, self._waiting = self._waiting, {}
-        for work in waiting:
+        for work in sorted(waiting, key=waiting.__getitem__):
             work()
 
     async def stop(self) -> None:

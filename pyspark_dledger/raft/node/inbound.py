@@ -243,7 +243,7 @@ class Inbound(Channel):
     def _is_deferred(self) -> bool:
         """Whether requests wait: for a disk, or for heartbeats that are late. If so, this is tried again later."""
         if self._threads.is_busy:
-            self._threads.when_idle(self.retry)
+            self._threads.when_idle(self.retry, self.wire.reader.unhandled)
         elif self._is_late:
             self._handler.turns.wait(self.retry, self.wire.reader.unhandled)
         return self._threads.is_busy or self._is_late

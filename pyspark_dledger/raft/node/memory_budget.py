@@ -16,6 +16,8 @@ _SHORT_SECONDS = 1.0
 class MemoryBudget:
     """Counts bytes above `FREE_BYTES` of each connection.
 
+    The log's memory is in addition: one append is encoded at a time, and its pending index units have their own limit.
+
     A connection may use as much as it leaves free. So a few large users get much, many get little, and a new one gets
     something.
     """

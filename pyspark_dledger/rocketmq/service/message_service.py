@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from pyspark_dledger.common.clock import now_ms
@@ -304,17 +305,17 @@ class MessageService:
 
     def check_entries(self, bodies: Bodies) -> object | Rejected:
         try:
-            messages = messages_of(self._engine, bodies)
+            messages = messages_of(self._engine.unpack_bodies(bodies))
         except ValueError as error:
             return self._rejected(error)
-        if not messages:
+        if (first := next(messages, None)) is None:
             return {}
         self._running()
         tables = self._leader_tables()
         if tables is None:
             return _NOT_READY
         try:
-            return RawEntryCheck(tables, self._dispatched, self._puts.limits).ends(messages)
+            return RawEntryCheck(tables, self._dispatched, self._puts.limits).ends(chain((first,), messages))
         except ValueError as error:
             return self._rejected(error)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pyspark_dledger.common.java_text import decode_utf8
-from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
@@ -20,16 +19,14 @@ _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}|%(?:RETRY|DLQ)%[%|a-zA-Z0-9_-]{1,24
 _NOT_IN_QUEUE = TRANSACTION_FLAGS["prepared"]
 
 
-def messages_of(engine: Engine, bodies: Bodies) -> list[tuple[str, Message]]:
+def messages_of(bodies: Iterable[bytes]) -> Iterator[tuple[str, Message]]:
     """The bodies that are messages, with their topics."""
-    found = []
-    for body in engine.unpack_bodies(bodies):
+    for body in bodies:
         if has_message_magic(body, 0, len(body)):
             message = parse_message(body, 0, len(body), 0)
             if not isinstance(message, str):
                 topic = body[message.topic_start : message.topic_start + message.topic_length]
-                found.append((decode_utf8(topic), message))
-    return found
+                yield decode_utf8(topic), message
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class RawEntryCheck:
     dispatched: DispatchedTables
     limits: TopicLimits
 
-    def ends(self, messages: list[tuple[str, Message]]) -> dict[QueueName, int]:
+    def ends(self, messages: Iterable[tuple[str, Message]]) -> dict[QueueName, int]:
         """The next queueOffset of each queue after these messages. Raises ValueError for a wrong one."""
         ends: dict[QueueName, int] = {}
         for topic, message in messages:
