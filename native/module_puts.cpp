@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "identities.hpp"
 #include "put_rows.hpp"
 #include "python_values.hpp"
 #include "text.hpp"
@@ -103,6 +104,27 @@ py::bytearray java_hashes(const py::object& strings) {
   return made;
 }
 
+void add_identities(IdentityTable& table, const py::object& ids, const py::object& index) {
+  const HeldBytes held(ids, "identities"), numbers(index, "index");
+  const Identities added(held.range());
+  if (numbers.range().size != static_cast<int64_t>(8 * added.size())) {
+    throw py::value_error("expected one index for each identity, found another number");
+  }
+  table.add(added, numbers.range().data);
+}
+
+py::dict find_identities(const IdentityTable& table, const py::object& ids) {
+  const HeldBytes held(ids, "identities");
+  py::dict found;
+  for (const auto& [ordinal, index] : table.find(Identities(held.range()))) found[py::int_(ordinal)] = index;
+  return found;
+}
+
+py::tuple identities_of(const IdentityTable& table, uint64_t producer, int64_t covered) {
+  const IdentityTable::Found found = table.of_producer(producer, covered);
+  return py::make_tuple(bytes_of(found.ids), array_of(found.index));
+}
+
 }  // namespace
 
 void add_puts(py::module_& module) {
@@ -111,6 +133,22 @@ void add_puts(py::module_& module) {
   module.def("read_puts", &read_bodies);
   module.def("stamp_puts", &stamp_bodies);
   module.def("patch_physical_offsets", &patch_entries);
+  py::class_<IdentityTable>(module, "IdentityTable")
+      .def(py::init<>())
+      .def("__len__", &IdentityTable::size)
+      .def("add", &add_identities)
+      .def("find", &find_identities)
+      .def("forget", &IdentityTable::forget)
+      .def("of_producer", &identities_of);
+  py::class_<IdentityFilter>(module, "IdentityFilter")
+      .def(py::init<int64_t>())
+      .def_property_readonly("capacity", &IdentityFilter::capacity)
+      .def("add", [](IdentityFilter& filter, const py::object& ids) {
+        filter.add(Identities(HeldBytes(ids, "identities").range()));
+      })
+      .def("candidates", [](const IdentityFilter& filter, const py::object& ids) {
+        return array_of(filter.candidates(Identities(HeldBytes(ids, "identities").range())));
+      });
   module.def("java_hashes", &java_hashes);
 }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.encode.identities import IdentityFilter, IdentityTable
     from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
     from pyspark_dledger.format.json_text import BytesForm
 
@@ -171,6 +172,11 @@ class Engine(Protocol):
 
         Damaged messages, and those without a valid identity, are left out.
         """
+
+    def new_identity_table(self) -> IdentityTable: ...
+
+    def new_identity_filter(self, min_ids: int) -> IdentityFilter:
+        """A filter with a capacity of at least `min_ids`."""
 
     def java_hashes(self, strings: pa.StringArray) -> npt.NDArray[np.int32]:
         """Java's ``String.hashCode`` of each string, 0 for null. Invalid UTF-8 counts as Java decodes it."""

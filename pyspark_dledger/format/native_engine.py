@@ -162,6 +162,10 @@ def put_ids(segment: Segment, start: int, end: int) -> PutIds:
     return PutIds(_array(index, "i8"), ids, _array(store_timestamps, "i8"))
 
 
+new_identity_table = _native.IdentityTable
+new_identity_filter = _native.IdentityFilter
+
+
 def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:
     return _array(_native.java_hashes(strings), "i4")
 

@@ -17,7 +17,7 @@ from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import DLedgerError, StoreError
 from pyspark_dledger.format import codec, json_text
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
-from pyspark_dledger.format.encode import entry_encoding, message_copies, put_messages, put_rows
+from pyspark_dledger.format.encode import entry_encoding, identities, message_copies, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.encode.message_copies import CopiedMessages
 from pyspark_dledger.format.encode.puts import PutIds
@@ -54,6 +54,8 @@ encode_messages = put_rows.encode_messages
 read_puts = put_messages.read_puts
 stamp_puts = put_messages.stamp_puts
 patch_physical_offsets = put_messages.patch_physical_offsets
+new_identity_table = identities.PythonTable
+new_identity_filter = identities.PythonFilter
 json_lines = json_text.json_lines
 
 _Result = TypeVar("_Result")

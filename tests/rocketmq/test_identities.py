@@ -14,9 +14,9 @@ import pytest
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import concatenated, identity_arrays
-from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, run_paths, write_run
 
 DAY = 24 * 3600 * 1000
@@ -315,36 +315,61 @@ def test_many_identities_are_found_as_the_filter_grows(tmp_path: Path, clock: Cl
     assert not identities.find(unknown)
 
 
-def test_recent_identities_drop_what_runs_cover() -> None:
-    recent = RecentIdentities(generation_ids=10)
+def test_recent_identities_drop_what_runs_cover(reader: Engine) -> None:
+    recent = reader.new_identity_table()
     for start in range(0, 40, 10):
         recent.add(ids_of(range(start, start + 10)), np.arange(start, start + 10))
     assert recent.find(ids_of(range(38, 42))) == {0: 38, 1: 39}
     recent.forget(25)
-    assert len(recent) == 20
-    assert recent.find(ids_of(range(40))) == {n: n for n in range(20, 40)}
-    assert recent.find(ids_of(range(40)), np.array([3, 30, 31])) == {30: 30, 31: 31}
+    assert len(recent) == 14
+    assert recent.find(ids_of(range(40))) == {n: n for n in range(26, 40)}
     recent.forget(39)
     assert not len(recent)
     assert not recent.find(ids_of(range(40)))
 
 
-def test_recent_identities_can_begin_with_a_part_of_the_log() -> None:
-    parts = [identity_arrays(ids_of(range(3)), np.arange(3)), identity_arrays(ids_of(range(7, 9)), np.arange(7, 9))]
-    assert RecentIdentities(parts).find(ids_of(range(10))) == {0: 0, 1: 1, 2: 2, 7: 7, 8: 8}
-
-
-def test_recent_identities_are_found_while_generations_are_dropped() -> None:
-    """Several times more identities than the first filter has capacity for."""
-    recent = RecentIdentities(generation_ids=500)
+def test_recent_identities_are_found_while_others_are_dropped(reader: Engine) -> None:
+    recent = reader.new_identity_table()
     for start in range(0, 20_000, 100):
         recent.add(ids_of(range(start, start + 100)), np.arange(start, start + 100))
         recent.forget(start - 1500)
         assert recent.find(ids_of(range(start + 99, start + 101))) == {0: start + 99}
-    live = len(recent)
-    assert 1500 <= live <= 2100
+    assert len(recent) == 1599
     wanted = ids_of(range(19_000, 21_000))
     assert recent.find(wanted) == {n: 19_000 + n for n in range(1000)}
     near = bytearray(identity(19_999))
     near[-1] ^= 1
     assert not recent.find(bytes(near))
+
+
+def test_the_last_index_of_equal_recent_identities_is_found(reader: Engine) -> None:
+    recent = reader.new_identity_table()
+    recent.add(ids_of(range(3)) + identity(1) + identity(9, "q"), np.array([0, 1, 2, 5, 7]))
+    assert recent.find(ids_of(range(4))) == {0: 0, 1: 5, 2: 2}
+    producer = int.from_bytes(identity(1)[:PRODUCER_SIZE], "little")
+    ids, index = recent.of_producer(producer, 0)
+    assert bytes(ids) == identity(1) + identity(2) + identity(1)
+    assert np.frombuffer(index, np.int64).tolist() == [1, 2, 5]
+    recent.forget(1)
+    assert recent.find(ids_of(range(4))) == {1: 5, 2: 2}
+    recent.forget(5)
+    assert recent.find(ids_of(range(4)) + identity(9, "q")) == {4: 7}
+
+
+def test_a_filter_finds_all_that_were_added_and_few_others(reader: Engine) -> None:
+    rng = random.Random(7)
+    bits = reader.new_identity_filter(70_000)
+    assert bits.capacity >= 70_000
+    ids = rng.randbytes(ID_SIZE * bits.capacity)
+    bits.add(ids)
+    assert np.frombuffer(bits.candidates(ids), np.int64).tolist() == list(range(bits.capacity))
+    assert len(np.frombuffer(bits.candidates(rng.randbytes(ID_SIZE * 10_000)), np.int64)) < 500
+
+
+def test_bytes_that_are_no_identities_are_rejected(reader: Engine) -> None:
+    recent, bits = reader.new_identity_table(), reader.new_identity_filter(1)
+    with pytest.raises(ValueError, match="one index for each"):
+        recent.add(bytes(ID_SIZE), np.arange(2))
+    for call in (recent.find, bits.add, bits.candidates):
+        with pytest.raises(ValueError, match="identities of 24 bytes"):
+            call(bytes(ID_SIZE - 1))

@@ -19,13 +19,8 @@ from pyspark_dledger.common.log_records import LOG
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.admission import DiskNeededError
-from pyspark_dledger.rocketmq.dedup.identity_arrays import (
-    BitFilter,
-    IdentityArrays,
-    Words,
-    concatenated,
-    identity_arrays,
-)
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, Words, concatenated, identity_arrays
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, run_paths, write_run
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
@@ -66,8 +61,10 @@ class CommittedIdentities:
         run_ids: int = RUN_IDS,
         run_ms: int = _RUN_MS,
         clock: Callable[[], int] = now_ms,
+        engine: Engine | None = None,
     ) -> None:
         self.folder = folder
+        self._engine = engine or get_engine()
         self._expiry_ms = expiry_ms
         self._run_ids, self._run_ms = run_ids, run_ms
         self._clock = clock
@@ -75,7 +72,7 @@ class CommittedIdentities:
         # Of those that change the runs; taken before `_lock`.
         self._writer = threading.RLock()
         self._runs: tuple[SortedRun, ...] = ()
-        self._filter = BitFilter(0)
+        self._filter = self._engine.new_identity_filter(0)
         self._filtered = 0
         self._pending = _Pending([])
 
@@ -136,8 +133,10 @@ class CommittedIdentities:
         runs = self._runs
         if not runs:
             return {}
+        candidates = np.frombuffer(self._filter.candidates(ids), np.int64)
+        if not len(candidates):
+            return {}
         wanted = identity_arrays(ids, np.empty(0, np.int64))
-        candidates = self._filter.candidates(wanted)
         if which is not None:
             candidates = np.intersect1d(candidates, which, assume_unique=True)
         found: dict[int, int] = {}
@@ -217,7 +216,7 @@ class CommittedIdentities:
         self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         run = write_run(self.folder, pending.range, found, is_durable=False)
         self._filtered += len(found)
-        self._filter.add(found)
+        self._filter.add(found.ids())
         with self._lock:
             self._publish((*self._runs, run))
             self._pending = _Pending([])
@@ -258,9 +257,9 @@ class CommittedIdentities:
         """Make these runs visible to `find`, once the filter has their identities."""
         count = sum(run.count for run in runs)
         if self._filtered > self._filter.capacity or self._filtered < count:
-            larger = BitFilter(2 * count)
+            larger = self._engine.new_identity_filter(2 * count)
             for run in runs:
-                larger.add(run.all())
+                larger.add(run.all().ids())
                 run.check_readable()
             self._filter, self._filtered = larger, count
         self._runs = runs

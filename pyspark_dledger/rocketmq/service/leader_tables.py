@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.encode.identities import IdentityTable
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, identity_arrays
-from pyspark_dledger.rocketmq.dedup.recent_identities import RecentIdentities
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
@@ -169,9 +169,10 @@ def covered_range(part: DispatchedPart, ids: PutIds) -> EntryRange:
 class LeaderTables:
     """Next queueOffsets and recent identities, of entries committed or not; each put updates them."""
 
-    def __init__(self, queues: TopicQueues, recent: RecentIdentities) -> None:
+    def __init__(self, queues: TopicQueues, recent: IdentityTable) -> None:
         self.queues = queues
         self.recent = recent
+        """Identities above the sorted runs."""
         self.only_runs: dict[int, int] = {}
         """The only run of a producer, for producers whose messages were counted."""
         self._queue_counts: dict[str, int] = {}
@@ -213,7 +214,10 @@ def rebuild_leader_tables(
     # Queue offsets may be wrong: a known queue gets at most as many messages as the tail has room for.
     known, room = queues.ends(), (end - pos) // MIN_MESSAGE_SIZE
     queues.raise_to({name: min(last, known.get(name, last) + room) for name, last in tail.ends.items()})
-    return LeaderTables(queues, RecentIdentities(identities + tail.identities))
+    recent = engine.new_identity_table()
+    for part in identities + tail.identities:
+        recent.add(part.ids(), part.index)
+    return LeaderTables(queues, recent)
 
 
 @dataclass

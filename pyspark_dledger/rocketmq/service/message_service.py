@@ -107,7 +107,9 @@ class MessageService:
         self._settings = settings
         self._worker = ThreadPoolExecutor(1, "messages")
         self._metadata = BrokerMetadata(root, self._worker.submit)
-        self._identities = CommittedIdentities(root / f"dledger-{self_id}" / FOLDER, settings.producer_id_expiry_ms)
+        self._identities = CommittedIdentities(
+            root / f"dledger-{self_id}" / FOLDER, settings.producer_id_expiry_ms, engine=self._engine
+        )
         self._dispatched = DispatchedTables(self._identities)
         self._puts = PutHandler(
             self._engine,

@@ -8,7 +8,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.encode.put_ids import runs_of
 from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, concatenated
+from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, concatenated, identity_arrays
 from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
 
 _MAX_IDS = MAX_STATE_IDS // CONTENT_SIZE
@@ -23,7 +23,8 @@ def producer_state(
     number = int.from_bytes(producer, "little")
     tables.recent.forget(identities.covered)
     old, covered = identities.of_producer(number)
-    found = concatenated([old, tables.recent.of_producer(number, covered)])
+    ids, index = tables.recent.of_producer(number, covered)
+    found = concatenated([old, identity_arrays(bytes(ids), np.frombuffer(index, np.int64))])
     if from_index < 0 and tables.only_runs.get(number) == run:
         return ProducerState(len(found))
     others = np.count_nonzero(runs_of(found.first, found.second) != run)

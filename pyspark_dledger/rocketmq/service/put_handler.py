@@ -14,6 +14,7 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.admission import Admitted, DiskNeededError, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.identities import split_ids
 from pyspark_dledger.format.encode.puts import ID_SIZE, Puts
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
@@ -21,7 +22,6 @@ from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, BrokerMe
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
 from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.identity_arrays import split_ids
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
@@ -109,7 +109,9 @@ class PutHandler:
             return {}, {}
         tables.recent.forget(self.identities.covered)
         old = self.identities.find(puts.ids, which, may_wait=may_wait)
-        found = {**old, **tables.recent.find(puts.ids, which)}
+        recent = tables.recent.find(puts.ids)
+        # Messages without an identity have zeros, which another one may have as its identity.
+        found = {**old, **{n: index for n, index in recent.items() if puts.has_id[n]}}
         if not may_wait and not all(map(store.is_recent, found.values())):
             raise DiskNeededError
         known = {n: (index, puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE]) for n, index in found.items()}
