@@ -80,6 +80,10 @@ power: $(INSTALLED) ## let a store lose power at any moment, block by block, the
 	@for flush in sync async; do $(PYTHON_BIN) -m tests.support.power --flush $$flush --runs $(or $(RUNS),1000) $(ARGS) || exit 1; done
 	@$(PYTHON_BIN) -m tests.simulation --on-disk --count $(or $(RUNS),1000)
 
+.PHONY: lakes
+lakes: $(INSTALLED) ## kill exports to Iceberg and Delta tables KILLS=50 times each, and compare the rows; ARGS="--seed N"
+	@$(PYTHON_BIN) -m tests.support.lakes --kills $(or $(KILLS),50) $(ARGS)
+
 .PHONY: witnesses
 witnesses: $(INSTALLED) ## damage stores of every class and check what is read of them; COUNT=10000, ARGS="--index intact"
 	@$(PYTHON_BIN) -m tests.support.witnesses --count $(or $(COUNT),10000) $(ARGS)

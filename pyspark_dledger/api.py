@@ -68,6 +68,8 @@ def export(
 ) -> ExportReport:
     """Export the log of the store at `source` to the folder `target`, as ``commitlog``, ``parquet`` or ``jsonl``.
 
+    ``iceberg`` and ``delta`` append to the table `target` what was committed since the last call (docs/lakes.md).
+
     With a session, Spark tasks write the parts; every executor needs both folders at the same path. `options` are those
     of a read and of an export (docs/export.md). The same call continues an export that was interrupted.
     Raises OptionError for wrong options, StoreError for a source or target that cannot be used, MalformedError with

@@ -23,7 +23,7 @@ from pyspark_dledger.raft.messages import RequestCode
 from pyspark_dledger.raft.node.metrics.catalogue import GROUPS, Metric
 from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
-from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS
+from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS, LAKES
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES as READ_TABLES
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
@@ -72,7 +72,16 @@ def stream_options() -> str:
 
 def export_options() -> str:
     """The options that only an export has."""
-    return _options(EXPORT_OPTIONS)
+    return _options(option for option in EXPORT_OPTIONS if not _is_of_lakes(option))
+
+
+def lake_options() -> str:
+    """The options that only an export to a table has."""
+    return _options(filter(_is_of_lakes, EXPORT_OPTIONS))
+
+
+def _is_of_lakes(option: Option) -> bool:
+    return set(option.scope) <= set(LAKES)
 
 
 def export_forms() -> str:
@@ -251,6 +260,7 @@ TABLES = {
     "write-options": write_options,
     "export-forms": export_forms,
     "export-options": export_options,
+    "lake-options": lake_options,
     "columns": columns,
     "tables": tables,
     "findings": findings,

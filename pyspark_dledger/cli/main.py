@@ -31,7 +31,7 @@ VERBS = {
     "consumers": "print how far consumer groups lag",
     "find": "print the rows with an id, a key, an index or a time",
     "follow": "print rows as they are committed, until interrupted",
-    "export": "write a log as a store for a broker without DLedger, as Parquet or as JSON lines",
+    "export": "write a log as a store for a broker without DLedger, as Parquet, as JSON lines or to a table",
     "report": "write one self-contained HTML page about a store",
     "rebuild": "rebuild ConsumeQueues or the index of keys from the log",
     "salvage": "write one intact store from damaged replicas",

@@ -18,6 +18,7 @@ _GROUP = frozenset({"group", "peers", "tlsCert", "tlsKey", "tlsCa"})
 
 _ROWS = frozenset({"mode", "isolationLevel", "tags"}) | _QUEUES | _START | _VALUES | _BATCHES | _PARTITIONS
 _LOG = _STORE | _BOUND | _ROWS | _END | {"heal", "clockTolerance"}
+_LAKE = _STORE | _ROWS - _PARTITIONS - {"isolationLevel"} | {"committedBound", "clockTolerance"}
 
 _OF_TABLES = {
     "log": _LOG,
@@ -56,6 +57,7 @@ USES = {
     "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
     "an export to parquet": _LOG,
     "an export to jsonl": _LOG,
+    **dict.fromkeys(("an export to iceberg", "an export to delta"), _LAKE),
     SCAN: _LOG,
     REBUILD: _STORE | _BOUND,
     SALVAGE: frozenset({"engine"}),

@@ -272,6 +272,14 @@ def test_hostile_topics_stay_in_the_target(hostile: Store, tmp_path: Path) -> No
         export(hostile.path, tmp_path / "failfast", "parquet", mode="FAILFAST")
 
 
+def test_without_folders_all_topics_are_there(hostile: Store, tmp_path: Path) -> None:
+    report = export(hostile.path, tmp_path / "out", "parquet", flat=True, **SMALL)
+    assert list(files_of(tmp_path / "out")) == ["part-00000.parquet"]
+    assert rows_of(pq.read_table(tmp_path / "out").to_batches()) == log_rows(hostile.path)
+    assert (report.skipped, report.notes) == (0, ())
+    assert export(hostile.path, tmp_path / "topics", "parquet", flat=True, columns="topic").rows == report.rows
+
+
 def test_many_topics_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_MAX_OPEN_FILES", 2)
     monkeypatch.setattr(parquet, "_MAX_BUFFERED_BYTES", 1)

@@ -1,4 +1,4 @@
-"""``dledger export``: writes a log as a store without DLedger, as Parquet, or as JSON lines."""
+"""``dledger export``: writes a log as a store without DLedger, as Parquet, as JSON lines, or appends it to a table."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 10
 # Arguments that are options of an export.
-_OPTIONS = ("columns", "compression", "preserveOffsets", "commitLogOnly")
+_OPTIONS = ("columns", "compression", "flat", "preserveOffsets", "commitLogOnly")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXPORT_EXITS
     parser.add_argument("path", metavar="PATH", help="a store")
-    text = "a new or empty folder, or one with an unfinished export of the same"
+    text = "a new or empty folder, or one with an unfinished export of the same; or a table"
     parser.add_argument("target", metavar="TARGET", help=text)
-    text = "commitlog (a storePathRootDir for a plain broker), parquet (by topic and day) or jsonl"
+    text = "commitlog (a storePathRootDir for a plain broker), parquet (by topic and day), jsonl, iceberg or delta"
     add_flag(parser, "--to", "form", metavar="FORM", help=text)
     add_topics(parser)
-    text = "parquet, jsonl: columns of the log table; default: all"
+    text = "columns of the log table; default: all"
     add_flag(parser, "--columns", "columns", metavar="NAME[,NAME]", help=text)
     text = "parquet (default zstd), jsonl (default none): none, gzip or zstd"
     add_flag(parser, "--compression", "compression", metavar="NAME", help=text)
+    _add_switch(parser, "--flat", "flat", "parquet, tables: not partitioned")
     text = "commitlog: keep physical offsets where possible, with filler between the messages"
     _add_switch(parser, "--preserve-offsets", "preserveOffsets", text)
     text = "commitlog: without consumequeue/ and index/, which the broker builds at its first start"
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         out.line(json_line(fields_row(report)))
     else:
         _print(args.target, report, out)
-    is_clean = report.rows and not (report.skipped or report.problems)
+    is_clean = (report.rows or _is_table(report)) and not (report.skipped or report.problems)
     return CLEAN if is_clean else FINDINGS
 
 
@@ -81,13 +82,22 @@ def _export(args: argparse.Namespace, options: dict[str, Any], out: Output) -> E
         return export_log(args.path, args.target, args.to, run=map_on(spark), **options)
 
 
+def _is_table(report: ExportReport) -> bool:
+    from pyspark_dledger.rocketmq.export.forms import LAKES
+
+    return report.form in LAKES
+
+
 def _print(target: str, report: ExportReport, out: Output) -> None:
     resumed = f", {report.resumed} of them by an earlier run" if report.resumed else ""
     rate = report.source_bytes / max(report.seconds, 0.001) / 1e6
     rows = counted(report.rows, "row")
     out.line(f"exported to {printable(target)} ({report.form}): {rows} of {report.source_bytes} bytes")
-    out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
-    out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
+    if _is_table(report):
+        out.line(f"commits: {report.parts}; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
+    else:
+        out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
+        out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
     if report.problems:
         out.line(f"rows with a problem: {report.problems}, written as they are; see column problem")
     if report.skipped:

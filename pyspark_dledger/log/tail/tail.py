@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.options import camel_case
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.log.data_loss import report_loss
+from pyspark_dledger.log.data_loss import OF_STREAMS, report_loss
 from pyspark_dledger.log.option_uses import GROUP_STREAM, STREAM, check_use
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
 
@@ -136,6 +136,8 @@ class Tail(ABC):
         # Entries that expired before they were read.
         self._expired = 0
         self._warned: set[TailOffset] = set()
+        # The advice in errors about lost data.
+        self.remedy = OF_STREAMS
 
     def only_pins_the_end(self, start: TailOffset) -> bool:
         """Whether a batch from `start` is empty and ends at the log's end: the first with startingOffsets=latest."""
@@ -147,7 +149,7 @@ class Tail(ABC):
         `expired` entries are skipped.
         """
         if self.options.fail_on_data_loss or offset not in self._warned:
-            report_loss(f"{self.name}: {problem}", resumed, self.options.fail_on_data_loss)
+            report_loss(f"{self.name}: {problem}", resumed, self.options.fail_on_data_loss, self.remedy)
             self._expired += expired
         self._warned.add(offset)
 

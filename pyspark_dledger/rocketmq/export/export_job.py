@@ -31,6 +31,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export import forms, target_folder
 from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, FinishReport, Form, PartReport, Progress
+from pyspark_dledger.rocketmq.export.lake.append import append_new
 from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
 from pyspark_dledger.rocketmq.export.lost_count import count_lost
 from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER, USE_NEW_FOLDER
@@ -59,15 +60,21 @@ def export(
     """Export the log of the store at `source` to the folder `target`, in the form `to`.
 
     `options` are those of a read and of an export, by their names. The target is a new or empty folder, or one with an
-    interrupted export of the same, which is continued. Raises OptionError for wrong options, StoreError if the source
+    interrupted export of the same, which is continued. For ``iceberg`` and ``delta`` it is a table, see `append_new`.
+    Raises OptionError for wrong options, StoreError if the source
     or the target cannot be used, MalformedError with mode=FAILFAST.
     """
     began = time.monotonic()
     name = forms.parse_form(to)
     read, export_options = forms.parse_export_options(name, options)
-    form = _form(name)
     path = absolute_path(os.fspath(source))
     read = replace(read, data_dirs=_absolute(read.data_dirs), replicas=_absolute(read.replicas))
+    if name in forms.LAKES:
+        if run is not map_here:
+            raise OptionError(f"an export to {name} runs in one process: leave out spark")
+        settings = ExportSettings(read, 0, 0, None, **export_options)
+        return append_new(path, os.fspath(target), name, settings, progress)
+    form = _form(name)
     log = open_store(path, read)
     if not os.fspath(target):
         raise OptionError("expected a folder to export to, found an empty path: name a folder")

@@ -7,7 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pyspark_dledger.common.options import BOOLEAN, NAMES, by_key, choice, nearest, option, options_of, parse_values
+from pyspark_dledger.common.options import (
+    BOOLEAN,
+    NAMES,
+    SIZE,
+    TEXT,
+    Parser,
+    by_key,
+    choice,
+    nearest,
+    option,
+    options_of,
+    parse_json,
+    parse_values,
+)
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.spec import Filters
@@ -17,15 +30,34 @@ from pyspark_dledger.log.options import OPTIONS, ReadOptions, option_filters, pa
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
 
+
+def _parse_properties(value: object) -> dict[str, str]:
+    if isinstance(value, str):
+        pairs = [text.partition("=") for text in value.split(",")]
+        is_json = value.startswith("{")
+        value = parse_json(value, dict) if is_json else {name.strip(): text for name, equals, text in pairs if equals}
+        if not is_json and len(value) != len(pairs):
+            raise ValueError
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in (*value, *value.values())):
+        raise ValueError
+    return dict(value)
+
+
 FORMS = {
     "commitlog": "a storePathRootDir that a broker without DLedger opens",
     "parquet": "Parquet files, partitioned by topic and day",
     "jsonl": "JSON lines, as `dledger dump --json` prints them",
+    "iceberg": "[appends](lakes.md) to an Iceberg table",
+    "delta": "[appends](lakes.md) to a Delta table",
 }
 """The forms, and what each writes."""
+LAKES = ("iceberg", "delta")
+"""The forms that are tables: a run appends what was committed since the last one."""
 COMPRESSIONS = ("none", "gzip", "zstd")
 
-_COLUMNAR, _COMMIT_LOG = ("parquet", "jsonl"), ("commitlog",)
+_FILES, _COMMIT_LOG = ("parquet", "jsonl"), ("commitlog",)
+_COLUMNAR, _PARTITIONED, _ICEBERG, _DELTA = (*_FILES, *LAKES), ("parquet", *LAKES), ("iceberg",), ("delta",)
+_PROPERTIES = Parser("NAME=VALUE,NAME=VALUE or a JSON object", _parse_properties)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +67,16 @@ class ExportOptions:
     columns: tuple[str, ...] | None = option(
         None,
         NAMES,
-        "parquet, jsonl: columns of the log table; default: all, entryBody with includeEntryBody only",
+        "columns of the log table; default: all, entryBody with includeEntryBody only",
         scope=_COLUMNAR,
     )
     compression: str | None = option(
         None,
         choice(COMPRESSIONS),
         "parquet, jsonl: how the files are compressed; default: parquet `zstd`, jsonl `none`",
-        scope=_COLUMNAR,
+        scope=_FILES,
     )
+    flat: bool = option(False, BOOLEAN, "not partitioned by topic and day", scope=_PARTITIONED)
     preserve_offsets: bool = option(
         False, BOOLEAN, "commitlog: keep physical offsets where possible; filler between messages", scope=_COMMIT_LOG
     )
@@ -52,6 +85,16 @@ class ExportOptions:
         BOOLEAN,
         "commitlog: without consumequeue/ and index/, which the broker builds at its first start",
         scope=_COMMIT_LOG,
+    )
+    commit_bytes: int = option(
+        256 * 1024 * 1024, SIZE, "bytes of the log in a commit; memory is about four times as large", scope=LAKES
+    )
+    catalog: str | None = option(None, TEXT, "iceberg: the catalog's name; default `default`", scope=_ICEBERG)
+    catalog_properties: dict[str, str] | None = option(
+        None, _PROPERTIES, "iceberg: its properties, in addition to pyiceberg's configuration", scope=_ICEBERG
+    )
+    storage_options: dict[str, str] | None = option(
+        None, _PROPERTIES, "delta: options of the storage, in addition to the environment", scope=_DELTA
     )
 
 
@@ -180,6 +223,7 @@ class ExportReport:
     ``beyond_committed`` counts exported entries after the committed bound ``committed_index``; both are None if the
     bound is unknown. ``bytes`` is the size of all ``files`` except consumequeue/ and index/, ``source_bytes`` that of
     their part of the log. ``resumed`` counts the parts of earlier runs; ``seconds`` is the time of this run.
+    For a table ``parts`` are the commits of this run; files are not counted, and ``lost`` is 0.
     """
 
     source: str

@@ -1,7 +1,8 @@
 """The export form ``parquet``: ``topic=NAME/day=YYYY-MM-DD/part-NNNNN.parquet``, the partitions of Spark and Hive.
 
 The day is that of storeTimestamp, in UTC. Rows without a topic (such as noop and corrupt ones) or without a day are in
-the partition for null. As with Spark, the files do not contain the topic.
+the partition for null. As with Spark, the files do not contain the topic. With ``flat`` there are no partitions:
+``part-NNNNN.parquet`` contains the topic, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, F
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
 from pyspark_dledger.rocketmq.export.parquet_manifest import PARQUET_MANIFEST, write_parquet_manifest
 from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, file_report, new_file, read_back_error
+from pyspark_dledger.rocketmq.export.topic_days import by_topic_and_day
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -36,7 +37,8 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 # Spark's ExternalCatalogUtils.charToEscape, and NUL, which no file name can contain.
 _ESCAPED = frozenset({*map(chr, range(0x20)), *"\"#%'*/:=?\\\x7f{[]^"})
-_MAX_NAME_BYTES = 255
+MAX_NAME_BYTES = 255
+"""Of a folder's name."""
 # Rows buffered for all files, and for a row group of one file.
 _MAX_BUFFERED_BYTES = 256 * 1024 * 1024
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -49,18 +51,17 @@ _REPEATED = (
 )
 _WIDE = frozenset({"body", "entryBody", "properties"})
 _NEEDED = ("pos", "index", "topic", "storeTimestamp", "problem")
-_DAY_US = 24 * 3600 * 1_000_000
-_EPOCH = date(1970, 1, 1)
 
 
 @dataclass(frozen=True)
 class ParquetPart:
-    """A partition of the log, the columns of its files, and their compression."""
+    """A partition of the log, the columns of its files, their compression, and whether there are no folders."""
 
     partition: Partition
     columns: tuple[str, ...]
     compression: str
     mode: str
+    flat: bool
 
 
 class ParquetForm:
@@ -75,7 +76,8 @@ class ParquetForm:
             raise OptionError("option columns: expected another column than topic, which is in the names of folders")
         partitions = partitions_of(log, settings, tuple(dict.fromkeys((*columns, *_NEEDED))))
         compression = settings.compression or "zstd"
-        return [ParquetPart(partition, columns, compression, settings.options.mode) for partition in partitions]
+        mode, flat = settings.options.mode, settings.flat
+        return [ParquetPart(partition, columns, compression, mode, flat) for partition in partitions]
 
     def write(self, part: ParquetPart, number: int, target: Path) -> PartReport:
         """Write one or more files for each topic and day; see `Form.write`."""
@@ -107,7 +109,7 @@ class ParquetForm:
         """Write the manifest as a Parquet file without rows, which has the columns of the partition if it has none."""
         schema = arrow_schema(_columns(settings))
         first = next((file.path for report in reports for file in report.files), None)
-        if first is None:
+        if first is None and not settings.flat:
             schema = schema.append(pa.field("topic", pa.string())).append(pa.field("day", pa.date32()))
         path = PARQUET_MANIFEST if first is None else str(Path(first).with_name(PARQUET_MANIFEST))
         with new_file(target, path) as file:
@@ -116,8 +118,8 @@ class ParquetForm:
 
 
 def _columns(settings: ExportSettings) -> tuple[str, ...]:
-    """The columns of the files: the topic is in the names of their folders."""
-    return tuple(name for name in settings.names if name != "topic")
+    """The columns of the files: the topic is in the names of their folders, if there are any."""
+    return tuple(name for name in settings.names if settings.flat or name != "topic")
 
 
 def folder_of(topic: str | None, day: str | None) -> str:
@@ -178,21 +180,17 @@ class _PartWriter:
 
     def _by_folder(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows of a batch for each folder."""
-        if not batch.num_rows:
+        if self._part.flat:
+            self.problems += _problems(batch)
+            yield "", batch.select(self._part.columns)
             return
-        topics = batch["topic"].dictionary_encode()
-        names = [*topics.dictionary.to_pylist(), None]
-        days, day = _days(batch["storeTimestamp"])
-        key = np.asarray(topics.indices.cast(pa.int64()).fill_null(len(names) - 1)) * len(days) + day
-        groups, firsts = np.unique(key, return_index=True)
-        for group in groups[np.argsort(firsts)].tolist():
-            folder = folder_of(names[group // len(days)], days[group % len(days)])
-            rows = batch if len(groups) == 1 else batch.take(pa.array(np.flatnonzero(key == group)))
+        for each, rows in by_topic_and_day(batch):
+            folder = folder_of(each.topic, each.iso_day)
             size = max(len(name.encode()) for name in folder.split("/"))
-            if size > _MAX_NAME_BYTES:
-                self._skip(rows, f"the folder of the topic has a name of {size} bytes, at most {_MAX_NAME_BYTES} fit")
+            if size > MAX_NAME_BYTES:
+                self._skip(rows, f"the folder of the topic has a name of {size} bytes, at most {MAX_NAME_BYTES} fit")
             else:
-                self.problems += rows.num_rows - rows["problem"].null_count
+                self.problems += _problems(rows)
                 yield folder, rows.select(self._part.columns)
 
     def _skip(self, rows: pa.RecordBatch, why: str) -> None:
@@ -221,7 +219,7 @@ class _PartWriter:
         """``part-00003.parquet``, or ``part-00003-1.parquet`` after the folder's first file was closed."""
         count = self._counts.get(folder, 0)
         self._counts[folder] = count + 1
-        return f"{folder}/part-{self._number:05d}{f'-{count}' if count else ''}.parquet"
+        return f"{f'{folder}/' if folder else ''}part-{self._number:05d}{f'-{count}' if count else ''}.parquet"
 
     def _close(self, folder: str) -> None:
         self._done.append(self._open.pop(folder).close())
@@ -296,6 +294,10 @@ class _File:
         return read_back_error(self._path, expected, found)
 
 
+def _problems(rows: pa.RecordBatch) -> int:
+    return rows.num_rows - rows["problem"].null_count
+
+
 class _DiscardedError(Exception):
     """Makes `new_file` remove a file instead of giving it its name."""
 
@@ -346,11 +348,3 @@ def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
     if not len(array):
         return np.zeros(1, np.int32)
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
-
-
-def _days(times: pa.Array) -> tuple[list[str | None], npt.NDArray[np.int64]]:
-    """The distinct UTC days of a timestamp column as ``YYYY-MM-DD``, then null; and for each row its number."""
-    is_null = np.asarray(times.is_null())
-    numbers, day = np.unique(np.asarray(times.cast(pa.int64()).fill_null(0)) // _DAY_US, return_inverse=True)
-    days = [(_EPOCH + timedelta(days=number)).isoformat() for number in numbers.tolist()]
-    return [*days, None], np.where(is_null, len(days), day.astype(np.int64))

@@ -1,0 +1,153 @@
+"""Tables that a log is appended to, and a run that kills the appending process at random moments.
+
+Run it with ``python -m tests.support.lakes --kills N [--form delta]``. Runs are killed while the log grows, sometimes
+two at once. In the end the rows of the table are those of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark_dledger as dl
+from pyspark_dledger.errors import StoreInUseError
+from pyspark_dledger.rocketmq.export.forms import LAKES, ExportReport
+from tests.support.generate import Payload, Row, mq_message, rows_of, write_dledger
+
+DAY_MS = 86_400_000
+LONGEST_SECONDS = 0.6
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A table of that form in a folder."""
+
+    form: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return "rocketmq.messages" if self.form == "iceberg" else str(self.folder / "delta")
+
+    @property
+    def catalog(self) -> dict[str, str]:
+        return {"type": "sql", "uri": f"sqlite:///{self.folder}/catalog.db", "warehouse": f"file://{self.folder}"}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"catalogProperties": self.catalog} if self.form == "iceberg" else {}
+
+    def export(self, store: Path, **options: Any) -> ExportReport:
+        return dl.export(store, self.name, self.form, **self.options, **options)
+
+    def table(self) -> Any:
+        """The table as its library loads it."""
+        if self.form == "iceberg":
+            from pyiceberg.catalog import load_catalog
+
+            return load_catalog("default", **self.catalog).load_table(self.name)
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.name)
+
+    def rows(self, *columns: str) -> list[Row]:
+        """The rows in the order of the log."""
+        table = self.table().scan().to_arrow() if self.form == "iceberg" else self.table().to_pyarrow_table()
+        kept = table.drop_columns("day") if "day" in table.schema.names and not columns else table
+        return rows_of(kept.select(list(columns) or kept.schema.names).sort_by("pos").to_batches())
+
+
+def log_rows(store: Path, *columns: str) -> list[Row]:
+    """The committed rows of a log, in its order."""
+    found = rows_of(dl.open_log(store).scan(list(columns) or None, isolationLevel="read_committed"))
+    return sorted(found, key=lambda row: row["pos"])
+
+
+def message(number: int) -> Payload:
+    """A message of one of three topics and two days."""
+    time_ms = 1_700_000_000_000 + number % 2 * DAY_MS
+    return mq_message(f"Topic{number % 3}", b"%d," % number * 40, queue_offset=number, store_timestamp=time_ms)
+
+
+def _in_child(action: Callable[[], object]) -> int:
+    """Start `action` in a process of its own. The libraries of tables start threads there, and not in this one."""
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        action()
+        code = 0
+    except StoreInUseError:
+        code = 0
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _ended(child: int, seconds: float) -> bool:
+    """Whether a child ended by itself within that time; else it is killed. Fails if the child failed."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert status == 0, f"an export failed with status {status}"
+            return True
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def kill_exports(form: str, folder: Path, kills: int, draw: random.Random) -> int:
+    """Kill exports while the log grows, then compare the rows. Returns the number of messages."""
+    lake, store, count, killed = Lake(form, folder), folder / "store", 60, 0
+    while killed < kills:
+        count += draw.randrange(60)
+        write_dledger(store, [message(number) for number in range(count)])
+        is_done = False
+        while not is_done and killed < kills:
+            children = [_in_child(lambda: lake.export(store, commitBytes=4096)) for _ in range(draw.choice((1, 1, 2)))]
+            ended = [_ended(child, draw.random() * LONGEST_SECONDS) for child in children]
+            killed += ended.count(False)
+            is_done = any(ended)
+
+    def check() -> None:
+        lake.export(store)
+        assert lake.rows() == log_rows(store)
+        assert len(lake.rows("pos")) == count
+
+    assert _ended(_in_child(check), 60)
+    return count
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--form", choices=LAKES)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    given = parser.parse_args()
+    # Loaded once, before the children: a kill should hit an export, not its imports.
+    import deltalake
+    import pyiceberg.catalog.sql
+    import pyiceberg.io.pyarrow  # noqa: F401
+
+    import pyspark_dledger.rocketmq.export.export_job  # noqa: F401
+
+    assert deltalake is not None
+    for form in [given.form] if given.form else LAKES:
+        with tempfile.TemporaryDirectory() as folder:
+            count = kill_exports(form, Path(folder), given.kills, random.Random(given.seed))
+        sys.stdout.write(f"{form}: {given.kills} kills, {count} messages, each once in the table; seed {given.seed}\n")
+
+
+if __name__ == "__main__":
+    _main()
