@@ -50,7 +50,7 @@ BACKUP = "a backup"
 
 USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
-    SPARK_LOG: _LOG | {"pushFilters"},
+    SPARK_LOG: _LOG | {"pushFilters", "trustKeyIndex"},
     STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound", "clockTolerance"},
     GROUP_READ: _ROWS | _END | _GROUP | {"engine", "pushFilters"},
     GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
@@ -64,7 +64,7 @@ USES = {
     BACKUP: _STORE | _BOUND,
     RECOVERY: _STORE | _BOUND,
     STATISTICS: _LOG - _BATCHES - _VALUES,
-    FIND: _LOG - _PARTITIONS,
+    FIND: (_LOG - _PARTITIONS) | {"trustKeyIndex"},
     FOLLOW: _LOG - _PARTITIONS - {"heal"},
     DIGESTS: _STORE,
     REPORT: _STORE | _BOUND | {"verifyCrc"},
@@ -115,6 +115,8 @@ def _uses(name: str) -> str:
         return "spark.read and dledger dump"
     if name == "pushFilters":
         return f"{SPARK_LOG} and {GROUP_READ}"
+    if name == "trustKeyIndex":
+        return f"{SPARK_LOG} and {FIND}"
     if name in _GROUP:
         return "a live group"
     tables = [table for table, names in _OF_TABLES.items() if name in names]

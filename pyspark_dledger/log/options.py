@@ -202,6 +202,7 @@ class ReadOptions:
     )
     fail_on_data_loss: bool = option(True, BOOLEAN, "fail if unread entries are lost")
     push_filters: bool = option(False, BOOLEAN, "push [filters](#filter-pushdown)", scope=BATCH)
+    trust_key_index: bool = option(False, BOOLEAN, "find [keys](#filter-pushdown) by IndexFiles", scope=BATCH)
     self_id: str | None = option(None, TEXT, "which node, if the root has several")
     data_dirs: tuple[str, ...] | None = option(
         None, _PATHS, "list of further data folders; or the path is `STORE,DIR,DIR`"

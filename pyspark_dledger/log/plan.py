@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.log.io.unread_files import UnreadFiles
+    from pyspark_dledger.log.lookups import Lookup
 
 _MAX_PARTITION_BYTES = 128 * 1024 * 1024
 # A Spark task costs about 30 ms; in that time a scan that yields few bytes reads a gigabyte.
@@ -141,11 +142,11 @@ def plan_read(
     columns: tuple[str, ...],
     options: ReadOptions,
     filters: Filters,
-    queue_offsets: IntFilter | None = None,
+    lookup: Lookup | None = None,
 ) -> list[Partition]:
     """The partitions that together have the wanted rows, each once, in the order of the log.
 
-    Rows with other `queue_offsets` are not wanted, but they can be among them: that is not a filter of the scan.
+    Rows that the `lookup` does not ask for can be among them: it is not a filter of the scan.
     Raises StoreError if the replicas contradict the store, or if read_committed finds no committed index.
     """
     if options.heal:
@@ -162,7 +163,7 @@ def plan_read(
             f"{store.path}: expected a committed index to read up to (isolationLevel=read_committed), found none "
             f"({bound.reason}): committedBound=end trusts the end of the log"
         )
-    return plan_up_to(store, columns, options, filters, bound.index, queue_offsets)
+    return plan_up_to(store, columns, options, filters, bound.index, lookup)
 
 
 def plan_up_to(
@@ -171,19 +172,14 @@ def plan_up_to(
     options: ReadOptions,
     filters: Filters,
     committed: int | None,
-    queue_offsets: IntFilter | None = None,
+    lookup: Lookup | None = None,
 ) -> list[Partition]:
     """The partitions of a read with a given committed index, see `plan_read`. Raises StoreError."""
     store.check_segments(gaps_are_rows=True)
     if matches_nothing(filters):
         return []
     window = _window(store, options, filters, committed)
-    if queue_offsets is not None:
-        from pyspark_dledger.log.queue_window import queue_window  # loads numpy
-
-        start, end = queue_window(store, filters, queue_offsets)
-        window = window.starting_at(start, True).ending_at(end, True)
-    return _plan(store, columns, options, filters, committed, window)
+    return _plan(store, columns, options, filters, committed, window, lookup)
 
 
 def plan_between(
@@ -236,9 +232,15 @@ def _plan(
     filters: Filters,
     committed: int | None,
     window: _Window,
+    lookup: Lookup | None = None,
 ) -> list[Partition]:
     template = replace(scan_template(columns, options, _with_window(filters, window)), committed_index=committed)
-    ranges = list(_in_time(store, list(_ranges(store, template, window)), options.clock_tolerance * 1000))
+    ranges = list(_ranges(store, template, window))
+    if lookup is not None:
+        from pyspark_dledger.log.lookups import looked_up  # loads numpy
+
+        ranges = looked_up(store, ranges, options, filters, lookup)
+    ranges = list(_in_time(store, ranges, options.clock_tolerance * 1000))
     if not ranges:
         return []
     selective = _is_selective(columns, filters)

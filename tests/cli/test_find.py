@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import pyspark_dledger as dl
 from pyspark_dledger.cli.verbs.find import kinds_of
 from tests.support.command_line import Ran
 from tests.support.generate import Store, mq_message, write_dledger
@@ -254,3 +255,19 @@ def test_a_message_without_a_unit_is_found_by_its_queue_offset(
     else:
         file.write_bytes(data[:100] + damaged + data[120:])
     assert [row["index"] for row in run("find", broker.path, "Orders/0/5", "--json").rows] == [5]
+
+
+def test_a_trusted_index_leads_to_a_key(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    payloads = [
+        mq_message(
+            "Orders", properties=[("KEYS", f"k{number % 50}")], transaction="rollback" if number == 57 else "none"
+        )
+        for number in range(100)
+    ]
+    write_dledger(tmp_path, payloads)
+    dl.rebuild(tmp_path, "index")
+    trust = ("--topic", "Orders", "-o", "trustKeyIndex=true", "--json")
+    for key, untrusted, trusted in (("k7", [7, 57], [7]), ("k47", [47, 97], [47, 97]), ("none", [], [])):
+        assert [row["index"] for row in run("find", tmp_path, key, "--json").rows] == untrusted
+        assert [row["index"] for row in run("find", tmp_path, key, *trust).rows] == trusted
+    assert "needs --topic" in run("find", tmp_path, "k7", "-o", "trustKeyIndex=true").err

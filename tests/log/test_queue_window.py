@@ -10,6 +10,7 @@ import pytest
 
 from pyspark_dledger import open_log
 from pyspark_dledger.format.spec import Filters, IntFilter
+from pyspark_dledger.log.lookups import Lookup
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_consume_queue, write_dledger
@@ -68,7 +69,7 @@ def damage(root: Path, chosen: random.Random) -> None:
 def planned(root: Path, topics: tuple[str, ...], queues: tuple[int, ...], offsets: IntFilter) -> list[Partition]:
     filters = Filters(topic=topics, queue_id=IntFilter(min(queues), max(queues), queues))
     options = parse_options({"maxPartitionBytes": 1024})
-    return plan_read(open_log(root), ("topic", "queueId", "queueOffset"), options, filters, offsets)
+    return plan_read(open_log(root), ("topic", "queueId", "queueOffset"), options, filters, Lookup(offsets))
 
 
 @pytest.mark.parametrize("seed", some(range(400), examples(8)))

@@ -73,6 +73,7 @@ VALUES = {
     "maxTriggerDelay": "10s",
     "failOnDataLoss": "false",
     "pushFilters": "true",
+    "trustKeyIndex": "true",
     "selfId": "n0",
     "dataDirs": REPLICA,
     "includeEntryBody": "true",
@@ -89,6 +90,7 @@ WITH = {
     "groupSize": {"replicas": REPLICA},
     "heal": {"replicas": REPLICA},
     "maxTriggerDelay": {"minOffsetsPerTrigger": "2"},
+    "trustKeyIndex": {"topic": "Orders"},
 }
 
 

@@ -37,7 +37,8 @@ from pyspark.sql.datasource import (  # noqa: E402
     StringStartsWith,
 )
 
-from pyspark_dledger.spark.read.pushdown import intersect, push, queue_offsets  # noqa: E402
+from pyspark_dledger.log.lookups import Lookup  # noqa: E402
+from pyspark_dledger.spark.read.pushdown import intersect, lookup_of, push  # noqa: E402
 from tests.support.long_runs import examples  # noqa: E402
 
 Row = dict[str, Any]
@@ -150,13 +151,17 @@ def filters_on(column: str) -> st.SearchStrategy[Filter]:
 SOME_FILTERS = st.lists(st.sampled_from(list(VALUES)).flatmap(filters_on), max_size=4)
 
 
-def test_filters_of_queue_offsets_make_a_range_of_the_plan() -> None:
-    names = {"QUEUEOFFSET": "queueOffset", "pos": "pos"}
+def test_filters_on_queue_offsets_and_keys_are_looked_up() -> None:
+    names = {"QUEUEOFFSET": "queueOffset", "pos": "pos", "topic": "topic", "keys": "keys", "id": "uniqKey"}
     column = ("QUEUEOFFSET",)
     filters = [GreaterThan(column, 5), IsNotNull(column), In(column, (9, 4, 7)), LessThan(("pos",), 3)]
-    assert queue_offsets(filters, names) == IntFilter(7, 9, (7, 9))
-    assert queue_offsets(filters[3:], names) is None
+    assert lookup_of(filters, names) == Lookup(IntFilter(7, 9, (7, 9)))
+    assert lookup_of([*filters[3:], EqualTo(("topic",), "a b")], names) is None
     assert push(filters[:3], names, Filters()) == (Filters(), filters[:3])
+    assert lookup_of([In(("keys",), ("a b", " c"))], names) == Lookup(keys=("a", "c"))
+    assert lookup_of([In(("keys",), ("a", " "))], names) is None
+    assert lookup_of([EqualTo(("id",), "a b")], names) == Lookup(keys=("a b",))
+    assert lookup_of([Not(EqualTo(("id",), "a")), StringContains(("keys",), "a")], names) is None
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,9 +23,10 @@ from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.log.lookups import Lookup
 from pyspark_dledger.log.message_places import RowRange, row_of_message
 from pyspark_dledger.log.option_uses import FIND
-from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.options import option_filters, parse_options
 from pyspark_dledger.log.plan import plan_read, read_known
 from pyspark_dledger.log.store_view import answer
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, REPLICAS, "nothing found, something lost, a row with a problem, unreadable files")
     add_rows(parser)
     text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, TOPIC/QUEUE/OFFSET, or a time (the first "
-    text += "message at or after it). Keys walk the log, then the indexes: they know messages that are lost or expired"
+    text += "message at or after it). Keys walk the log, then indexes, which know lost and expired messages"
     parser.add_argument("what", metavar="WHAT", help=text)
     text = "what WHAT is; default: by its form: a number of 13 digits is a time, a shorter one an index"
     parser.add_argument("--by", choices=("offsetMsgId", "uniqKey", "key", "index", "queueOffset", "time"), help=text)
@@ -214,20 +215,22 @@ def _by_key(search: _Search) -> str:
 
 
 def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[int]]) -> str:
-    """Walks the whole log: IndexFiles lack rolled back messages, and may lack others (RocketMQ issue 7477)."""
+    """Walks the whole log: IndexFiles lack rolled back messages, and may lack others (RocketMQ issue 7477).
+
+    With trustKeyIndex only if these lead to none.
+    """
     from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
     from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
     from pyspark_dledger.rocketmq.lost.pointers import offsets_of_keys, pointers_to
 
     log, damaged = search.log, 0
-    batches = log.scan(("kind", "pos", "size", "keys", "uniqKey", "problem"), verifyCrc=False)
-    reader = RowReader(log, search.printer.columns)
-    for batch in with_progress(log, batches, search.progress):
-        damaged += len(damaged_rows(batch))
-        for row in rows(batch):
-            pos = batch.column("pos")[row].as_py()
-            for found in reader.between(pos, pos + batch.column("size")[row].as_py()):
-                search.printer.print(found)
+    columns = ("kind", "pos", "size", "keys", "uniqKey", "problem")
+    for batch in _looked_up(search, columns):
+        _print_rows(search, batch, rows(batch))
+    if not search.printer.count:
+        for batch in with_progress(log, log.scan(columns, verifyCrc=False), search.progress):
+            damaged += len(damaged_rows(batch))
+            _print_rows(search, batch, rows(batch))
     offsets = offsets_of_keys(log, {search.what, *_upper_id(search.what)})
     pointers = pointers_to(log, map(KnownMessage, offsets))
     search.pointers.extend(pointers)
@@ -247,6 +250,25 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
         )
     where = "what can be read" if log.unread.texts(None) else "the whole log"
     return f"expected a message with {name} {search.what}, found none in {where}"
+
+
+def _looked_up(search: _Search, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """What of the log can have a key, as IndexFiles show it. Nothing without trustKeyIndex. Raises OptionError."""
+    log = search.log
+    options = replace(log.options, verify_crc=False)
+    if not options.trust_key_index:
+        return
+    if options.topic is None:
+        raise OptionError("option trustKeyIndex needs option topic: an IndexFile has hashes of topic and key")
+    lookup = Lookup(keys=(search.what, *_upper_id(search.what)))
+    for partition in plan_read(log, columns, options, option_filters(options), lookup):
+        yield from with_progress(log, read_known(partition, log.unread), search.progress)
+
+
+def _print_rows(search: _Search, batch: pa.RecordBatch, rows: list[int]) -> None:
+    for row in rows:
+        pos = batch.column("pos")[row].as_py()
+        search.print(RowRange(pos, pos + batch.column("size")[row].as_py()))
 
 
 def _upper_id(text: str) -> list[str]:
@@ -288,8 +310,8 @@ def _scan_queue(search: _Search, topic: str, queue_id: int, queue_offset: int) -
     log = search.log
     filters = Filters(topic=(topic,), queue_id=IntFilter(queue_id, queue_id, (queue_id,)))
     options = replace(log.options, verify_crc=False, topic=None, queue_id=None, tags=None)
-    offsets = IntFilter(queue_offset, queue_offset)
-    partitions = plan_read(log, ("pos", "size", "queueOffset"), options, filters, offsets)
+    lookup = Lookup(IntFilter(queue_offset, queue_offset))
+    partitions = plan_read(log, ("pos", "size", "queueOffset"), options, filters, lookup)
     batches = (batch for partition in partitions for batch in read_known(partition, log.unread))
     for batch in with_progress(log, batches, search.progress):
         for row in batch.to_pylist():

@@ -11,7 +11,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.spec import IntFilter
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.origin import Origin, check_origin, origin_of
 from pyspark_dledger.log.plan import Partition, estimated_rows, plan_read, read_partition
@@ -21,6 +20,7 @@ from pyspark_dledger.spark.schema import LOG, arrow_schema, column_names
 from pyspark_dledger.spark.sent_to_tasks import SentToTasks
 
 if TYPE_CHECKING:
+    from pyspark_dledger.log.lookups import Lookup
     from pyspark_dledger.log.tables.table import Table
 
 
@@ -108,10 +108,10 @@ class LogReader(TableReader):
     def __init__(self, path: str, options: ReadOptions, schema: StructType) -> None:
         super().__init__(path, options, schema)
         self.filters = option_filters(options)
-        self.queue_offsets: IntFilter | None = None
+        self.lookup: Lookup | None = None
 
     def plan(self, store: StoreView) -> Iterable[Partition]:
-        return plan_read(store, self.columns, self.options, self.filters, self.queue_offsets)
+        return plan_read(store, self.columns, self.options, self.filters, self.lookup)
 
     def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
         if parts:

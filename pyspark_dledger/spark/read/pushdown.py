@@ -15,12 +15,13 @@ from pyspark.sql import datasource
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format.spec import KINDS, Filters, IntFilter
+from pyspark_dledger.log.lookups import Lookup
 from pyspark_dledger.log.options import microseconds
 from pyspark_dledger.spark.read.batch_reader import LogReader
 
 _INTEGERS = {"index": "index", "term": "term", "pos": "pos", "queueId": "queue_id", "storeTimestamp": "store_timestamp"}
-# A column of the scan that is compared in the same way.
-_AS_INTEGER = {"queueOffset": "pos"}
+# Columns of the scan that are compared in the same way.
+_COMPARED_AS = {"queueOffset": "pos", "keys": "topic", "uniqKey": "tags"}
 _STRINGS = {"topic": "topic", "tags": "tags", "kind": "kind"}
 _NEVER_NULL = frozenset({"pos", "kind"})
 _NO_VALUE = IntFilter(values=())
@@ -37,7 +38,7 @@ class FilterPushdown:
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:  # noqa: N802 - Spark's name
         """Push what the scan can evaluate, and return the other filters."""
         names = dict(zip(self.schema.names, self.columns, strict=True))
-        self.queue_offsets = queue_offsets(filters, names)
+        self.lookup = lookup_of(filters, names)
         self.filters, remaining = push(filters, names, self.filters)
         return remaining
 
@@ -63,14 +64,26 @@ def push(
     return given, [item for item in remaining if not _implied(item, names, given)]
 
 
-def queue_offsets(filters: Iterable[datasource.Filter], names: Mapping[str, str]) -> IntFilter | None:
-    """The range of queue offsets that Spark's `filters` leave, for the plan only; None without one."""
-    found: IntFilter | None = None
+def lookup_of(filters: Iterable[datasource.Filter], names: Mapping[str, str]) -> Lookup | None:
+    """What Spark's `filters` on queueOffset, keys and uniqKey let a plan look up; None without one."""
+    offsets: IntFilter | None = None
+    keys: tuple[str, ...] | None = None
+    compared = {name: _COMPARED_AS.get(column, "size") for name, column in names.items()}
     for item in filters:
-        condition = _condition(item, {name: _AS_INTEGER.get(column, "size") for name, column in names.items()})
+        condition = _condition(item, compared)
         if condition is not None and condition.pos is not None:
-            found = _intersect_integers(found, condition.pos)
-    return found
+            offsets = _intersect_integers(offsets, condition.pos)
+        if condition is not None and condition.topic is not None:
+            keys = _first_words(condition.topic) or keys
+        if condition is not None and condition.tags is not None:
+            keys = condition.tags
+    return None if offsets is None and not keys else Lookup(offsets, keys or None)
+
+
+def _first_words(texts: Iterable[str]) -> tuple[str, ...] | None:
+    """The first key in each of some values of the column keys; None if one has none."""
+    words = [[word for word in text.split(" ") if word] for text in texts]
+    return tuple(each[0] for each in words) if all(words) else None
 
 
 def intersect(first: Filters, second: Filters) -> Filters:
