@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,14 @@ class Partition:
     def size(self) -> int:
         """Bytes of the log that the partition covers."""
         return sum(part.end - part.start for part in self.ranges)
+
+    def with_ranges(self, change: Callable[[ScanRequest | FileGap], ScanRequest | FileGap | None]) -> Partition:
+        """The same with each range changed, or without it if `change` returns None."""
+        expected = self.fingerprints or ((),) * len(self.ranges)
+        found = [
+            (new, each) for old, each in zip(self.ranges, expected, strict=True) if (new := change(old)) is not None
+        ]
+        return replace(self, ranges=tuple(new for new, _ in found), fingerprints=tuple(each for _, each in found))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from pyspark_dledger.log.plan import read_partition
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pyspark_dledger.format.spec import ScanRequest
+    from pyspark_dledger.log.gaps import FileGap
+
 
 class RowReader:
     """Reads ranges that begin and end where a row does.
@@ -28,10 +31,10 @@ class RowReader:
     def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The rows at the positions ``[start, end)``."""
         for partition in self._partitions:
-            ranges = tuple(
-                replace(part, start=max(part.start, start), end=min(part.end, end))
-                for part in partition.ranges
-                if part.start < end and start < part.end
-            )
-            if ranges:
-                yield from read_partition(replace(partition, ranges=ranges))
+            yield from read_partition(partition.with_ranges(lambda part: _clipped(part, start, end)))
+
+
+def _clipped(part: ScanRequest | FileGap, start: int, end: int) -> ScanRequest | FileGap | None:
+    if part.start >= end or start >= part.end:
+        return None
+    return replace(part, start=max(part.start, start), end=min(part.end, end))

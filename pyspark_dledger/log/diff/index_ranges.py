@@ -28,6 +28,7 @@ from pyspark_dledger.log.copies.first_difference import Difference, first_differ
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP
 from pyspark_dledger.log.copies.segment_bytes import is_torn
 from pyspark_dledger.log.diff.equal_bytes import FileRange, clipped, split_by_equality
+from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 
 # Ranges whose first difference is found.
@@ -95,9 +96,10 @@ def compare_entries(shares: Sequence[ReplicaShare], first: int, last: int) -> It
 
 
 def _without_bodies(share: ReplicaShare) -> ReplicaShare:
-    requests = (part for part in share.partition.ranges if isinstance(part, ScanRequest))
-    ranges = tuple(replace(request, columns=POSITION_COLUMNS) for request in requests)
-    return replace(share, partition=replace(share.partition, ranges=ranges))
+    def without_bodies(part: ScanRequest | FileGap) -> ScanRequest | None:
+        return replace(part, columns=POSITION_COLUMNS) if isinstance(part, ScanRequest) else None
+
+    return replace(share, partition=share.partition.with_ranges(without_bodies))
 
 
 def _for_all(one: IndexRange, count: int) -> IndexRange:

@@ -147,8 +147,7 @@ class QueueAudit:
         """The disagreements. Raises StoreError if a message without a unit may be uncommitted."""
         units, gaps = self._units()
         yield from gaps
-        ranges = tuple(part for part in self.part.partition.ranges if not isinstance(part, FileGap))
-        partition = replace(self.part.partition, ranges=ranges)
+        partition = self.part.partition.with_ranges(lambda part: None if isinstance(part, FileGap) else part)
         messages = message_arrays.arrays_of_batches(get_engine(partition.engine), read_partition(partition), self.names)
         # After the end that the plan knew, a live log may have grown: those units are looked up in the current log.
         is_inside = (self.part.low <= units.offset) & (units.offset < min(self.part.high, self.part.log_end))
