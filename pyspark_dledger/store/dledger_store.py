@@ -16,8 +16,9 @@ AppendHook = Callable[[bytearray, bytearray], None]
 ReadCheck = Callable[[Buffer], int | None]
 # Called before a members entry is written, with its index, term and body.
 MembersHook = Callable[[int, int, bytes], None]
-# Called in any thread before entries below an index are deleted: the first index that must stay.
-ExpiryHook = Callable[[int], int]
+# Called in any thread before entries below an index are deleted, and whether the disk needs room: the first index that
+# must stay.
+ExpiryHook = Callable[[int, bool], int]
 
 
 class OtherEntryError(ValueError):

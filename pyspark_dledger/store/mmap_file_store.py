@@ -488,7 +488,7 @@ class MmapFileStore(DLedgerStore):
         if not count:
             return 0
         # The hook may take long, so appends must not wait for it.
-        limit = begin if self.expiry_hook is None else self.expiry_hook(begin)
+        limit = begin if self.expiry_hook is None else self.expiry_hook(begin, force)
         with self._files.lock:
             self._check_started()
             limit = min(limit, self.committed_index + 1, self.flushed_index + 1)

@@ -17,7 +17,15 @@ from pyspark_dledger.errors import GroupError, StoreError, UnknownOutcomeError
 from pyspark_dledger.format.control import MEMBERS
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.raft.member_list import MemberList, list_of
-from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, PushType
+from pyspark_dledger.raft.messages import (
+    MembersRequest,
+    MembersResponse,
+    PushType,
+    Role,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
 from pyspark_dledger.rocketmq.backup import backup
 from pyspark_dledger.rocketmq.salvage.node_files import write_current_term
 from pyspark_dledger.store.files.node_files import load_members, write_members
@@ -174,6 +182,35 @@ def test_other_members_hear_only_committed_lists() -> None:
         response = core.request(MembersRequest(action=action))
         assert isinstance(response, MembersResponse)
         assert json.loads(response.members or "")["index"] == index
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_voter_that_a_list_leaves_out_leads_until_it_is_committed(is_committed: bool) -> None:
+    """The log of one with the list can be too short, and the others can need the vote of this one."""
+    core = OneCore(filled(1, saved=2, committed=0))
+    body = MemberList(1, 2, {"n1": "b:1", "n2": "c:1"}).body()
+    core.core.members.appending(1, 2, body)
+    core.store.append_as_leader([body], 2, MEMBERS)
+    if is_committed:
+        core.store.update_committed_index(2, 1)
+    core.core.members.refresh()
+    core.tick(300)
+    votes = [send for send in core.sent if isinstance(send.request, VoteRequest)]
+    assert [send.peer_id for send in votes] == ([] if is_committed else ["n1", "n2"])
+    for send, role in zip(votes, (Role.CANDIDATE, Role.LEADER), strict=False):
+        accepted = VoteResponse(vote_result=VoteResult.ACCEPT, term=core.core.term)
+        core.core.handle_response(send.token, accepted, core.now)
+        assert core.core.role is role
+
+
+def test_a_candidate_asks_for_the_list_although_others_raise_the_term() -> None:
+    core = OneCore(filled(1, saved=2))
+    core.core.set_peer_binary("n1", True, True)
+    for term in range(3, 10):
+        core.tick(300)
+        core.request(VoteRequest(leader_id="n2", term=term, ledger_end_index=0, ledger_end_term=1))
+        assert core.core.term == term
+    assert any(isinstance(send.request, MembersRequest) for send in core.sent)
 
 
 @pytest.mark.parametrize("returns", [True, False])

@@ -147,8 +147,8 @@ def test_nothing_expires_that_is_not_dispatched(tmp_path: Path) -> None:
         one.fill()
         keeper = one.service._summary
         end = one.store.ledger_end_index + 1
-        assert keeper.before_expiry(end) == end
-        assert keeper.before_expiry(end + 5) == end
+        assert keeper.before_expiry(end, False) == end
+        assert keeper.before_expiry(end + 5, True) == end
 
 
 # Missing state
@@ -183,6 +183,9 @@ def test_a_store_without_its_state_needs_that_of_another_member(expired: Path, l
             rejected = one.service.summary(0, 0, 0)
             assert isinstance(rejected, Rejected)
             assert rejected.code == ResponseCode.INDEX_OUT_OF_RANGE
+            # Another member's state can end before later entries, so all stay until the disk needs room.
+            assert one.service._summary.before_expiry(9, False) == -1
+            assert one.service._summary.before_expiry(9, True) == 9
 
 
 def test_the_loss_is_accepted_explicitly_and_once(expired: Path) -> None:

@@ -206,7 +206,7 @@ class SimStore(DamagedStore):
         index = min(index, self.committed_index, self.durable_index)
         if not self._entries or index <= self.ledger_begin_index:
             return 0
-        index = self.expiry_hook(index) if self.expiry_hook is not None else index
+        index = self.expiry_hook(index, False) if self.expiry_hook is not None else index
         count = index - self.ledger_begin_index
         if count > 0:
             del self._entries[:count]

@@ -147,10 +147,10 @@ class Ledger:
     def needs_summary(self) -> bool:
         return self.store.ledger_begin_index > self.complete + 1
 
-    def before_expiry(self, first: int) -> int:
+    def before_expiry(self, first: int, force: bool) -> int:
         """Save the tables; entries from the returned index on must stay."""
         if self.needs_summary:
-            return first
+            return first if force else -1
         self.save()
         return min(first, self.complete + 1)
 

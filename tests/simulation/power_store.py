@@ -429,7 +429,7 @@ class PowerStore(MmapFileStore):
         """Delete files with entries below that index only. Returns how many entries."""
         if not self._is_started:
             return 0
-        self.expiry_hook = lambda _: index
+        self.expiry_hook = lambda *_: index
         begin = self.ledger_begin_index
         self.delete_expired(0, force=True)
         count = self.ledger_begin_index - begin

@@ -169,8 +169,8 @@ class Election:
             return
         member.elections += 1
         deadline = member.now + _ROUND_MS + self._random(config.max_vote_interval_ms)
-        self._round = votes = _VoteRound(member.term, deadline, responses=1, valid=1)
-        votes.accepted = int(member.vote == member.self_id)
+        self._round = votes = _VoteRound(member.term, deadline, responses=1, valid=int(member.is_voter))
+        votes.accepted = int(member.is_voter and member.vote == member.self_id)
         for peer in sorted(member.voters):
             member.send(peer, self._request(peer), self._on_vote_response, votes)
         self._check(votes)

@@ -24,11 +24,16 @@ class ListCopy:
         self._member = member
         self._turn = 0
         self._ask_at = member.now + _ASK_EVERY_MS
+        self._was_candidate = member.role is Role.CANDIDATE
         member.role_listeners.append(self._role_changed)
         self._report_joining()
 
     def _role_changed(self) -> None:
-        self._ask_at = max(self._ask_at, self._member.now + _ASK_EVERY_MS)
+        """Wait with questions, but not for a candidate that goes from term to term."""
+        is_candidate = self._member.role is Role.CANDIDATE
+        if not (is_candidate and self._was_candidate):
+            self._ask_at = max(self._ask_at, self._member.now + _ASK_EVERY_MS)
+        self._was_candidate = is_candidate
 
     def tick(self) -> None:
         member = self._member

@@ -333,7 +333,7 @@ class Member:
         if not self.can_vote:
             return False
         has_entries = self.store.ledger_end_index >= 0 or self._end_before_reset == (-1, -1)
-        knows_members = self.is_voter and self.members.is_complete
+        knows_members = (self.is_voter or self.members.is_leaving) and self.members.is_complete
         return has_entries and knows_members and not self.needs_summary()
 
     def truncate(self, index: int) -> None:

@@ -113,6 +113,15 @@ class Membership:
         return self.is_by_log and is_known and not self.is_joining and self._self_id not in self.current.addresses
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether a list without this voter may not be committed.
+
+        Until it is, only this member's log may be long enough to lead (Raft dissertation, 4.2.2).
+        """
+        is_listed = self._self_id in self.current.addresses
+        return self._self_id in self.committed.voters and not is_listed and not self.is_removed
+
+    @property
     def text(self) -> str:
         """The present list, for clients."""
         return self._text_of(self.current)

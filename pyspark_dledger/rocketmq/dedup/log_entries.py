@@ -42,7 +42,7 @@ class RunningStore(Protocol):
 
     append_hook: Callable[[bytearray, bytearray], None] | None
     read_check: Callable[[Buffer], int | None] | None
-    expiry_hook: Callable[[int], int] | None
+    expiry_hook: Callable[[int, bool], int] | None
 
     @property
     def committed_index(self) -> int: ...

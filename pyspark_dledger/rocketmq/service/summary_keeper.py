@@ -186,15 +186,16 @@ class SummaryKeeper:
 
     # Before entries expire
 
-    def before_expiry(self, first: int) -> int:
+    def before_expiry(self, first: int, force: bool) -> int:
         """Write the summary before entries below `first` are deleted. Returns the first index that must stay.
 
-        Called in any thread. Raises OSError or StoreError if it cannot be written.
+        Without the state of earlier entries, all stay until the disk needs room: that of another member can end
+        before later ones. Called in any thread. Raises OSError or StoreError if it cannot be written.
         """
         if self._store is None or self._is_stopped:
             return -1
         if self._is_missing():
-            return first
+            return first if force else -1
         end = self._dispatched.complete_index + 1
         is_early = end < first and time.monotonic() - self._written_at < _MIN_WRITE_SECONDS
         if self._written_index + 1 < first and not is_early:
