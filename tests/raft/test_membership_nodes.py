@@ -155,17 +155,29 @@ def test_a_reset_log_waits_for_lists_of_members_only_if_others_can_have_some() -
     assert core.core.members.is_complete
     core.core.set_peer_binary("n1", True, True)
     assert not core.core.members.is_complete
-    core.tick(1100)
+    core.tick(100)
     asked = [send for send in core.sent if isinstance(send.request, MembersRequest)]
     assert [send.peer_id for send in asked] == ["n1"]
+    core.tick(1000)
+    assert "lacks the list of members before its log" in problem_of(core)
     listed = {"index": 5, "term": 2, "voters": {"n0": "a:1", "n1": "b:1"}, "learners": {}, "leaving": ""}
     response = MembersResponse(members=json.dumps({**listed, "committed": 7}), term=3)
     core.core.handle_response(asked[0].token, response, core.now)
     assert not core.core.members.is_complete
     core.core.members.heard(list_of(listed), 8)
     assert core.core.members.is_complete
+    core.tick(1000)
+    assert problem_of(core) == ""
     assert sorted(core.core.members.current.voters) == ["n0", "n1"]
     assert OneCore(core.store).core.members.current.index == 5
+
+
+def test_what_has_expired_counts_as_committed_after_a_restart() -> None:
+    store = filled(1, saved=2)
+    store.reset(9, 9 * SIZE)
+    store.append_as_leader([b"x"], 2)
+    assert store.committed_index == -1
+    assert json.loads(OneCore(store).core.members.told)["committed"] == 8
 
 
 def test_other_members_hear_only_committed_lists() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyspark_dledger.errors import DiskFullError
-from pyspark_dledger.format.control import NOOP
+from pyspark_dledger.format.control import MEMBERS, NOOP
 from pyspark_dledger.raft.core import Core
+from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import PushRequest, PushType, Role
 from pyspark_dledger.store.files.node_files import load_member_state
 from pyspark_dledger.store.memory_store import MemoryStore
 from tests.raft.test_core import Group
 from tests.simulation.world import Call
 from tests.support.groups import eventually, nodes
-from tests.support.one_core import OneCore, filled
+from tests.support.one_core import OneCore, filled, pushes, respond_push
 
 
 def after_a_crash(*, is_java: bool = False) -> Group:
@@ -93,6 +94,41 @@ def test_an_election_with_a_committed_log_appends_nothing() -> None:
         core.lead()
         core.tick(2000)
         assert store.ledger_end_index in (0, -1)
+
+
+def with_list(*voters: str) -> OneCore:
+    """A leader whose log ends with a list of members of an earlier term."""
+    core = OneCore(filled(1, saved=2, committed=0))
+    for peer in ("n1", "n2"):
+        core.core.set_peer_binary(peer, True, True)
+    body = MemberList(1, 2, dict.fromkeys(voters, "a:1")).body()
+    core.core.members.appending(1, 2, body)
+    core.store.append_as_leader([body], 2, MEMBERS)
+    core.core.members.refresh()
+    return core
+
+
+def test_that_all_of_a_list_have_an_older_entry_does_not_commit_it() -> None:
+    """The member that the list removes may have another entry in its place, of a later term, and still be elected."""
+    core = with_list("n0", "n1")
+    core.core.members.connected("n1", False)  # so that no NOOP follows
+    core.lead()
+    ((token, _),) = pushes(core, PushType.COMPARE)
+    respond_push(core, token, begin=0, end=1)
+    core.tick(50)
+    assert core.store.committed_index == 0
+    core.append(b"own")
+    (token, push), *_ = pushes(core, PushType.APPEND)
+    assert push.first_index == 2
+    respond_push(core, token, begin=0, end=2)
+    assert core.store.committed_index == 2
+
+
+def test_the_only_member_of_a_list_commits_it_with_a_noop() -> None:
+    core = with_list("n0")
+    core.tick(300)
+    assert core.core.role is Role.LEADER
+    assert core.store.get(2).channel == NOOP and core.store.committed_index == 2
 
 
 def test_a_full_disk_delays_the_noop() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class Faults:
             "wrong peers": self.give_wrong_peers,
             "change members": self.change_members,
             "cut off a change": self.cut_off_change,
+            "change on two sides": self.change_on_two_sides,
             "members file fails": self.break_members_file,
             "power cut of members file": lambda: self.cut_power(self.any_node(), "save_members"),
             "disk full in an append": self.fill_disk_in_append,
@@ -192,12 +193,16 @@ class Faults:
         self.heal_later()
 
     def split(self) -> None:
-        side = {node.number for node in self.world.nodes if self.random.random() < 0.5}
+        self._separate([node for node in self.world.nodes if self.random.random() < 0.5])
+        self.heal_later()
+
+    def _separate(self, nodes: Sequence[SimNode]) -> None:
+        """Block these nodes from all others."""
+        side = {node.number for node in nodes}
         for a in self.world.nodes:
             for b in self.world.nodes:
                 if (a.number in side) != (b.number in side):
                     self.world.blocked.add((a.number, b.number))
-        self.heal_later()
 
     def block_one_way(self) -> None:
         self.world.blocked.add((self.any_node().number, self.any_node().number))
@@ -270,9 +275,9 @@ class Faults:
     def restore(self) -> None:
         """Back up a node, or replace its disk by its last backup, as docs/operations.md says.
 
-        All others run and tell their terms. A majority has all of its entries, or the other one of two. With messages,
-        all others have the state of expired ones: the restored member needs it if its backup ends before the leader's
-        log begins.
+        All others run without a problem and tell their terms. A majority has all of its entries, or the other one of
+        two. With messages, all others have the state of expired ones: the restored member needs it if its backup ends
+        before the leader's log begins.
         """
         world, node = self.world, self.any_node()
         others = [other for other in world.checker.last_members() if other is not node]
@@ -290,7 +295,7 @@ class Faults:
             self.restart_later(node, self.short())
 
     def _runs(self, node: SimNode) -> bool:
-        return node.core is not None
+        return node.knows_members
 
     def is_level(self, node: SimNode) -> bool:
         return node.is_level and node.store.power_cut_in == 0
@@ -321,7 +326,30 @@ class Faults:
         for _ in range(3):
             world.at(world.now + self.long(), self.change_members)
 
-    def change_members(self) -> None:
+    def change_on_two_sides(self) -> None:
+        """Let an isolated leader remove a member, and then the next leader, which some of the others do not reach."""
+        leader = self.world.leader
+        if leader is not None:
+            self._separate([leader])
+            self.change_members("remove")
+            self._change_other_side(leader, 200)
+
+    def _change_other_side(self, former: SimNode, tries: int) -> None:
+        world, leader = self.world, self.world.leader
+        if leader not in (None, former):
+            others = [node for node in world.nodes if node not in (leader, former)]
+            self.heal()
+            self._separate([former, *self.random.sample(others, len(others) // 2)])
+            # Until the first heartbeats are answered, the leader refuses changes.
+            for wait in range(6):
+                world.at(world.now + wait * world.scenario.tick, self.change_members, "remove")
+            world.at(world.now + 12 * world.base_config.heart_beat_time_interval_ms, self.heal)
+        elif tries:
+            world.at(world.now + max(1, world.scenario.tick // 4), self._change_other_side, former, tries - 1)
+        else:
+            self.heal()
+
+    def change_members(self, action: str = "") -> None:
         """Ask the leader to add, remove or replace a member. Up to two voters are never removed."""
         world, node, random = self.world, self.leader(), self.random
         found = world.checker.members_of(node.store)
@@ -334,7 +362,8 @@ class Faults:
         # Nobody removes a member while another one is being repaired.
         are_up = all(world.by_id[each].core is not None and self._votes(world.by_id[each]) for each in voters)
         actions = ["add", "replace", "replace", *(["remove"] * 2 if len(voters) > 2 and are_up else [])]
-        request = MembersRequest(group="g", remote_id=node.id, action=random.choice(actions))
+        action = action if action in actions else random.choice(actions)
+        request = MembersRequest(group="g", remote_id=node.id, action=action)
         if learners and random.random() < 0.3:
             request.action, gone = "remove", learners[0]
         request.member_id = new if request.action == "add" else gone

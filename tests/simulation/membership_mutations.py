@@ -31,12 +31,14 @@ class ChangesTwiceAtOnce(Mutant):
 class ChangesWithoutAnOwnEntry(Mutant):
     """Begins a change before an entry of the leader's own term is committed."""
 
+    caught_by = "committed"
+
     def damage(self) -> None:
         self._commit_index.has_own = lambda _=None: True  # type: ignore[method-assign]
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
-        return replace(with_changes(scenario), nodes=4, faults=("cut off a change", "heal", "change members"))
+        return replace(with_changes(scenario), nodes=4, faults=("change on two sides", "change members"))
 
 
 class CountsLearners(Mutant):

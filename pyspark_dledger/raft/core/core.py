@@ -122,7 +122,7 @@ class Core:
         self._repairs = Repairs(member)
         self._reads = Reads(member, self._commit_index, self._heartbeats)
         self._cluster_id = ClusterId(member)
-        self._noop = Noop(member, caller)
+        self._noop = Noop(member, caller, self._commit_index)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._changes = MembershipChanges(
             member, caller, self._cluster_id, self._commit_index, self._noop, self._replication, self._heartbeats

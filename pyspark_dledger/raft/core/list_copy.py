@@ -14,6 +14,11 @@ from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, Respo
 _ASK_EVERY_MS = 1000
 _JOINING = "joining"
 _REMOVED = "removed"
+_LACKING = "lacks members"
+_LACKING_TEXT = (
+    "this member lacks the list of members before its log, so it does not lead: no other one has sent it. If none has "
+    "it, restart all with --change-members"
+)
 _REPORT_MS = 60_000
 
 
@@ -25,29 +30,37 @@ class ListCopy:
         self._turn = 0
         self._ask_at = member.now + _ASK_EVERY_MS
         self._was_candidate = member.role is Role.CANDIDATE
+        self._was_complete = True
         member.role_listeners.append(self._role_changed)
         self._report_joining()
 
     def _role_changed(self) -> None:
-        """Wait with questions, but not for a candidate that goes from term to term."""
+        """Wait with questions, but not for a candidate that goes from term to term, nor if the list is incomplete."""
         is_candidate = self._member.role is Role.CANDIDATE
-        if not (is_candidate and self._was_candidate):
+        if not (is_candidate and self._was_candidate) and self._member.members.is_complete:
             self._ask_at = max(self._ask_at, self._member.now + _ASK_EVERY_MS)
         self._was_candidate = is_candidate
 
     def tick(self) -> None:
         member = self._member
-        if member.now < self._ask_at:
+        is_complete = member.members.is_complete
+        if is_complete != self._was_complete:
+            # Ask at once after a reset of the log: the leader that sent it knows the list.
+            self._was_complete = is_complete
+            member.resolve_problem(_LACKING)
+        elif member.now < self._ask_at:
             return
+        elif not is_complete:
+            member.report_problem(_LACKING_TEXT, _LACKING, _REPORT_MS)
         self._ask_at = member.now + _ASK_EVERY_MS
         self._report_joining()
         self._report_removed()
-        if member.members.is_complete and member.role is not Role.CANDIDATE:
+        if is_complete and member.role is not Role.CANDIDATE:
             return
         peers = [peer_id for peer_id in member.others if member.members.takes_controls(peer_id)]
         if not peers:
             return
-        peer_id = peers[self._turn % len(peers)]
+        peer_id = member.leader_id if member.leader_id in peers else peers[self._turn % len(peers)]
         self._turn += 1
         request = MembersRequest(group=member.group, remote_id=peer_id, local_id=member.self_id)
         member.send(peer_id, request, self._on_response, None)

@@ -97,13 +97,18 @@ class Membership:
         return self.is_by_log or self.is_joining or not self.is_complete
 
     @property
+    def _committed_index(self) -> int:
+        """The last entry that is known to be committed. After a restart the store's index can be below its begin."""
+        return max(self._store.committed_index, self._store.ledger_begin_index - 1)
+
+    @property
     def is_committed(self) -> bool:
-        return self.current.index <= self._store.committed_index
+        return self.current.index <= self._committed_index
 
     @property
     def committed(self) -> MemberList:
         """The latest committed list."""
-        index = self._store.committed_index
+        index = self._committed_index
         return next((each for each in reversed(self._lists) if each.index <= index), self._first)
 
     @property
@@ -137,7 +142,7 @@ class Membership:
         return self.told if self.committed.index >= 0 else ""
 
     def _text_of(self, found: MemberList) -> str:
-        return found.told(self._store.committed_index)
+        return found.told(self._committed_index)
 
     def had(self, member_id: str) -> bool:
         """Whether a list that this member knows has that member. Lists whose entries expired are forgotten."""

@@ -45,7 +45,11 @@ class CommitIndex:
         return self._own_from <= (self._member.store.committed_index if committed is None else committed)
 
     def advance(self) -> None:
-        """Commit the entries of the own term that a quorum has, and all entries that every member has."""
+        """Commit the entries of the own term that a quorum has, and all entries that every member has.
+
+        The latter only if no entry of the log made the list of members: a removed member may still be elected, with
+        another entry in place of one of an older term.
+        """
         member = self._member
         if not member.is_leader:
             return
@@ -60,7 +64,7 @@ class CommitIndex:
             return
         if not self._is_own(index):
             index = matches[-1]
-            if index <= committed:
+            if index <= committed or member.members.is_by_log:
                 return
         if member.commit(index):
             self._appends.committed(member.store.committed_index)

@@ -9,6 +9,7 @@ from pyspark_dledger.errors import DiskFullError
 from pyspark_dledger.format.control import NOOP
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
+from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 
 _EMPTY = Bodies.of([b""])
@@ -21,16 +22,18 @@ class Noop:
     An election with a committed log needs none, so idle groups do not grow by elections.
     """
 
-    def __init__(self, member: Member, application: ApplicationCaller) -> None:
+    def __init__(self, member: Member, application: ApplicationCaller, commit_index: CommitIndex) -> None:
         self._member = member
         self._application = application
+        self._commit_index = commit_index
         self._retry_at = 0
 
     def tick(self) -> None:
         member, store = self._member, self._member.store
         if not member.is_leader or (store.committed_index == store.ledger_end_index and not member.owes_entry):
             return
-        if member.others and not member.members.not_taking_controls:
+        has_others = member.others or member.members.is_by_log
+        if has_others and not member.members.not_taking_controls:
             self.append()
 
     def append(self) -> None:
@@ -46,3 +49,6 @@ class Noop:
             return
         except DISK_FAILURES as error:
             member.report_problem(f"entries of earlier terms are not committed: no NOOP appended ({error})")
+            return
+        # A majority without others has it already.
+        self._commit_index.advance()
