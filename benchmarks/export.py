@@ -1,4 +1,4 @@
-"""Export of a log in three forms by one process on one core, compared with Spark writing the same rows.
+"""Export of a log by one process on one core: in three forms, compared with Spark writing the same rows, and to tables.
 
 The time is that of the whole process: reading, writing, fsync, reading back, and for a CommitLog its queues and index.
 Spark has two cores, and neither syncs nor checks its files.
@@ -77,8 +77,30 @@ def export(name: str, form: str, peer: str, goal: float | None) -> Result:
     return result.with_least(goal) if goal is not None else result.with_ratio_goal(1)
 
 
+def appended(name: str, form: str) -> Result:
+    """The log appended to a new table, without a peer."""
+    ensure(LOG)
+    size = sum(file.stat().st_size for file in (LOG.node / "data").iterdir())
+    with folders(name) as fresh:
+
+        def seconds() -> float:
+            folder = fresh()
+            folder.mkdir(parents=True)
+            catalog = f"type=sql,uri=sqlite:///{folder}/catalog.db,warehouse=file://{folder}"
+            table = ["rocketmq.messages", "-o", f"catalogProperties={catalog}"]
+            target = table if form == "iceberg" else [str(folder / "table")]
+            touch_memory(ROUND_BYTES)
+            return timed(lambda: on_one_core("export", str(LOG.path), *target, "--to", form))()
+
+        taken = alternate({"ours": seconds}, ROUNDS, WARM_UPS)["ours"]
+    detail = {"seconds": rounded(taken), "logBytes": size}
+    return Result(name, size / 1e6 / taken, "MB/s", detail=detail).with_least(100)
+
+
 BENCHMARKS: dict[str, Callable[[str], Result]] = {
     "export-commitlog": partial(export, form="commitlog", peer="parquet", goal=300),
     "export-parquet": partial(export, form="parquet", peer="parquet", goal=None),
     "export-jsonl": partial(export, form="jsonl", peer="json", goal=None),
+    "export-iceberg": partial(appended, form="iceberg"),
+    "export-delta": partial(appended, form="delta"),
 }

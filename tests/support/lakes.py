@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,14 +83,15 @@ def _in_child(action: Callable[[], object]) -> int:
     """Start `action` in a process of its own. The libraries of tables start threads there, and not in this one."""
     if child := os.fork():
         return child
-    code = 1
+    code = 0
     try:
         action()
-        code = 0
     except StoreInUseError:
-        code = 0
+        pass
+    except BaseException:  # noqa: BLE001 - the parent fails with its traceback
+        traceback.print_exc()
+        code = 1
     finally:
-        sys.stderr.flush()
         os._exit(code)
 
 
@@ -115,7 +117,7 @@ def kill_exports(form: str, folder: Path, kills: int, draw: random.Random) -> in
         write_dledger(store, [message(number) for number in range(count)])
         is_done = False
         while not is_done and killed < kills:
-            children = [_in_child(lambda: lake.export(store, commitBytes=4096)) for _ in range(draw.choice((1, 1, 2)))]
+            children = [_in_child(lambda: lake.export(store, commitBytes=2048)) for _ in range(draw.choice((1, 1, 2)))]
             ended = [_ended(child, draw.random() * LONGEST_SECONDS) for child in children]
             killed += ended.count(False)
             is_done = any(ended)
