@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Filters
+from pyspark_dledger.log.conditions import ALL_ROWS, intersect
 from pyspark_dledger.log.option_uses import SCAN, check_use
 from pyspark_dledger.log.options import ReadOptions, find_option, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan_read, read_known, read_partition
@@ -20,7 +21,11 @@ from pyspark_dledger.log.store_view import StoreView
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
+    from pyspark_dledger.log.arrow.log_dataset import LogDataset
+    from pyspark_dledger.log.arrow.parallel import PlanParts
+    from pyspark_dledger.log.lookups import Lookup
     from pyspark_dledger.log.verify.findings import Finding
 
 
@@ -61,15 +66,68 @@ class Log(StoreView):
         `options` are those of a Spark read, by the same names, and override those of `open_log`. Raises OptionError,
         StoreError and, with mode=FAILFAST, MalformedError.
         """
+        names, plan = self._planner(columns, options)
+        return (batch for partition in plan(names) for batch in self._read(partition))
+
+    def reader(
+        self,
+        columns: list[str] | tuple[str, ...] | None = None,
+        *,
+        filter: pc.Expression | None = None,  # noqa: A002 - pyarrow's name
+        threads: int | None = None,
+        ordered: bool = True,
+        **options: Any,
+    ) -> pa.RecordBatchReader:
+        """The rows of `scan` that meet `filter`, as a reader that other libraries take (``__arrow_c_stream__``).
+
+        So many `threads` read, by default one for each core. Without `ordered`, rows come as they are read. The schema
+        is there without rows, too. Raises what `scan` does.
+        """
+        from pyspark_dledger.format.columns import ALL_COLUMNS
+        from pyspark_dledger.log.arrow.parallel import reader_opener, stream_of
+
+        names, plan = self._planner(columns, options)
+        open_reader = reader_opener(plan, self._read, threads, ordered)
+        if filter is None:
+            return open_reader(names)
+        from pyspark_dledger.log.arrow.log_dataset import LogDataset  # loads pyarrow.dataset
+
+        rows = LogDataset([column.name for column in ALL_COLUMNS], open_reader).scanner(names, filter)
+        return stream_of(rows.projected_schema, rows.to_batches())
+
+    def dataset(self, *, threads: int | None = None, ordered: bool = True, **options: Any) -> LogDataset:
+        """The rows of `scan` as a pyarrow dataset; see `reader`.
+
+        DuckDB and Polars ask it for the columns and rows of a query only.
+        """
+        from pyspark_dledger.log.arrow.log_dataset import LogDataset  # loads pyarrow.dataset
+        from pyspark_dledger.log.arrow.parallel import reader_opener
+
+        names, plan = self._planner(None, options)
+        return LogDataset(names, reader_opener(plan, self._read, threads, ordered))
+
+    def _planner(self, columns: Iterable[str] | None, options: Mapping[str, Any]) -> tuple[tuple[str, ...], PlanParts]:
+        """The columns of a scan, and a call that plans one. Raises OptionError."""
         given = parse_options(options)
         if given.include_entry_body and columns is not None and "entryBody" not in columns:
             raise OptionError("option includeEntryBody has no effect on given columns: add entryBody to them")
         merged = replace(self.options, **{field: getattr(given, field) for field in map(_field, options)})
         check_use(merged, SCAN)
         log = self if _chooses_same(merged, self.options) else Log(self.path, merged)
-        partitions = plan_read(log, _checked_columns(columns, merged), merged, option_filters(merged))
-        read = read_partition if self.options.unread is None else partial(read_known, unread=self.unread)
-        return (batch for partition in partitions for batch in read(partition))
+
+        def plan(
+            names: tuple[str, ...],
+            filters: Filters = ALL_ROWS,
+            lookup: Lookup | None = None,
+            part_bytes: int | None = None,
+        ) -> list[Partition]:
+            chosen = replace(merged, max_partition_bytes=merged.max_partition_bytes or part_bytes)
+            return plan_read(log, names, chosen, intersect(option_filters(merged), filters), lookup)
+
+        return _checked_columns(columns, merged), plan
+
+    def _read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition) if self.options.unread is None else read_known(partition, unread=self.unread)
 
 
 def _field(option: str) -> str:

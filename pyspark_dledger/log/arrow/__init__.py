@@ -1,0 +1,1 @@
+"""The log for engines that read Arrow: DuckDB, Polars, pandas, pyarrow."""
