@@ -58,6 +58,11 @@ py::tuple read_bodies(const py::object& count, const py::object& block) {
                         array_of(puts.has_id));
 }
 
+// A request that was received is a writable memoryview, whose bytes nobody else uses.
+bool is_received(const py::object& block) {
+  return PyMemoryView_Check(block.ptr()) && PyMemoryView_GET_BUFFER(block.ptr())->readonly == 0;
+}
+
 // The fields of a Bodies. `keep` is an array of bool and `queue_offsets` one of int64, with a value for each body.
 py::tuple stamp_bodies(const py::object& count, const py::object& block, const py::object& keep,
                        const py::object& queue_offsets, int64_t store_timestamp, const py::bytes& store_host) {
@@ -72,6 +77,10 @@ py::tuple stamp_bodies(const py::object& count, const py::object& block, const p
   const Stamp stamp{store_timestamp, host};
   const Stamped plan =
       released(bodies.block.size, [&] { return plan_stamps(bodies, kept.range().data, numbers, stamp); });
+  if (is_received(block) && keeps_all(plan, bodies)) {
+    released(plan.block_size, [&] { stamp_in_place(plan, stamp); });
+    return py::make_tuple(bodies.count, block);
+  }
   const auto [stamped, data] = make_bytes(plan.block_size);
   uint8_t* const to = data;
   released(plan.block_size, [&] { stamp_puts(plan, stamp, to); });

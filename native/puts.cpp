@@ -166,16 +166,23 @@ void check_stamps(const Stamped& plan, const Stamp& stamp) {
   }
 }
 
-// Writes the message as it is stored, without its physicalOffset.
-void write_stamped(const Message& message, int64_t queue_offset, const Stamp& stamp, int64_t size, uint8_t* to) {
-  const auto born = static_cast<size_t>(message.store_host() - 8 - message.p);
-  std::memcpy(to, message.p, born);
-  store_be32(to, static_cast<uint32_t>(size));
+// Writes what a stamp changes into a message whose first `born` bytes, and its size, are there.
+void write_stamp(const Message& message, size_t born, int64_t queue_offset, const Stamp& stamp, uint8_t* to) {
   store_be64(to + 20, static_cast<uint64_t>(queue_offset));
   const int32_t width = stamp.host.size() == 20 ? kFlagStoreHostV6 : 0;
   store_be32(to + 36, static_cast<uint32_t>((message.flags & ~kFlagStoreHostV6) | width));
   store_be64(to + born, static_cast<uint64_t>(stamp.timestamp));
   std::memcpy(to + born + 8, stamp.host.data(), stamp.host.size());
+}
+
+size_t born_size(const Message& message) { return static_cast<size_t>(message.store_host() - 8 - message.p); }
+
+// Writes the message as it is stored, without its physicalOffset.
+void write_stamped(const Message& message, int64_t queue_offset, const Stamp& stamp, int64_t size, uint8_t* to) {
+  const size_t born = born_size(message);
+  std::memcpy(to, message.p, born);
+  store_be32(to, static_cast<uint32_t>(size));
+  write_stamp(message, born, queue_offset, stamp, to);
   const uint8_t* const rest = message.after_store_host();
   std::memcpy(to + born + 8 + stamp.host.size(), rest, static_cast<size_t>(message.p + message.size - rest));
 }
@@ -291,6 +298,22 @@ void stamp_puts(const Stamped& plan, const Stamp& stamp, uint8_t* block) {
     store_be32(block + kLengthSize * static_cast<int64_t>(i), static_cast<uint32_t>(size));
     write_stamped(message, plan.queue_offsets[i], stamp, size, to);
     to += size;
+  });
+}
+
+bool keeps_all(const Stamped& plan, const PackedBodies& bodies) {
+  if (plan.block_size != bodies.block.size || static_cast<int64_t>(plan.sizes.size()) != bodies.count) return false;
+  for (size_t i = 0; i < plan.sizes.size(); i++) {
+    if (plan.sizes[i] != plan.messages[i].size) return false;
+  }
+  return true;
+}
+
+void stamp_in_place(const Stamped& plan, const Stamp& stamp) {
+  for_each_put(plan, [&](size_t i) {
+    const Message message = parse(plan.messages[i]);
+    if (stamped_size(message, stamp) != plan.sizes[i]) fail_changed();
+    write_stamp(message, born_size(message), plan.queue_offsets[i], stamp, const_cast<uint8_t*>(message.p));
   });
 }
 

@@ -67,6 +67,9 @@ struct Stamped {
 // reading all from memory would cost as much as copying them.
 Stamped plan_stamps(const PackedBodies& bodies, const uint8_t* keep, const int64_t* queue_offsets, const Stamp& stamp);
 void stamp_puts(const Stamped& plan, const Stamp& stamp, uint8_t* block);
+// Whether all puts are kept with their sizes, so that `stamp_in_place` can be called instead.
+bool keeps_all(const Stamped& plan, const PackedBodies& bodies);
+void stamp_in_place(const Stamped& plan, const Stamp& stamp);
 
 // Writes the position of each message among consecutive entries into it. Throws std::invalid_argument if the index
 // units do not fit the entries.

@@ -156,7 +156,8 @@ class Engine(Protocol):
     ) -> Bodies:
         """A new block of the puts to keep, with their queue offsets, the store's time (ms) and its host.
 
-        A message grows or shrinks if its storeHost has another width. Raises ValueError if none is kept, for an invalid
+        A message grows or shrinks if its storeHost has another width. A writable memoryview may be changed and
+        returned: a received request has no other user. Raises ValueError if none is kept, for an invalid
         message, and for one that becomes too long.
         """
 

@@ -159,6 +159,20 @@ def test_puts_get_queue_offset_store_time_and_host(put_host: bytes, host: bytes)
         assert body == expected
 
 
+@pytest.mark.parametrize("host", [V4, V6])
+@pytest.mark.parametrize("kept", [(True, True, True), (True, False, True)])
+def test_a_received_block_is_stamped_as_a_copy(host: bytes, kept: tuple[bool, ...]) -> None:
+    """A writable memoryview may be changed, if all messages stay and keep their sizes."""
+    bodies = block_of(put(), put(topic=b"T" * 200), put(body=b""))
+    arguments = np.array(kept), np.arange(7, 10), 99, host
+    expected = PYTHON.stamp_puts(bodies, *arguments)
+    received = memoryview(bytearray(bodies.block))
+    stamped = NATIVE.stamp_puts(Bodies(bodies.count, received), *arguments)
+    assert (stamped.count, bytes(stamped.block)) == (expected.count, bytes(expected.block))
+    assert (stamped.block is received) == (host == V4 and all(kept))
+    assert stamped.block is received or received == bodies.block
+
+
 def test_arrays_with_a_step_are_read_correctly() -> None:
     bodies = block_of(put(), put(), put())
     keep, offsets = np.array([True, False, False, True, True, True])[::2], np.arange(6)[::2]

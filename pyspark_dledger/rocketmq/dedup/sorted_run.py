@@ -198,9 +198,11 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
     """
     order = _sorted_order(found)
     ordered = found.take(order)
-    producers, starts = np.unique(ordered.producer, return_index=True)
+    # `unique` sorts, which one producer does not need.
+    one = slice(1) if found.is_one_producer else slice(None)
+    producers, starts = np.unique(ordered.producer[one], return_index=True)
     columns = (producers, starts, ordered.first, ordered.second, ordered.index)
-    parts = [np.ascontiguousarray(column).astype("<i8" if column.dtype.kind == "i" else "<u8") for column in columns]
+    parts = [np.ascontiguousarray(column, "<i8" if column.dtype.kind == "i" else "<u8") for column in columns]
     crc = 0
     for part in parts:
         crc = crc32(part.data, crc)
