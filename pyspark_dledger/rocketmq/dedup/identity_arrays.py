@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +31,6 @@ class IdentityArrays:
 
     def __len__(self) -> int:
         return len(self.index)
-
-    @cached_property
-    def is_one_producer(self) -> bool:
-        return not len(self) or bool((self.producer == self.producer[0]).all())
 
     def ids(self) -> bytes:
         """Consecutive identities of 24 bytes each."""

@@ -198,9 +198,8 @@ def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_du
     """
     order = _sorted_order(found)
     ordered = found.take(order)
-    # `unique` sorts, which one producer does not need.
-    one = slice(1) if found.is_one_producer else slice(None)
-    producers, starts = np.unique(ordered.producer[one], return_index=True)
+    starts = _starts(ordered.producer)
+    producers = ordered.producer[starts]
     columns = (producers, starts, ordered.first, ordered.second, ordered.index)
     parts = [np.ascontiguousarray(column, "<i8" if column.dtype.kind == "i" else "<u8") for column in columns]
     crc = 0
@@ -246,12 +245,20 @@ def _sorted_order(found: IdentityArrays) -> Longs:
     if (ordered[1:] == ordered[:-1]).any():
         # Rare; only equal first halves need the full comparison.
         return np.lexsort((found.second, found.first, found.producer))
-    if found.is_one_producer:
+    starts = _starts(found.producer)
+    if len(starts) <= 1:
         return order
-    producers, number = np.unique(found.producer, return_inverse=True)
+    # Messages of one producer often follow each other: then few producers are sorted.
+    producers, number = np.unique(found.producer[starts], return_inverse=True)
     # numpy sorts 16-bit numbers by counting.
     short = number.astype(np.uint16 if len(producers) < _MAX_UINT16_PRODUCERS else np.int64)
+    short = np.repeat(short, np.diff(starts, append=len(order)))
     return order[np.argsort(short[order], kind="stable")]
+
+
+def _starts(values: Words) -> Longs:
+    """Where consecutive equal values begin."""
+    return np.flatnonzero(np.concatenate([np.ones(min(len(values), 1), np.bool_), values[1:] != values[:-1]]))
 
 
 def run_paths(folder: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName, in_queue
 
 _POLL_SECONDS = 0.005
+_MAX_UINT16 = 1 << 16
 _CHUNK_BYTES = 16 * 1024 * 1024
 
 
@@ -77,8 +78,9 @@ class TopicQueues:
         bases = np.array([self.end(name) for name in queues], np.int64)
         counts = np.bincount(mine, minlength=len(queues))
         before = np.empty(len(mine), np.int64)
-        # How many messages of the same queue precede each one.
-        before[np.argsort(mine, kind="stable")] = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # How many messages of the same queue precede each one. numpy sorts 16-bit numbers by counting.
+        short = mine.astype(np.uint16) if len(queues) <= _MAX_UINT16 else mine
+        before[np.argsort(short, kind="stable")] = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets[counted] = bases[mine] + before
         return offsets
 

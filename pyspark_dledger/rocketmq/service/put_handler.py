@@ -139,7 +139,10 @@ class PutHandler:
         tables: LeaderTables, put: _AdmittedPut, appended: AppendedEntries, locations: npt.NDArray[np.int64]
     ) -> None:
         """Add the appended messages to the tables, and set their locations."""
-        puts, kept = put.puts, put.kept
+        puts = put.puts
+        is_whole = len(put.kept) == len(puts.queue)
+        # A slice copies nothing.
+        kept = slice(None) if is_whole else put.kept
         assert put.bodies is not None
         index = np.arange(appended.first_index, appended.last_index + 1)
         locations[kept, 0] = index
@@ -149,8 +152,8 @@ class PutHandler:
         tables.add_queues(puts.queues)
         ids = puts.ids
         has_id = puts.has_id[kept]
-        if len(kept) < len(puts.queue) or not has_id.all():
-            ids = np.frombuffer(ids, _ID)[kept[has_id]].tobytes()
+        if not (is_whole and has_id.all()):
+            ids = np.frombuffer(ids, _ID)[put.kept[has_id]].tobytes()
             index = index[has_id]
         tables.recent.add(ids, index)
 
