@@ -241,19 +241,19 @@ def _path_of(folder: Path, covered: EntryRange) -> Path:
 def _sorted_order(found: IdentityArrays) -> Longs:
     """By producer, hash and index: equal identities keep the order of the log."""
     order: Longs = np.argsort(found.first)
-    ordered = found.first[order]
-    if (ordered[1:] == ordered[:-1]).any():
-        # Rare; only equal first halves need the full comparison.
-        return np.lexsort((found.second, found.first, found.producer))
     starts = _starts(found.producer)
-    if len(starts) <= 1:
-        return order
-    # Messages of one producer often follow each other: then few producers are sorted.
-    producers, number = np.unique(found.producer[starts], return_inverse=True)
-    # numpy sorts 16-bit numbers by counting.
-    short = number.astype(np.uint16 if len(producers) < _MAX_UINT16_PRODUCERS else np.int64)
-    short = np.repeat(short, np.diff(starts, append=len(order)))
-    return order[np.argsort(short[order], kind="stable")]
+    if len(starts) > 1:
+        # Messages of one producer often follow each other: then few producers are sorted.
+        producers, number = np.unique(found.producer[starts], return_inverse=True)
+        # numpy sorts 16-bit numbers by counting.
+        short = number.astype(np.uint16 if len(producers) < _MAX_UINT16_PRODUCERS else np.int64)
+        short = np.repeat(short, np.diff(starts, append=len(order)))
+        order = order[np.argsort(short[order], kind="stable")]
+    first, producer = found.first[order], found.producer[order]
+    if ((first[1:] == first[:-1]) & (producer[1:] == producer[:-1])).any():
+        # Rare; only equal first halves of one producer need the full comparison.
+        return np.lexsort((found.second, found.first, found.producer))
+    return order
 
 
 def _starts(values: Words) -> Longs:
