@@ -126,7 +126,8 @@ class ScanRequest:
     """A range of a segment, and the rows and columns to read.
 
     Rows that begin in ``[start, end)`` are read; ``start`` is an entry boundary. With ``end_is_boundary`` the walk must
-    arrive at ``end`` exactly, as it does at positions of `Engine.split`.
+    arrive at ``end`` exactly, as it does at positions of `Engine.split`. A reader of a plan compares the
+    ``fingerprints``; engines ignore them.
     """
 
     segment: Segment
@@ -141,6 +142,7 @@ class ScanRequest:
     max_batch_rows: int = 10_000
     max_batch_bytes: int = 10 * 1024 * 1024
     end_is_boundary: bool = False
+    fingerprints: tuple[Fingerprint, ...] = field(default=(), repr=False)
 
 
 class Compressed(NamedTuple):

@@ -8,6 +8,7 @@ from pyspark_dledger.log.options import OPTIONS, TABLES, ReadOptions
 _STORE = frozenset({"selfId", "dataDirs", "engine"})
 _BOUND = frozenset({"committedBound", "replicas", "groupSize"})
 _PARTITIONS = frozenset({"maxPartitionBytes", "minPartitions"})
+_SPARK = frozenset({"pushFilters", "defaultParallelism"})
 _BATCHES = frozenset({"maxBatchRows", "maxBatchBytes"})
 _VALUES = frozenset({"verifyCrc", "maxBodyBytes", "includeEntryBody"})
 _QUEUES = frozenset({"topic", "queueId"})
@@ -50,9 +51,9 @@ BACKUP = "a backup"
 
 USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
-    SPARK_LOG: _LOG | {"pushFilters", "trustKeyIndex"},
+    SPARK_LOG: _LOG | _SPARK | {"trustKeyIndex"},
     STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound", "clockTolerance"},
-    GROUP_READ: _ROWS | _END | _GROUP | {"engine", "pushFilters"},
+    GROUP_READ: _ROWS | _END | _GROUP | _SPARK | {"engine"},
     GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
     "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
     "an export to parquet": _LOG,
@@ -113,7 +114,7 @@ def _uses(name: str) -> str:
     """The tables and streams that an option has an effect on."""
     if name == "table":
         return "spark.read and dledger dump"
-    if name == "pushFilters":
+    if name in _SPARK:
         return f"{SPARK_LOG} and {GROUP_READ}"
     if name == "trustKeyIndex":
         return f"{SPARK_LOG} and {FIND}"

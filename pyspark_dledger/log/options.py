@@ -187,9 +187,12 @@ class ReadOptions:
     )
     tags: tuple[str, ...] | None = option(None, NAMES, "list: only messages with one of these")
     max_partition_bytes: int | None = option(
-        None, SIZE, "size above which a segment is split; up to 1g if a scan is selective", shown="128m"
+        None, SIZE, "size above which a segment is split; 1g if selective", shown="128m"
     )
-    min_partitions: int | None = option(None, integer_from(1, INT32_MAX), "minimum number of partitions, by splitting")
+    min_partitions: int | None = option(None, integer_from(1, INT32_MAX), "minimum number of partitions")
+    default_parallelism: int | None = option(
+        None, integer_from(1, INT32_MAX), "cores to split for; the extension sets it", scope=BATCH
+    )
     max_batch_rows: int = option(10_000, integer_from(1, 1_000_000), "maximum rows of an Arrow batch, up to 1000000")
     max_batch_bytes: int = option(
         10 * _MEBIBYTE, size_up_to(_MAX_BATCH_BYTES, "512m"), "maximum size of an Arrow batch, up to 512m"

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import EntryHeader
@@ -78,8 +79,12 @@ def _anchor(segments: Sequence[Segment]) -> tuple[Segment, Fingerprint] | None:
     return None
 
 
-def fingerprints_of(store: StoreView, request: ScanRequest) -> tuple[Fingerprint, ...]:
-    """What the reader of a request has to find at the begin and at the end of its range."""
+def with_fingerprints(store: StoreView, request: ScanRequest) -> ScanRequest:
+    """The request with what its reader has to find at the begin and at the end of its range."""
+    return changed(request, fingerprints=_fingerprints_of(store, request))
+
+
+def _fingerprints_of(store: StoreView, request: ScanRequest) -> tuple[Fingerprint, ...]:
     segment, log_end = request.segment, store.ends.get(request.segment.source)
     base, end = segment.base, segment.end
     last = log_end[1].last_pos if log_end is not None else -1
@@ -164,9 +169,7 @@ def _opened(path: str) -> Iterator[_Read]:
         yield file.read
 
 
-def is_there_as_planned(
-    request: ScanRequest, fingerprints: Iterable[Fingerprint], origin: Origin | None, fail_on_data_loss: bool
-) -> bool:
+def is_there_as_planned(request: ScanRequest, origin: Origin | None, fail_on_data_loss: bool) -> bool:
     """Whether the file of a range is the one that was planned on; false if it has expired and may be skipped.
 
     Raises StoreError for another file, or none, and DataLossError for an expired one with `fail_on_data_loss`.
@@ -178,7 +181,7 @@ def is_there_as_planned(
     else:
         try:
             with _opened(segment.path) as read:
-                for planned in fingerprints:
+                for planned in request.fingerprints:
                     _check(segment, planned, read, origin)
             return True
         except OSError as error:

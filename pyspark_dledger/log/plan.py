@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,12 +12,13 @@ from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.process_memory import free_address_space
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, Fingerprint, IntFilter, ScanRequest, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
-from pyspark_dledger.log.origin import Origin, fingerprints_of, is_there_as_planned, origin_of
+from pyspark_dledger.log.origin import Origin, is_there_as_planned, origin_of, with_fingerprints
+from pyspark_dledger.log.partition_size import partition_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.time_ranges import in_time
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.io.unread_files import UnreadFiles
     from pyspark_dledger.log.lookups import Lookup
 
-_MAX_PARTITION_BYTES = 128 * 1024 * 1024
-# A Spark task costs about 30 ms; in that time a scan that yields few bytes reads a gigabyte.
-_SELECTIVE_PARTITION_BYTES = 1024 * 1024 * 1024
 _MIN_TARGET_BYTES = 1024
 # If the address space is limited: a batch is made while the one before is written, and its buffers double.
 _BATCHES_IN_MEMORY = 16
@@ -42,13 +39,11 @@ _WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
 class Partition:
     """The input of one task: ranges of segments and gaps between them, in the order of the log.
 
-    Readers compare what they find with the ``fingerprints`` of each range, if there are any, and with ``origin``, which
-    the plan was made of. ``fails`` is the option failOnDataLoss.
+    ``origin`` is what the plan was made of; ``fails`` is the option failOnDataLoss.
     """
 
     ranges: tuple[ScanRequest | FileGap, ...]
     engine: str
-    fingerprints: tuple[tuple[Fingerprint, ...], ...] = field(default=(), repr=False)
     origin: Origin | None = field(default=None, repr=False)  # an export of a log that grows compares plans
     fails: bool = field(default=True, repr=False)
 
@@ -128,9 +123,8 @@ def read_known(partition: Partition, unread: UnreadFiles) -> Iterator[pa.RecordB
 
 
 def _as_planned(partition: Partition) -> Iterator[ScanRequest | FileGap]:
-    fingerprints = partition.fingerprints or ((),) * len(partition.ranges)
-    for part, expected in zip(partition.ranges, fingerprints, strict=True):
-        if isinstance(part, FileGap) or is_there_as_planned(part, expected, partition.origin, partition.fails):
+    for part in partition.ranges:
+        if isinstance(part, FileGap) or is_there_as_planned(part, partition.origin, partition.fails):
             yield part
 
 
@@ -253,9 +247,7 @@ def _plan(
         return []
     selective = _is_selective(columns, filters)
     total = sum(part.end - part.start for part in ranges)
-    target = options.max_partition_bytes or _usual_size(total, selective)
-    if options.min_partitions is not None:
-        target = max(min(target, -(-total // options.min_partitions)), 1)
+    target = partition_size(total, options, selective)
     splits = _split_all(store, ranges, target)
     while options.min_partitions is not None and len(splits) < options.min_partitions and target > _MIN_TARGET_BYTES:
         # Ranges are cut at entries, so they can be larger than the target.
@@ -265,12 +257,11 @@ def _plan(
             break
     is_grouped = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
     groups = _group(splits, target) if is_grouped else [[part] for part in splits]
-    template_partition = Partition((), store.engine.NAME, (), origin_of(store), options.fail_on_data_loss)
+    planned = Partition((), store.engine.NAME, origin_of(store), options.fail_on_data_loss)
     return [
         changed(
-            template_partition,
-            ranges=tuple(group),
-            fingerprints=tuple(() if isinstance(part, FileGap) else fingerprints_of(store, part) for part in group),
+            planned,
+            ranges=tuple([part if isinstance(part, FileGap) else with_fingerprints(store, part) for part in group]),
         )
         for group in groups
     ]
@@ -283,13 +274,6 @@ def _in_time(store: StoreView, ranges: list[ScanRequest | FileGap], tolerance: i
     pieces = iter(in_time(store, parts, wanted, tolerance)) if wanted is not None else None
     for part in ranges:
         yield from [part] if isinstance(part, FileGap) or pieces is None else next(pieces)
-
-
-def _usual_size(total: int, selective: bool) -> int:
-    """Bytes of a partition by default. A selective scan has fewer, but one for each core of this machine."""
-    if not selective:
-        return _MAX_PARTITION_BYTES
-    return min(max(total // (os.cpu_count() or 1), _MAX_PARTITION_BYTES), _SELECTIVE_PARTITION_BYTES)
 
 
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.spec import Filters, IntFilter
-from pyspark_dledger.log import open_log, plan
+from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.store import StoreConfig
@@ -574,14 +574,6 @@ def test_a_large_max_partition_bytes_takes_segments_together(store: Store) -> No
 
 def test_a_selective_scan_plans_fewer_tasks(store: Store) -> None:
     assert len(planned(store.path, ("index", "term"))) == 1
-
-
-def test_a_selective_scan_has_a_partition_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    mib = 1 << 20
-    for cores, total, size in ((16, 10_240, 640), (2, 10_240, 1024), (16, 200, 128)):
-        monkeypatch.setattr(plan.os, "cpu_count", lambda cores=cores: cores)
-        assert plan._usual_size(total * mib, True) == size * mib
-        assert plan._usual_size(total * mib, False) == 128 * mib
 
 
 def test_ranges_that_cannot_match_are_not_planned(store: Store) -> None:

@@ -65,6 +65,7 @@ VALUES = {
     "tags": "a",
     "maxPartitionBytes": "4096",
     "minPartitions": "2",
+    "defaultParallelism": "2",
     "maxBatchRows": "7",
     "maxBatchBytes": "64k",
     "maxOffsetsPerTrigger": "5",

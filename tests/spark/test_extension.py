@@ -18,11 +18,14 @@ import pyspark_dledger as dl
 from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.spark import extension
 from tests.spark.test_spark_writer import numbers, write_small
+from tests.support.extension import HAS_EXTENSION
 from tests.support.long_runs import some
 from tests.support.sinks import bodies
+from tests.support.stores import opened
 
 pytestmark = pytest.mark.spark
 
+MIB = 1024**2
 _NAMES = (f"extended_{number}" for number in itertools.count())
 QUERIES = {
     "columns": "SELECT topic, max(index) FROM {0} GROUP BY topic ORDER BY topic",
@@ -143,6 +146,33 @@ def test_statistics_follow_the_log(extended: SparkSession, tmp_path: Path, name:
         assert leaf.scan().estimateStatistics().numRows().getAsLong() == rows
         assert leaf.stats().sizeInBytes() == rows * (8 + 8)  # Spark's sizes of index and of a row
         write_small(numbers(extended, 5), tmp_path)
+
+
+def test_plans_have_the_number_of_rows(extended: SparkSession, store: Path, name: str) -> None:
+    """Spark 4.3 drops the rows of all sources, unless a setting asks for them."""
+    extended.read.format("dledger").load(str(store)).createOrReplaceTempView(name)
+    extended.conf.set("spark.sql.cbo.enabled", "true")
+    try:
+        plan = extended.sql(f"EXPLAIN COST SELECT index FROM {name} WHERE index < 10").first()
+    finally:
+        extended.conf.unset("spark.sql.cbo.enabled")
+    assert plan is not None
+    assert re.search(r"RelationV2.*dledger, Statistics\(.*rowCount=\d+\)", plan[0])
+
+
+def test_large_segment_has_a_partition_for_each_core(
+    spark: SparkSession, extended: SparkSession, tmp_path: Path, name: str
+) -> None:
+    store = opened(tmp_path, data_file_size=16 * MIB)
+    store.append_as_leader([bytes([number]) * MIB for number in range(12)])
+    store.shutdown()
+    partitions = {}
+    for session in (spark, extended):
+        session.read.format("dledger").load(str(tmp_path)).createOrReplaceTempView(name)
+        query = session.sql(f"SELECT body FROM {name}")
+        partitions[session] = query._jdf.queryExecution().toRdd().getNumPartitions()
+    cores = spark.sparkContext.defaultParallelism
+    assert (partitions[extended], partitions[spark]) == (cores, cores if HAS_EXTENSION else 1)
 
 
 def test_filters_of_the_only_scan_are_pushed(extended: SparkSession, store: Path, name: str) -> None:

@@ -18,6 +18,7 @@ from pyspark_dledger.log.diff.replica import Replica
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, group_of
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.partition_size import size_for
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.log.store_view import StoreView
 
@@ -299,9 +300,8 @@ def _ranges(replicas: list[Replica], options: ReadOptions) -> list[tuple[int, in
     filled = [replica for replica in replicas if replica.end >= 0]
     if not filled:
         return []
-    target = options.max_partition_bytes or _PART_BYTES
-    if options.min_partitions is not None:
-        target = min(target, sum(replica.size for replica in filled) // options.min_partitions)
+    total = sum(replica.size for replica in filled)
+    target = size_for(options.max_partition_bytes or _PART_BYTES, total, options.min_partitions)
     # Between these, the set of replicas that have entries does not change.
     cuts = {edge for replica in filled for edge in (replica.begin, replica.end + 1)}
     covered: tuple[int, int] | None = None

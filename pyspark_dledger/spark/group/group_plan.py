@@ -8,14 +8,13 @@ from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
+from pyspark_dledger.log.partition_size import partition_size
 from pyspark_dledger.log.plan import matches_nothing
 from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, committed_index
 from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan
 from pyspark_dledger.spark.group.group_start import GroupStart
 
-# A task receives all bytes of its range, also those of rows and columns that it drops.
-_MAX_PARTITION_BYTES = 128 * 1024 * 1024
 # Times of messages are those of their leaders' clocks, which differ by less than this, in ms.
 _MAX_CLOCK_SKEW = 10 * 60 * 1000
 
@@ -46,9 +45,8 @@ def group_parts(
 def _ranges(
     log: GroupLog, options: ReadOptions, low: GroupEntry, last: GroupEntry
 ) -> Iterator[tuple[GroupEntry, GroupEntry]]:
-    size = options.max_partition_bytes or _MAX_PARTITION_BYTES
-    if options.min_partitions is not None:
-        size = max(min(size, -(-(last.end - low.pos) // options.min_partitions)), 1)
+    # No scan is selective: a task receives all bytes of its range, also those of rows and columns that it drops.
+    size = partition_size(last.end - low.pos, options)
     while True:
         high = log.last_within(low, last, size)
         yield low, high

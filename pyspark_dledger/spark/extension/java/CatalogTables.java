@@ -189,7 +189,7 @@ final class CatalogTables {
         return SOURCE.equalsIgnoreCase(name);
     }
 
-    private static SparkSession session() {
+    static SparkSession session() {
         return (SparkSession) SparkSession$.MODULE$.active();
     }
 

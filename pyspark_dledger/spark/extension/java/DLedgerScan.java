@@ -33,6 +33,9 @@ final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetad
     /** Written by pyspark_dledger/spark/read/batch_reader.py. */
     private static final Pattern STATISTICS = Pattern.compile("dledger-statistics rows=(-?\\d+) bytes=(\\d+);");
 
+    /** An option of the source: Python does not know the cores of the cluster. */
+    private static final String PARALLELISM = "defaultParallelism";
+
     private final PythonScan scan;
     private final Batch batch;
 
@@ -44,14 +47,16 @@ final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetad
     static DLedgerScan planned(String name, StructType schema, CaseInsensitiveStringMap options, Filter[] filters) {
         PythonDataSourceV2 source = new PythonDataSourceV2();
         source.setShortName(name);
-        Filter[] pushed = new Filter[0];
-        CaseInsensitiveStringMap given = options;
-        if (filters.length > 0 && SparkVersion.pushesFilters()) {
-            Map changed = new HashMap(options.asCaseSensitiveMap());
+        boolean pushes = filters.length > 0 && SparkVersion.pushesFilters();
+        Map changed = new HashMap(options.asCaseSensitiveMap());
+        if (pushes) {
             changed.put("pushFilters", "true");
-            given = new CaseInsensitiveStringMap(changed);
-            pushed = push(source, name, schema, given, filters);
         }
+        if (CatalogTables.isLog(options) && !options.containsKey(PARALLELISM)) {
+            changed.put(PARALLELISM, String.valueOf(CatalogTables.session().sparkContext().defaultParallelism()));
+        }
+        CaseInsensitiveStringMap given = new CaseInsensitiveStringMap(changed);
+        Filter[] pushed = pushes ? push(source, name, schema, given, filters) : new Filter[0];
         return new DLedgerScan(pythonScan(source, name, schema, given, pushed));
     }
 
