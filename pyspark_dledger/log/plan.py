@@ -54,11 +54,8 @@ class Partition:
 
     def with_ranges(self, change: Callable[[ScanRequest | FileGap], ScanRequest | FileGap | None]) -> Partition:
         """The same with each range changed, or without it if `change` returns None."""
-        expected = self.fingerprints or ((),) * len(self.ranges)
-        found = [
-            (new, each) for old, each in zip(self.ranges, expected, strict=True) if (new := change(old)) is not None
-        ]
-        return replace(self, ranges=tuple(new for new, _ in found), fingerprints=tuple(each for _, each in found))
+        changed_ranges = map(change, self.ranges)
+        return replace(self, ranges=tuple(part for part in changed_ranges if part is not None))
 
 
 @dataclass(frozen=True)
