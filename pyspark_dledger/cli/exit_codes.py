@@ -13,8 +13,8 @@ READ_EXITS = (
     "its exit code is 1. " + _PATH
 )
 EXPORT_EXITS = (
-    "exit codes: 0 done; 1 done, but rows were left out, have a problem, or there are none; 2 error; 130 interrupted. "
-    "The same command continues an interrupted export. " + _PATH
+    "exit codes: 0 done; 1 done, but rows were left out, have a problem, or there are none "
+    "(tables: 0); 2 error; 130 interrupted. The same command continues an interrupted export. " + _PATH
 )
 REBUILD_EXITS = (
     "exit codes: 0 done, or with --dry-run nothing would change; 1 with --dry-run something would change; 2 error; "

@@ -41,7 +41,7 @@ from tests.support.generate import mq_message, write_consume_queue, write_dledge
 
 # A group and a path exclude each other, in words of their own.
 GROUP = ("group", "peers")
-FORMS = ("commitlog", "parquet", "jsonl", "delta")
+FORMS = ("commitlog", "parquet", "jsonl", "iceberg", "delta")
 Options = dict[str, str]
 
 # Values that are not the default; REPLICA is a folder.

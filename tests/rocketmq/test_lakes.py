@@ -245,6 +245,20 @@ def test_other_filters_are_refused(lake: Lake, store: Path) -> None:
     assert lake.export(store, topic="Topic1").rows == 0
 
 
+def test_rows_that_no_filter_passes_are_done(lake: Lake, store: Path) -> None:
+    first, second = (lake.export(store, topic="None") for _ in range(2))
+    assert (first.rows, first.parts, second.parts) == (0, 1, 0)
+    written(store.parent, 60)
+    assert lake.export(store, topic="None").parts == 1
+    assert lake.rows("pos") == []
+
+
+def test_the_latest_entry_can_be_the_start(lake: Lake, store: Path) -> None:
+    assert lake.export(store, startingOffsets="latest").rows == 0
+    written(store.parent, 60)
+    assert lake.export(store, startingOffsets="latest").rows == 29
+
+
 def test_new_columns_are_added(lake: Lake, store: Path) -> None:
     lake.export(store, columns="index,pos,body")
     written(store.parent, 60)
@@ -295,6 +309,15 @@ def test_nothing_committed_is_nothing_to_append(lake: Lake, tmp_path: Path) -> N
     assert lake.export(store, committedBound="end").rows > 0
 
 
+def test_a_table_that_forgets_the_position_is_refused(store: Path, tmp_path: Path) -> None:
+    lake = Lake("delta", tmp_path)
+    lake.export(store)
+    retention = {"delta.setTransactionRetentionDuration": "interval 1 days"}
+    lake.table().alter.set_table_properties(retention)
+    with pytest.raises(StoreError, match=r"found its property delta.setTransactionRetentionDuration set: unset it"):
+        lake.export(store)
+
+
 @pytest.mark.parametrize(
     ("form", "options", "error"),
     [
@@ -302,8 +325,8 @@ def test_nothing_committed_is_nothing_to_append(lake: Lake, tmp_path: Path) -> N
         ("delta", {"catalog": "prod"}, "option catalog is only for an export to iceberg, not to delta"),
         (
             "delta",
-            {"storageOptions": "a"},
-            "option storageOptions: expected NAME=VALUE,NAME=VALUE or a JSON object, found 'a'",
+            {"storageOptions": "secret"},
+            "option storageOptions: expected NAME=VALUE,NAME=VALUE or a JSON object of texts, found something else",
         ),
         ("delta", {"run": map}, "an export to delta runs in one process: leave out spark"),
         ("iceberg", {}, "expected a table NAMESPACE.TABLE of an Iceberg catalog, found messages"),

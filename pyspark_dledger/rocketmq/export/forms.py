@@ -31,13 +31,27 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
 
 
+def _properties(option_name: str) -> Parser:
+    """Texts by name. Errors do not show them: they can contain secrets."""
+    accepts = "NAME=VALUE,NAME=VALUE or a JSON object"
+
+    def parse(value: object) -> dict[str, str]:
+        try:
+            return _parse_properties(value)
+        except ValueError:
+            raise OptionError(f"option {option_name}: expected {accepts} of texts, found something else") from None
+
+    return Parser(accepts, parse)
+
+
 def _parse_properties(value: object) -> dict[str, str]:
-    if isinstance(value, str):
+    if isinstance(value, str) and value.startswith("{"):
+        value = parse_json(value, dict)
+    elif isinstance(value, str):
         pairs = [text.partition("=") for text in value.split(",")]
-        is_json = value.startswith("{")
-        value = parse_json(value, dict) if is_json else {name.strip(): text for name, equals, text in pairs if equals}
-        if not is_json and len(value) != len(pairs):
+        if not all(equals for _, equals, _ in pairs):
             raise ValueError
+        value = {name.strip(): text for name, _, text in pairs}
     if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in (*value, *value.values())):
         raise ValueError
     return dict(value)
@@ -57,7 +71,6 @@ COMPRESSIONS = ("none", "gzip", "zstd")
 
 _FILES, _COMMIT_LOG = ("parquet", "jsonl"), ("commitlog",)
 _COLUMNAR, _PARTITIONED, _ICEBERG, _DELTA = (*_FILES, *LAKES), ("parquet", *LAKES), ("iceberg",), ("delta",)
-_PROPERTIES = Parser("NAME=VALUE,NAME=VALUE or a JSON object", _parse_properties)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +100,20 @@ class ExportOptions:
         scope=_COMMIT_LOG,
     )
     commit_bytes: int = option(
-        256 * 1024 * 1024, SIZE, "bytes of the log in a commit; memory is about four times as large", scope=LAKES
+        256 * 1024 * 1024, SIZE, "bytes of the log in a commit; needs 4 times the memory", scope=LAKES
     )
     catalog: str | None = option(None, TEXT, "iceberg: the catalog's name; default `default`", scope=_ICEBERG)
     catalog_properties: dict[str, str] | None = option(
-        None, _PROPERTIES, "iceberg: its properties, in addition to pyiceberg's configuration", scope=_ICEBERG
+        None,
+        _properties("catalogProperties"),
+        "iceberg: its properties, in addition to pyiceberg's configuration",
+        scope=_ICEBERG,
     )
     storage_options: dict[str, str] | None = option(
-        None, _PROPERTIES, "delta: options of the storage, in addition to the environment", scope=_DELTA
+        None,
+        _properties("storageOptions"),
+        "delta: options of the storage, in addition to the environment",
+        scope=_DELTA,
     )
 
 

@@ -21,6 +21,7 @@ APP_ID = "dledger.{}"
 """The application ids of the transactions with the numbers of the position. Two commits with the same one conflict."""
 
 _DAY = pa.field("day", pa.date32())
+_RETENTION = "delta.setTransactionRetentionDuration"
 _PARTITIONS = ["topic", _DAY.name]
 
 
@@ -45,7 +46,12 @@ class DeltaLake:
                 self._table = DeltaTable(self._name, storage_options=storage)
 
     def position(self) -> LakePosition | None:
-        """See `LakeTable.position`."""
+        """See `LakeTable.position`. Raises StoreError if the table forgets positions."""
+        if _RETENTION in self._loaded().metadata().configuration:
+            raise StoreError(
+                f"{self._name}: expected a table that keeps transactions, which have the position, found its property "
+                f"{_RETENTION} set: unset it, or export to a new table"
+            )
         with table_errors(self._name):
             numbers = {name: self._loaded().transaction_version(APP_ID.format(name)) for name in NAMES}
             return position_from_numbers(numbers, self._name)

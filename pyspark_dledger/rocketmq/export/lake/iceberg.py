@@ -104,7 +104,9 @@ class IcebergTable:
     def _create(self, schema: pa.Schema) -> None:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
-        self._catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
+        namespace = self._name.rpartition(".")[0]
+        if not self._catalog.namespace_exists(namespace):
+            self._catalog.create_namespace_if_not_exists(namespace)
         # Another run may be first.
         with (
             suppress(TableAlreadyExistsError, CommitFailedException),
