@@ -23,7 +23,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, StoreError
 from pyspark_dledger.format.encode.admission import Admitted, Rejected
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import numbered_id, read_ids, replace_ids, tagged, words_of
+from pyspark_dledger.format.encode.put_ids import CLAIM, numbered_id, read_ids, replace_ids, tagged, words_of
 from pyspark_dledger.format.encode.puts import ProducerState, PutIds
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import Message, parse_message
@@ -399,6 +399,31 @@ def _simple_leader(
             known[identity] = locations[-1]
         index += 1
     return locations
+
+
+def test_a_claim_of_a_later_run_rejects_new_messages_of_earlier_ones(tmp_path: Path) -> None:
+    producer, other = b"producer", b"another."
+    ids = read_ids(puts(rows(6)))
+
+    def put(client: Client, run: int, count: int, producer: bytes = producer) -> None:
+        batch = rows(6).slice(0, count)
+        client.put_messages(replace_ids(puts(batch), producer, tagged(ids[:count], run, 0)))
+
+    with message_nodes(tmp_path, 1) as group, client_of(group) as client:
+        assert client.producer(producer, 1, CLAIM) == ProducerState()
+        put(client, 1, 3)
+        assert client.producer(producer, 2, CLAIM).other_runs == 3
+        assert client.producer(producer, 1, CLAIM) == ProducerState(3, 0) == client.producer(producer, 1)
+        put(client, 1, 3)
+        put(client, 1, 6, other)
+        put(client, 2, 2)
+        with pytest.raises(GroupError, match="expected messages of the job's last run"):
+            put(client, 1, 4)
+        assert client.producer(producer).count == 5
+        client.producer(producer, 3, CLAIM)
+        for run in (1, 2):
+            with pytest.raises(GroupError, match="expected messages of the job's last run"):
+                put(client, run, 5)
 
 
 def test_the_state_of_a_producer_has_its_runs_and_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import random
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.put_ids import CLAIM, read_ids, replace_ids, tagged
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
+from pyspark_dledger.raft.client.results import PutResult
 from pyspark_dledger.spark.sink import repeated_job
-from pyspark_dledger.spark.sink.job_identity import txn_producer
-from tests.support.jobs import Jobs, Killed, divided
+from pyspark_dledger.spark.sink.job_identity import Job, txn_producer
+from pyspark_dledger.spark.sink.task_writer import WrittenRange, _write_messages
+from tests.support.jobs import Jobs, Killed, divided, rows_of
 from tests.support.long_runs import mostly_slow
 from tests.support.message_nodes import MessageNodes, message_nodes
 
@@ -98,6 +104,56 @@ def test_equal_rows_are_exact_or_refused(group: MessageNodes, client: Client, st
         assert bodies(group, start) <= Counter(EQUAL)
         jobs.run([chance.sample(rows, len(rows)) for rows in first], chance, is_killed=False)
     assert bodies(group, start) == Counter(EQUAL)
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(40), 1, 1))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_task_of_an_earlier_run_writes_no_row_again(
+    group: MessageNodes, client: Client, start: int, mode: str, seed: int
+) -> None:
+    """A later run writes all rows while the task waits for the source."""
+    chance = random.Random(seed)
+    app = {"txn_app_id": str(uuid.uuid4())} if "txn_version" in MODES[mode] else {}
+    jobs = new_jobs(client, **MODES[mode], **app)
+    job = Job(jobs.name, str(uuid.uuid4()), "the batch", is_micro_batch=not app)
+    batches = list(rows_of(DISTINCT, len(DISTINCT)))
+    waits = chance.randrange(len(batches) - 1)
+
+    def source() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            if number == waits:
+                jobs.run(divided(DISTINCT, chance), chance, is_killed=False)
+            yield batch
+
+    is_same = mode == "idColumns"  # in all runs
+    with nullcontext() if is_same else pytest.raises(DLedgerError, match="messages of the job's last run"):
+        _write_messages(source(), client, jobs.format, jobs.options, job, WrittenRange(0))
+    assert bodies(group, start) == Counter(DISTINCT)
+
+
+class _ForgottenClaim:
+    """A client of a driver whose leader takes the same rows of an earlier run, too, after it forgot the claim."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.producer, self.topics = client.producer, client.topics
+
+    def put_messages(self, bodies: Bodies, queue_nums: int) -> PutResult:
+        result = self._client.put_messages(bodies, queue_nums)
+        producer = base64.urlsafe_b64decode(bytes(bodies.block)[-33:-1])[:8]
+        self._client.producer(producer, 7, CLAIM)
+        self._client.put_messages(replace_ids(bodies, producer, tagged(read_ids(bodies), 7, 0)), queue_nums)
+        return result
+
+
+def test_rows_of_an_earlier_run_after_a_change_of_the_leader_are_an_error(client: Client) -> None:
+    jobs, chance = new_jobs(client), random.Random(2)
+    with pytest.raises(Killed):
+        jobs.run([DISTINCT], chance, is_killed=True)
+    other: Any = _ForgottenClaim(client)
+    jobs.client = other
+    with pytest.raises(DLedgerError, match=r"expected 60 messages in the log, found \d+: a task of an earlier run"):
+        jobs.run([DISTINCT], chance, is_killed=False)
 
 
 def test_a_repeated_job_with_other_rows_is_refused(group: MessageNodes, client: Client, start: int) -> None:

@@ -45,7 +45,7 @@ class Jobs:
         messages = []
         for number in numbers:
             written = WrittenRange(number)
-            batches = _batches(partitions[number], point)
+            batches = rows_of(partitions[number], point)
             _write_messages(batches, self.client, self.format, self.options, job, written)
             messages.append(written)
             point -= len(partitions[number])
@@ -79,7 +79,7 @@ class _MortalClient:
         return self._client.put_messages(*given)
 
 
-def _batches(rows: Sequence[str], until: int) -> Iterator[pa.RecordBatch]:
+def rows_of(rows: Sequence[str], until: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows in small batches. Raises Killed before row `until`."""
     for start in range(0, len(rows), _ROWS_PER_BATCH):
         part = rows[start : start + _ROWS_PER_BATCH]

@@ -177,6 +177,8 @@ class LeaderTables:
         """Identities above the sorted runs."""
         self.only_runs: dict[int, int] = {}
         """The only run of a producer, for producers whose messages were counted."""
+        self.claims: dict[int, list[int]] = {}
+        """The runs that claimed a producer, in the order of their first claim."""
         self._queue_counts: dict[str, int] = {}
         self.add_queues(queues.ends())
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.encode.put_ids import runs_of
+from pyspark_dledger.format.encode.put_ids import CLAIM, runs_of
 from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, concatenated, identity_arrays
+from pyspark_dledger.rocketmq.message_arrays import Longs
 from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
 
 _MAX_IDS = MAX_STATE_IDS // CONTENT_SIZE
@@ -21,6 +22,8 @@ def producer_state(
 ) -> ProducerState:
     """The state of a producer, committed or not. It may read the disk, if an earlier run's messages are asked for."""
     number = int.from_bytes(producer, "little")
+    if from_index == CLAIM:
+        _claim(tables, number, run)
     tables.recent.forget(identities.covered)
     old, covered = identities.of_producer(number)
     ids, index = tables.recent.of_producer(number, covered)
@@ -35,6 +38,30 @@ def producer_state(
     last_number = min(int(found.first.max()), INT64_MAX) if len(found) else -1
     state = ProducerState(len(found), int(others), last_number, last_index=int(found.index.max()) if len(found) else -1)
     return state if from_index < 0 else _with_ids(state, found, from_index)
+
+
+def _claim(tables: LeaderTables, producer: int, run: int) -> None:
+    """Make a run the last one of its job, unless another one has claimed the job since this one did."""
+    runs = tables.claims.setdefault(producer, [])
+    if run not in runs:
+        runs.append(run)
+    if len(tables.claims) > _MAX_KNOWN:
+        del tables.claims[next(iter(tables.claims))]
+
+
+def check_claims(tables: LeaderTables, ids: bytes, new: Longs) -> None:
+    """Raise ValueError if one of these `new` messages is of another run of its job than the last that claimed it."""
+    if not tables.claims or not len(new):
+        return
+    words = np.frombuffer(ids, WORD).reshape(-1, 3)[new]
+    is_one = (words[:, 0] == words[0, 0]).all()
+    for producer in np.unique(words[: 1 if is_one else None, 0]).tolist():
+        runs = tables.claims.get(producer)
+        if runs is None:
+            continue
+        mine = words[words[:, 0] == producer]
+        if (runs_of(mine[:, 1], mine[:, 2]) != runs[-1]).any():
+            raise ValueError("expected messages of the job's last run, found new ones of another run: end that one")
 
 
 def _remember(tables: LeaderTables, producer: int, run: int) -> None:

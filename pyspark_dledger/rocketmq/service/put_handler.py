@@ -25,6 +25,7 @@ from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentit
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
+from pyspark_dledger.rocketmq.service.producer_states import check_claims
 from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits
 
 _LENGTH = np.dtype(">u4")
@@ -91,6 +92,7 @@ class PutHandler:
         is_new = np.ones(bodies.count, np.bool_)
         is_new[[*copies, *repeats]] = False
         kept = np.flatnonzero(is_new)
+        check_claims(tables, puts.ids, kept[puts.has_id[kept]])
         queue_offsets = np.zeros(bodies.count, np.int64)
         queue_offsets[kept] = tables.queues.number(puts.queues, puts.queue[kept], puts.sys_flag[kept])
         stamped = None

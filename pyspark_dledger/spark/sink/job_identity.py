@@ -4,6 +4,10 @@ A micro-batch is a job of its query, with a run for each start of the query. A b
 ``txnVersion`` is a job, too, with a run for each ``save()``. Tasks of the first run write. Tasks of a later run, which
 may have other partitions, write nothing: the driver compares the job's rows with the log, and writes the missing ones
 (`repeated_job`). Only in a micro-batch with ``idColumns`` do they write: identities do not contain the run then.
+
+Each task claims the job for its run, and so does the driver: the leader then rejects new messages of earlier runs, as
+of a task that outlived its driver. Claims end with the leadership. Such a task can write rows again between an election
+and the next claim, and if the leader changes after the job; the driver of a repeated micro-batch finds the former.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pyspark import TaskContext
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.put_ids import (
+    CLAIM,
     MAX_PARTITIONS,
     digest_word,
     read_ids,
@@ -141,7 +146,7 @@ def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -
         if client.producer(before.producer).count:
             return Attempt(before)
     run = run_tag(job.run)
-    is_repeated = client.producer(job.producer, run).other_runs > 0
+    is_repeated = client.producer(job.producer, run, CLAIM).other_runs > 0
     if columns is not None:
         return Attempt(KeyIdentities(job.producer, columns, run), is_repeated)
     return Attempt(RunIdentities(job, partition), is_repeated)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import content_keys, numbered_id, read_ids, replace_ids, words_of
+from pyspark_dledger.format.encode.put_ids import CLAIM, content_keys, numbered_id, read_ids, replace_ids, words_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.client.results import PutResult
@@ -43,7 +43,8 @@ class PackedBodies(NamedTuple):
 class LeftRows(NamedTuple):
     """What one task left to the driver; ``is_repeated``: all its rows. ``title`` and ``producer`` are of the job.
 
-    ``key_tag`` is given with ``idColumns``: the run in the identities (`put_ids`).
+    ``key_tag`` is given with ``idColumns``: the run in the identities (`put_ids`). ``run`` is the job's, if another one
+    has other identities.
     """
 
     title: str
@@ -51,6 +52,7 @@ class LeftRows(NamedTuple):
     is_repeated: bool
     key_tag: int | None
     rows: tuple[PackedBodies, ...] = ()
+    run: int | None = None
 
 
 def complete(
@@ -62,11 +64,16 @@ def complete(
     if the log has rows that are not the job's, before anything is written, or if ``idColumns`` do not identify rows.
     """
     job = left[0]
+    if job.run is not None:
+        client.producer(job.producer, job.run, CLAIM)
     messages = list(_missing(client, left))
     is_marked = version is not None and bool(messages)
     results = [client.put_messages(part, queue_nums) for part in _parts(messages[: len(messages) - is_marked])]
+    rows = sum(part.count for each in left for part in each.rows)
     if job.key_tag is not None:
-        _check_keys(client, job, sent + sum(part.count for each in left for part in each.rows) - is_marked)
+        _check_keys(client, job, sent + rows - is_marked)
+    if job.is_repeated and job.run is not None and version is None:
+        _check_alone(client, job, job.run, rows)
     if version is not None and is_marked:
         producer, number = version
         last = replace_ids(Bodies.of(messages[-1:]), producer, numbered_id(number))
@@ -123,6 +130,16 @@ def _parts(messages: Sequence[bytes]) -> Iterator[Bodies]:
         size += len(message)
     if size:
         yield Bodies.of(messages[start:])
+
+
+def _check_alone(client: Client, job: LeftRows, run: int, expected: int) -> None:
+    """Raise DLedgerError for messages of an earlier run that a new leader took, which forgets claims."""
+    found = client.producer(job.producer, run).count
+    if found > expected:
+        raise DLedgerError(
+            f"{job.title}: expected {expected} messages in the log, found {found}: a task of an earlier run wrote "
+            "rows again while the leader changed; end that run"
+        )
 
 
 def _check_keys(client: Client, job: LeftRows, expected: int) -> None:

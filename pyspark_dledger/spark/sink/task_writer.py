@@ -21,6 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.put_ids import run_tag
 from pyspark_dledger.format.encode.put_rows import topic_problem
 from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
@@ -105,7 +106,8 @@ def _write_messages(
         _send(batches, sender, written, left if options.txn_app_id is not None else None)
     tag = attempt.identities.tag if isinstance(attempt.identities, KeyIdentities) else None
     if not isinstance(attempt.identities, PartitionIdentities):
-        written.left = LeftRows(job.title, attempt.identities.producer, attempt.is_repeated, tag, tuple(left))
+        run = run_tag(job.run) if attempt.identities.producer == job.producer else None
+        written.left = LeftRows(job.title, attempt.identities.producer, attempt.is_repeated, tag, tuple(left), run)
 
 
 def _send(
