@@ -78,7 +78,7 @@ def test_a_member_with_a_full_disk_refuses_leadership() -> None:
 def test_a_member_with_a_full_disk_leaves_elections_to_others_for_a_while() -> None:
     core = OneCore(filled(0))
     fill(core)
-    core.tick(15_000)
+    core.tick(21_000)
     assert requested_terms(core) == []
     core.tick(3000)
     assert requested_terms(core)

@@ -346,8 +346,9 @@ def test_two_members_continue_after_one_lost_its_disk(tmp_path: Path, is_restore
         group.start("n1", store=new, join=not is_restored)
         assert group.leader() == "n0"
         eventually(lambda: appended(client, b"four"))
-        # Each can lead again, with all that was acknowledged.
+        # Each can lead again, with all that was acknowledged, once it votes.
         eventually(lambda: group.status("n1")["endIndex"] == group.status("n0")["endIndex"])
+        eventually(lambda: not client.status("n1").problem)
         client.transfer("n1")
         assert group.leader() == "n1"
         rows = [entry.body for entry in client.read(0, "n1").entries() if not entry.channel]

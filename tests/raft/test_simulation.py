@@ -19,7 +19,7 @@ from tests.simulation.summary import missing_events
 SEEDS = range(100, 220)
 PROCESSES = 2
 MUTANT_SEEDS = 400
-FOUND = (103607, 103935, 104519, 200091, 306002, 307828, 310575, 323618, 414530, 704216, 713324, 803645)
+FOUND = (103607, 103935, 104519, 200091, 306002, 307828, 310575, 323618, 414530, 704216, 713324, 803645, 810495)
 """Seeds that showed defects of changes of members (with a full disk, a new member, a leader that left), of new
 disks, of a leader with damage, of clocks that go back, and of members without the list."""
 

@@ -90,8 +90,11 @@ class CoreConfig:
 
     @property
     def patience_ms(self) -> int:
-        """How long a member that cannot write leaves elections to others: they miss their leader, then they vote."""
-        return self.leak_ms + _PATIENCE * self.max_vote_interval_ms
+        """How long a member that cannot write leaves elections to others.
+
+        They miss their leader, then they vote. One that asks a member that still follows it waits as long again.
+        """
+        return 2 * self.leak_ms + _PATIENCE * self.max_vote_interval_ms
 
     @property
     def quorum(self) -> int:
