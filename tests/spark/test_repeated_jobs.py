@@ -147,9 +147,8 @@ class _ForgottenClaim:
 
 
 def test_rows_of_an_earlier_run_after_a_change_of_the_leader_are_an_error(client: Client) -> None:
-    jobs, chance = new_jobs(client), random.Random(2)
-    with pytest.raises(Killed):
-        jobs.run([DISTINCT], chance, is_killed=True)
+    jobs, chance = new_jobs(client), random.Random(0)
+    jobs.run([DISTINCT[:30]], chance, is_killed=False)
     other: Any = _ForgottenClaim(client)
     jobs.client = other
     with pytest.raises(DLedgerError, match=r"expected 60 messages in the log, found \d+: a task of an earlier run"):
