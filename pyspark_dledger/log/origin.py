@@ -88,7 +88,8 @@ def _fingerprints_of(store: StoreView, request: ScanRequest) -> tuple[Fingerprin
     segment, log_end = request.segment, store.ends.get(request.segment.source)
     base, end = segment.base, segment.end
     last = log_end[1].last_pos if log_end is not None else -1
-    if request.start == base and request.end >= end and not base <= last < end:
+    is_whole = request.start == base and request.end >= end and type(segment.path) is str
+    if is_whole and not base <= last < end:
         head, entry, tail = store.file_ends(segment, True)
         first = _first_of(head, entry, segment)
         if first is not None and len(tail) == TAIL_BYTES and first.pos + first.size < end - TAIL_BYTES:

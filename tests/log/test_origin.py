@@ -19,6 +19,7 @@ from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import Partition, read_partition
 from tests.support.generate import mq_message, write_commitlog
 from tests.support.golden import unpack
+from tests.support.opened_files import opened_files
 from tests.support.stores import FILE, bodies, data_files, opened
 
 COUNT = 50
@@ -125,6 +126,33 @@ def test_a_shorter_copy_of_a_file_is_refused(path: Path) -> None:
     parts = plan(path)
     files[1].write_bytes(files[1].read_bytes()[: FILE - 30])
     assert "found 34 of 64 bytes" in refused(parts[1:2])
+
+
+def test_another_end_of_a_file_is_refused(path: Path) -> None:
+    files = write_log(path)
+    parts = plan(path)
+    files[1].write_bytes(files[1].read_bytes()[:-8] + b"another ")
+    assert "of 64 bytes" in refused(parts[1:2])
+
+
+def test_a_plan_opens_files_that_the_log_has_left_once(path: Path) -> None:
+    left = write_log(path)[:-2]
+    with opened_files(path / "dledger-n0" / "data") as names:
+        plan(path)
+    assert {names.count(file.name) for file in left} == {1}
+
+
+def test_a_later_plan_sees_what_a_new_leader_wrote(path: Path) -> None:
+    write_log(path, committed=10)
+    before = open_log(path)
+    options = parse_options({"maxPartitionBytes": FILE})
+    before.plan(DEFAULT_NAMES, options, Filters())
+    store = opened(path)
+    store.truncate(COUNT - 8)
+    store.append_as_leader([b"another".ljust(100, b".")] * 20, 3)
+    store.shutdown()
+    parts = before.refreshed().plan(DEFAULT_NAMES, options, Filters())
+    assert len(rows(parts)) == COUNT + 12
 
 
 def test_another_last_entry_is_refused(path: Path) -> None:
