@@ -106,7 +106,12 @@ class IcebergTable:
 
         namespace = self._name.rpartition(".")[0]
         if not self._catalog.namespace_exists(namespace):
-            self._catalog.create_namespace_if_not_exists(namespace)
+            try:
+                self._catalog.create_namespace(namespace)
+            except Exception:
+                # Another run was first. Errors of an SQL catalog are then those of its database.
+                if not self._catalog.namespace_exists(namespace):
+                    raise
         # Another run may be first.
         with (
             suppress(TableAlreadyExistsError, CommitFailedException),
