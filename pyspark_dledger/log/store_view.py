@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -218,15 +218,19 @@ class StoreView:
     @cached_property
     def first_entries(self) -> list[tuple[Segment, tuple[int, int, int]]]:
         """The DLedger segments with entries up to the end of the log, each with pos, index and term of its first."""
-        last = self.ends[DLEDGER][0].base if DLEDGER in self.ends else -1
-        segments = [segment for segment in self.ledger_segments if segment.base <= last]
+        segments = list(self._written_segments())
         firsts = zip(segments, map_reads(self.first_entry, segments, self.path), strict=True)
         return [(segment, first) for segment, first in firsts if first is not None]
 
-    @property
+    def _written_segments(self) -> Iterator[Segment]:
+        last = self.ends[DLEDGER][0].base if DLEDGER in self.ends else -1
+        return (segment for segment in self.ledger_segments if segment.base <= last)
+
+    @cached_property
     def begin_index(self) -> int:
         """The index of the first DLedger entry; -1 without one."""
-        return self.first_entries[0][1][1] if self.first_entries else -1
+        firsts = map(self.first_entry, self._written_segments())
+        return next((first[1] for first in firsts if first is not None), -1)
 
     def position_of(self, index: int) -> int:
         """The position of the first entry with at least `index`; the end of the log without one.
