@@ -30,6 +30,7 @@ VERBS = {
     "lost": "print which messages are lost, as far as indexes and queues know them",
     "consumers": "print how far consumer groups lag",
     "find": "print the rows with an id, a key, an index or a time",
+    "sql": "print the rows of an SQL query of the log and the other tables; needs DuckDB",
     "follow": "print rows as they are committed, until interrupted",
     "export": "write a log as a store for a broker without DLedger, as Parquet, as JSON lines or to a table",
     "report": "write one self-contained HTML page about a store",

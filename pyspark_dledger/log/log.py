@@ -83,7 +83,7 @@ class Log(StoreView):
         So many `threads` read, by default one for each core. Without `ordered`, rows come as they are read. The schema
         is there without rows, too. Raises what `scan` does.
         """
-        from pyspark_dledger.format.columns import ALL_COLUMNS
+        from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
         from pyspark_dledger.log.arrow.parallel import reader_opener, stream_of
 
         names, plan = self._planner(columns, options)
@@ -92,7 +92,7 @@ class Log(StoreView):
             return open_reader(names)
         from pyspark_dledger.log.arrow.log_dataset import LogDataset  # loads pyarrow.dataset
 
-        rows = LogDataset([column.name for column in ALL_COLUMNS], open_reader).scanner(names, filter)
+        rows = LogDataset(arrow_schema(tuple(COLUMN_BY_NAME)), open_reader).scanner(names, filter)
         return stream_of(rows.projected_schema, rows.to_batches())
 
     def dataset(self, *, threads: int | None = None, ordered: bool = True, **options: Any) -> LogDataset:
@@ -100,11 +100,12 @@ class Log(StoreView):
 
         DuckDB and Polars ask it for the columns and rows of a query only.
         """
+        from pyspark_dledger.format.columns import arrow_schema
         from pyspark_dledger.log.arrow.log_dataset import LogDataset  # loads pyarrow.dataset
         from pyspark_dledger.log.arrow.parallel import reader_opener
 
         names, plan = self._planner(None, options)
-        return LogDataset(names, reader_opener(plan, self._read, threads, ordered))
+        return LogDataset(arrow_schema(names), reader_opener(plan, self._read, threads, ordered))
 
     def _planner(self, columns: Iterable[str] | None, options: Mapping[str, Any]) -> tuple[tuple[str, ...], PlanParts]:
         """The columns of a scan, and a call that plans one. Raises OptionError."""

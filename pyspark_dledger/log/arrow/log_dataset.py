@@ -9,20 +9,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.arrow.parallel import OpenReader
 from pyspark_dledger.log.arrow.pushdown import pushed_of
 
 
 class LogDataset(ds.Dataset):
-    """The rows of a log. Each scan reads them again, with the columns and filters of the scan only.
+    """Rows of a store. Each scan reads them again, with the columns and, with `pushes_filters`, rows of the scan only.
 
     A scan raises what `Log.scan` does. Its other calls are those of `pyarrow.dataset.Dataset`, except those that need
     files. No part of it is a C++ dataset: `pyarrow.dataset.dataset([...])` cannot join it to others.
     """
 
-    def __init__(self, names: Iterable[str], open_reader: OpenReader) -> None:
-        self._schema, self._open_reader = arrow_schema(tuple(names)), open_reader
+    def __init__(self, schema: pa.Schema, open_reader: OpenReader, *, pushes_filters: bool = True) -> None:
+        self._schema, self._open_reader, self._pushes_filters = schema, open_reader, pushes_filters
 
     @property
     def schema(self) -> pa.Schema:
@@ -40,7 +39,7 @@ class LogDataset(ds.Dataset):
         `options` are those of `pyarrow.dataset.Scanner`. Raises KeyError for an unknown column.
         """
         chosen = list(self._schema.names) if columns is None else columns
-        pushed = None if filter is None else pushed_of(filter)
+        pushed = None if filter is None or not self._pushes_filters else pushed_of(filter)
         rest = None if pushed is not None and pushed.is_exact else filter
         expressions = [] if rest is None else [rest]
         if isinstance(chosen, Mapping):
@@ -53,7 +52,7 @@ class LogDataset(ds.Dataset):
 
     def count_rows(self, **options: Any) -> int:
         """How many rows a scan with these options has."""
-        count: int = self.scanner(**{"columns": ["pos"], **options}).count_rows()
+        count: int = self.scanner(**{"columns": [], **options}).count_rows()
         return count
 
     def _needed(self, names: Iterable[str], expressions: Iterable[pc.Expression]) -> tuple[str, ...]:
@@ -64,7 +63,7 @@ class LogDataset(ds.Dataset):
             found.update(dict.fromkeys(self._schema.names if pushed is None else pushed.columns))
         for name in found:
             self._schema.field(name)
-        return tuple(found) or ("pos",)
+        return tuple(found) or (self._schema.names[0],)
 
     # pyarrow would use the C++ dataset for these, which is null, and crash.
 

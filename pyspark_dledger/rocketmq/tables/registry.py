@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
@@ -15,6 +15,8 @@ from pyspark_dledger.log.tables.table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from pyspark_dledger.log.arrow.log_dataset import LogDataset
 
 _MODULES = {
     "segments": "log.tables.segments_table",
@@ -59,3 +61,18 @@ def read_table(log: StoreView, name: str, options: ReadOptions | None = None) ->
     check_use(chosen, f"table {name}")
     for part in TABLES[name].plan(log, chosen):
         yield from TABLES[name].read(part)
+
+
+def table_dataset(log: StoreView, name: str) -> LogDataset:
+    """A table as a pyarrow dataset, which reads all of it for each query; see `Log.dataset`."""
+    from pyspark_dledger.log.arrow.log_dataset import LogDataset  # loads pyarrow.dataset
+    from pyspark_dledger.log.arrow.parallel import stream_of
+    from pyspark_dledger.log.tables.table import table_schema
+
+    columns = {column.name: column for column in TABLES[name].columns}
+
+    def open_reader(names: tuple[str, ...], *_: Any, **_options: Any) -> pa.RecordBatchReader:
+        batches = (batch.select(list(names)) for batch in read_table(log, name))
+        return stream_of(table_schema(columns[column] for column in names), batches)
+
+    return LogDataset(TABLES[name].schema, open_reader, pushes_filters=False)
