@@ -169,3 +169,26 @@ def test_groups_that_prove_nothing_are_refused() -> None:
 
     with pytest.raises(OptionError, match=r"do not show the ends of logs, as those of DLedger 0\.1"):
         committed(*(OldMember(number, 1, ones(3)) for number in range(3)))
+
+
+@pytest.mark.parametrize("found", [Entry(1, 1, 0, 1, b""), Entry(0, 1, -1, 1, b"")])
+def test_impossible_entries_are_an_error(found: Entry) -> None:
+    members = [JavaMember(number, 1, ones(3)) for number in range(3)]
+    members[0].fake.responses[GetRequest] = lambda _: GetResponse(group="g", entries=[found])
+    with group_of(*members) as client, pytest.raises(GroupError, match="expected responses of a Java member, found"):
+        client.read_java(0)
+
+
+def test_a_log_without_an_end_is_an_error() -> None:
+    """The search for its end would double the index for ever."""
+
+    def endless(request: Request) -> Response:
+        assert isinstance(request, VoteRequest)
+        is_before = request.ledger_end_term < 1
+        result = Vote.REJECT_EXPIRED_LEDGER_TERM if is_before else Vote.REJECT_SMALL_LEDGER_END_INDEX
+        return VoteResponse(group="g", term=1, vote_result=result)
+
+    members = [JavaMember(number, 1, ones(3)) for number in range(3)]
+    members[0].fake.responses[VoteRequest] = endless
+    with group_of(*members) as client, pytest.raises(GroupError, match="found a log of more than"):
+        client.java_status()

@@ -185,6 +185,8 @@ class JavaLog:
         step = 1
         while not await ends_before(low + step):
             low, step = low + step, 2 * step
+            if low > INT64_MAX // 4:
+                raise self._impossible(member_id, f"a log of more than {low} entries")
         return await _first(low, low + step, ends_before) - 1
 
     async def _vote(self, member_id: str, end_term: int, end_index: int) -> VoteResponse:
@@ -243,12 +245,19 @@ class JavaLog:
         request = GetRequest(group=group, remote_id=member_id, begin_index=index)
         response = await connection.request(request, self._members.timeout)
         if isinstance(response, GetResponse) and response.code == ResponseCode.SUCCESS and response.entries:
-            return response.entries[0]
+            entry = response.entries[0]
+            if entry.index != index or not 0 <= entry.pos <= INT64_MAX // 2:
+                raise self._impossible(member_id, f"index {entry.index} at {entry.pos} for index {index}")
+            return entry
         if response.code == ResponseCode.INDEX_OUT_OF_RANGE:
             return None
         if response.code in LEADER_MOVED:
             self._members.forget_leader(member_id)
         raise rejected_error(group, f"a request to get index {index}", member_id, response)
+
+    def _impossible(self, member_id: str, found: str) -> GroupError:
+        text = f"group {self._members.group}: expected responses of a Java member, found {found} from {member_id}"
+        return GroupError(text, ResponseCode.UNEXPECTED_ARGUMENT)
 
     def _lost_error(self, error: Exception) -> GroupError:
         text = f"group {self._members.group}: no response of its Java leader: {error}"
