@@ -24,6 +24,7 @@ MODULES = (
     "tail",
     "spark_write",
     "export",
+    "engines",
     "salvage",
 )
 
