@@ -152,9 +152,8 @@ void add_puts(py::module_& module) {
   py::class_<IdentityFilter>(module, "IdentityFilter")
       .def(py::init<int64_t>())
       .def_property_readonly("capacity", &IdentityFilter::capacity)
-      .def("add", [](IdentityFilter& filter, const py::object& ids) {
-        filter.add(Identities(HeldBytes(ids, "identities").range()));
-      })
+      .def("add", [](IdentityFilter& filter,
+                     const py::object& ids) { filter.add(Identities(HeldBytes(ids, "identities").range())); })
       .def("candidates", [](const IdentityFilter& filter, const py::object& ids) {
         return array_of(filter.candidates(Identities(HeldBytes(ids, "identities").range())));
       });
