@@ -139,8 +139,11 @@ class SimStore(DamagedStore):
         self._after(is_last, "save_members")
 
     def flush(self) -> int:
-        """The core must not flush; the simulation does."""
-        raise AssertionError("the core called flush")
+        """With ``is_sync`` the core must not flush; the simulation does. Without, a member flushes when it joins."""
+        if self.is_sync:
+            raise AssertionError("the core called flush")
+        self.flushed_index = self.ledger_end_index
+        return self.flushed_index
 
     # Called by the world
 

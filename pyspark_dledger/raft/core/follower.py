@@ -211,11 +211,14 @@ class Follower:
     def _check_joined(self, index: int) -> None:
         """Join with all that the leader has committed, of which the last is of its own term: none before is missing.
 
-        Under ``is_sync`` they must be durable: a member that has joined votes, also after it lost what was not.
+        They must be durable: a member that has joined votes, also after it lost what was not.
+        Raises StoreError.
         """
         member, committed = self._member, self._member.store.committed_index
         is_complete = max(index, 0) <= committed <= member.durable_index
         if is_complete and member.store.term_at(committed) == member.term:
+            if not member.is_sync:
+                member.store.flush()
             member.members.joined()
             member.resolve_problem("joining")
 
