@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.errors import DataLossError, OptionError, StoreError, StoreInUseError
+from pyspark_dledger.errors import DataLossError, DLedgerError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.forms import LAKES
 from pyspark_dledger.rocketmq.export.lake import delta, iceberg
@@ -307,6 +307,13 @@ def test_nothing_committed_is_nothing_to_append(lake: Lake, tmp_path: Path) -> N
     assert (report.rows, report.parts) == (0, 0)
     assert report.notes == ("no committed entry is known: the table has none",)
     assert lake.export(store, committedBound="end").rows > 0
+
+
+def test_a_wrong_path_of_a_store_creates_no_table(lake: Lake, tmp_path: Path) -> None:
+    with pytest.raises(DLedgerError, match="found nothing there"):
+        lake.export(tmp_path / "absent")
+    with pytest.raises(Exception, match=r"(?i)does not exist|no files"):
+        lake.table()
 
 
 def test_a_table_that_forgets_the_position_is_refused(store: Path, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ class _Run:
 
     def __init__(self, source: str, target: str, settings: ExportSettings, table: LakeTable) -> None:
         options = stream_options(settings.options, {"startingOffsets": settings.options.starting_offsets})
+        log = StoreView(source, options)  # before a table is created
         self._target, self._table = target, table
         self._names = tuple(dict.fromkeys((*settings.names, *PARTITION_COLUMNS)))
         self._columns = tuple(dict.fromkeys((*self._names, _PROBLEM)))
@@ -82,7 +83,7 @@ class _Run:
         self._schema = arrow_schema(self._names)
         table.load(self._schema)
         self._position = table.position()
-        self._first, self._filters = _checked(source, options, target, self._position)
+        self._first, self._filters = _checked(log, options, target, self._position)
         self.rows = self.problems = self.commits = self.source_bytes = 0
 
     def append_all(self, progress: Progress | None) -> None:
@@ -133,9 +134,11 @@ class _Run:
         raise StoreError(f"{self._target}: the table was changed during each of {_MAX_TRIES} commits: try again later")
 
 
-def _checked(source: str, options: ReadOptions, target: str, position: LakePosition | None) -> tuple[TailOffset, int]:
+def _checked(
+    log: StoreView, options: ReadOptions, target: str, position: LakePosition | None
+) -> tuple[TailOffset, int]:
     """The first entry of the log and the checksum of the filters. Raises StoreError if the table has others."""
-    log, filters = StoreView(source, options), filters_checksum(options)
+    filters = filters_checksum(options)
     if position is not None:
         check_same_log(log, position, target)
         if filters != position.filters:
