@@ -14,9 +14,6 @@ HERE = Path(__file__).resolve().parent
 CELL_TIMEOUT = 300
 """Seconds that a cell may take; generous, for busy machines."""
 
-NOISE = ("WARNING: ", "Picked up ")
-"""Prefixes of lines that Java prints when Spark starts, depending on its version and settings."""
-
 
 def execute(path: Path) -> nbformat.NotebookNode:
     """Run the notebook at `path` with this Python; return it with its outputs, and leave the file as it is.
@@ -36,16 +33,9 @@ def execute(path: Path) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it ran
         if cell.cell_type == "code":
-            cell.outputs = [output for output in map(_without_noise, cell.outputs) if output.get("text") != ""]
+            cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
     notebook.metadata["language_info"] = {"name": "python"}
     return notebook
-
-
-def _without_noise(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    if output.get("name") == "stderr":
-        lines = output.text.splitlines(keepends=True)
-        output.text = "".join(line for line in lines if not line.startswith(NOISE))
-    return output
 
 
 def main(names: list[str]) -> None:

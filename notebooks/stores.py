@@ -1,4 +1,4 @@
-"""What the notebooks share: bundled stores, copies to damage, tables, a Spark session, and how figures are shown."""
+"""What the notebooks share: bundled stores, copies to damage, tables, and how figures are shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,11 +20,11 @@ from IPython.display import display
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.report import drawing
-from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
+from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table, table_dataset
 
 if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
     from matplotlib.figure import Figure
-    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "tests" / "goldens"
@@ -36,8 +35,8 @@ MAX_COPY_BYTES = 1 << 30
 # What a broker has in its storePathRootDir in addition to the log.
 _ROOT_ENTRIES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "checkpoint", "abort")
 _BLOCK = 1 << 20
-# How Spark quotes an error of the data source.
-_QUOTED_ERROR = re.compile(r"pyspark_dledger\.errors\.\w+: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+# How DuckDB quotes an error of a table.
+_QUOTED_ERROR = re.compile(r"^pyspark_dledger\.errors\.\w+: (.*)$", re.MULTILINE)
 
 pd.set_option("display.max_colwidth", None)
 pd.set_option("display.max_columns", None)
@@ -165,50 +164,40 @@ def need(is_there: Any, text: str) -> None:
 def in_one_line() -> Iterator[None]:
     """Print what the store lacks in one line, instead of a traceback, and skip the rest of the block."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="toPandas attempted Arrow")
-            yield
+        yield
     except (MissingError, dl.StoreError, dl.OptionError) as error:
         sys.stdout.write(f"Skipped: {error}\n")
     except Exception as error:
-        quoted = _QUOTED_ERROR.search(str(error)) if type(error).__module__.startswith("pyspark.") else None
+        quoted = _QUOTED_ERROR.search(str(error)) if type(error).__module__ in ("duckdb", "_duckdb") else None
         if quoted is None:
             raise
         sys.stdout.write(f"Skipped: {quoted[1]}\n")
 
 
-# Spark
-
-
-def start_spark() -> SparkSession:
-    """Start a local session that prints errors only."""
-    from pyspark.sql import SparkSession
-
-    # Spark's workers must be a Python that has this package: the one that runs this notebook.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_CONF_DIR", str(ROOT / "examples" / "conf"))
-    return (
-        SparkSession.builder.master("local[2]")
-        .appName("notebook")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
-
-
 # Tables and figures
 
 
+def tables(store: str) -> DuckDBPyConnection:
+    """Connect DuckDB to the log and the other tables of a store, as views. Each query reads the store again."""
+    import duckdb
+
+    log = dl.open_log(store)
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.register("log", log.dataset())
+    for name in TABLES:
+        connection.register(name, table_dataset(log, name))
+    return connection
+
+
 def frame(log: dl.Log, table: str) -> pd.DataFrame:
-    """A table of a store, without Spark."""
+    """A table of a store, in memory."""
     batches = list(read_table(log, table))
     return pa.Table.from_batches(batches, TABLES[table].schema).to_pandas(maps_as_pydicts="strict")
 
 
 def entries(log: dl.Log, columns: list[str], **options: Any) -> pd.DataFrame:
-    """Columns of the log, without Spark; `options` as in `Log.scan`."""
+    """Columns of the log, in memory; `options` as in `Log.scan`."""
     batches = list(log.scan(columns, **options))
     if not batches:
         return pd.DataFrame(columns=columns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import sys
@@ -30,7 +29,6 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 # Memory addresses and temporary folders change from run to run.
 CHANGING = re.compile(r"0x[0-9a-f]{6,}|/[^\s'\"]*/dledger-[a-z0-9_]{8}")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-WITH_SPARK = "03-log-and-consumequeue"
 WITH_REPLICAS = ("02-replicas", "05-salvage")
 STORE_LINE = re.compile(r"^STORE = .*$", re.MULTILINE)
 
@@ -94,12 +92,8 @@ def test_the_text_is_short_and_its_links_exist(path: Path) -> None:
             )
 
 
-def marks(stem: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.spark, pytest.mark.slow] if stem == WITH_SPARK else []
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [pytest.param(path, marks=marks(path.stem), id=path.stem) for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_gives_the_outputs_that_it_keeps(path: Path, run: ModuleType) -> None:
     kept, again = nbformat.read(path, as_version=4), run.execute(path)
     nbformat.validate(kept)
@@ -200,15 +194,13 @@ COMPLETE = {
 def other_stores() -> Iterator[object]:
     for path in NOTEBOOKS:
         for name in some(STORES[path.stem], 4):
-            yield pytest.param(path, name, marks=marks(path.stem), id=f"{path.stem}-{name}")
+            yield pytest.param(path, name, id=f"{path.stem}-{name}")
 
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """The shell of a notebook's kernel, in this process."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", ""))
-    monkeypatch.setenv("SPARK_CONF_DIR", str(FOLDER.parent / "examples" / "conf"))
     yield InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     InteractiveShell.clear_instance()
     # The next test gets a scratch folder of its own.
@@ -232,10 +224,8 @@ def run_cells(shell: InteractiveShell, cells: list[str]) -> tuple[str, list[Rich
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), list(other_stores()))
 def test_a_notebook_runs_on_another_store_and_leaves_it_as_it_was(
-    path: Path, name: str, shell: InteractiveShell, tmp_path: Path, request: pytest.FixtureRequest
+    path: Path, name: str, shell: InteractiveShell, tmp_path: Path
 ) -> None:
-    if path.stem == WITH_SPARK:
-        request.getfixturevalue("spark")
     given = [str(store) for store in STORES[path.stem][name](tmp_path)]
     before = fingerprint(tmp_path)
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
