@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -73,6 +74,15 @@ def test_a_query_does_nothing_but_read(
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not file.exists()
+
+
+def test_an_error_of_a_table_has_no_traceback(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = next(path.parent for path in store.rglob("00000000000000000000") if path.parent.name == "data")
+    copied = shutil.copytree(data, tmp_path / "data")
+    assert main(["sql", str(copied), "select count(*) from audit"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dledger: sql: ")
+    assert error.endswith("found a log folder without its root: give the root's path.\n")
 
 
 def test_without_duckdb_the_verb_says_what_to_install(

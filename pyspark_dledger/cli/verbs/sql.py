@@ -65,7 +65,9 @@ def _rows(log: Log, args: argparse.Namespace) -> Iterator[Row]:
                 for row in rows_of(batch, form):
                     yield {name: _plain(value) for name, value in row.items()}
         except duckdb.Error as error:
-            raise OptionError(f"sql: {' '.join(str(error).split())}") from error
+            # Arrow adds the traceback of a table's error.
+            text = str(error).partition(" Detail: Python exception: ")[0]
+            raise OptionError(f"sql: {' '.join(text.split())}") from error
 
 
 def _register(connection: duckdb.DuckDBPyConnection, log: Log) -> None:
