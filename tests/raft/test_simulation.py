@@ -24,6 +24,12 @@ FOUND = (103607, 103935, 104519, 200091, 306002, 307828, 310575, 323618, 414530,
 disks, of a leader with damage, of clocks that go back, and of members without the list."""
 
 
+def test_members_that_can_fetch_no_state_wait_for_an_operator() -> None:
+    """Two of three got new disks and speak Java's protocol, which does not carry the state of expired messages."""
+    outcome = run(904051)
+    assert (outcome.violation, outcome.counts["lost state"]) == (None, 1)
+
+
 @pytest.mark.slow
 def test_no_seed_violates_a_rule() -> None:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:

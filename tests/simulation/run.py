@@ -73,6 +73,9 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
     pause = scenario.client_pause
     while len(world.checker.acknowledged) == acknowledged or any(putter.open for putter in putters):
         if world.now >= limit:
+            if _needs_operator(world):
+                world.checker.counts["lost state"] += 1
+                return
             raise Violation(
                 f"not all appends and puts were acknowledged within {scenario.recovery_time} ms without faults"
             )
@@ -113,6 +116,19 @@ def _can_fetch_summary(world: World, node: SimNode) -> bool:
     """Whether a node needs a summary, and another one has it."""
     peers = [other for other in world.nodes if other is not node and not world.is_java(node, other)]
     return node.needs_summary and not all(other.needs_summary for other in peers)
+
+
+def _needs_operator(world: World) -> bool:
+    """Whether all who could win an election need a summary that no link carries: links as of Java carry none."""
+    nodes = world.checker.last_members()
+    stuck = [
+        node
+        for node in nodes
+        if node.needs_summary and all(world.is_java(node, other) for other in nodes if other is not node)
+    ]
+    ends = {node.id: (node.store.ledger_end_term, node.store.ledger_end_index) for node in nodes}
+    winners = [node for node in nodes if 2 * sum(end <= ends[node.id] for end in ends.values()) > len(nodes)]
+    return bool(winners) and all(node in stuck for node in winners)
 
 
 def _is_complete(world: World, end: int, committed: int) -> bool:
