@@ -284,6 +284,8 @@ class Load:
         self._client = dl.connect(GROUP, group.peers)
         self._tag, self._size = tag, size
         self._is_ended = threading.Event()
+        self._may_append = threading.Event()
+        self._may_append.set()
         self._threads = [threading.Thread(target=self._append, args=(number,)) for number in range(threads)]
         self.acknowledged: dict[int, bytes] = {}
         self.unknown = 0
@@ -300,6 +302,15 @@ class Load:
         for thread in self._threads:
             thread.join()
         self._client.close()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Appends nothing until the block ends."""
+        self._may_append.clear()
+        try:
+            yield
+        finally:
+            self._may_append.set()
 
     def wait_for(self, count: int, patience: float = 30) -> None:
         """Waits until `count` further appends are acknowledged."""
@@ -318,6 +329,7 @@ class Load:
         number = 0
         try:
             while not self._is_ended.is_set():
+                self._may_append.wait()
                 number += 1
                 self._append_one(f"{self._tag}-{thread}-{number} ".encode().ljust(self._size, b"."))
         except BaseException as failure:  # noqa: BLE001  # raised in the waiting thread
