@@ -1,4 +1,4 @@
-"""Tables that a log is appended to have each committed row once, whatever happens to the runs."""
+"""A table that a log is appended to has each committed row once, also if runs are killed or two run at once."""
 
 from __future__ import annotations
 
