@@ -81,7 +81,12 @@ def stored_at(data: bytes, start: int, size: int, position: int) -> int | None:
     fixed = _FIXED.unpack_from(data, start)
     if fixed[0] != size or fixed[6] != position:
         return None
-    at = start + _FIXED.size + host_sizes(fixed[7])[0]
+    return store_timestamp(data, start)
+
+
+def store_timestamp(data: bytes, start: int) -> int:
+    """The storeTimestamp of the message at `start` in milliseconds since 1970, from its first `STORED_SIZE` bytes."""
+    at = start + _FIXED.size + host_sizes(_FIXED.unpack_from(data, start)[7])[0]
     return int.from_bytes(data[at : at + 8], "big", signed=True)
 
 

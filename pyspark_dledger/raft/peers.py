@@ -69,6 +69,11 @@ def parse_address(text: str, what: str) -> Address:
     return Address(host, int(port))
 
 
+def without_brackets(host: str) -> str:
+    """A host whose IPv6 address may be in brackets, without these."""
+    return host.removeprefix("[").removesuffix("]")
+
+
 def _is_host(text: str) -> bool:
     """Whether a host can be looked up: without spaces and invisible characters, with labels of DNS."""
     if len(text) > _MAX_HOST or not text.isprintable() or " " in text:

@@ -22,7 +22,7 @@ from pyspark_dledger.common.options import (
 )
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.core import CoreConfig
-from pyspark_dledger.raft.peers import Address, format_peers, parse_address, parse_peers
+from pyspark_dledger.raft.peers import Address, format_peers, parse_address, parse_peers, without_brackets
 from pyspark_dledger.raft.secret import Secrets, check_secret
 from pyspark_dledger.raft.tls import Tls
 from pyspark_dledger.raft.wire import MAX_FRAME_SIZE
@@ -114,7 +114,7 @@ class NodeConfig:
             return own
         if _has_port(self.listen):
             return parse_address(self.listen, "listen")
-        return Address(self.listen.removeprefix("[").removesuffix("]"), own.port)
+        return Address(without_brackets(self.listen), own.port)
 
     def metrics_address(self) -> Address | None:
         """The address of metrics and health. Raises OptionError."""

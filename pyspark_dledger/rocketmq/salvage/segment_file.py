@@ -28,7 +28,7 @@ from pyspark_dledger.format.layout import (
     MIN_BLANK_SIZE,
     segment_name,
 )
-from pyspark_dledger.format.message import host_sizes
+from pyspark_dledger.format.message import STORED_SIZE, store_timestamp
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.files import open_file
@@ -48,7 +48,6 @@ from pyspark_dledger.rocketmq.salvage.left_units import index_units, save_left
 _COPY_BYTES = 1024 * 1024
 _SPAN_BYTES = 32 * 1024 * 1024
 _BLANK = record_struct(BLANK)
-_SYS_FLAG_AT, _BORN_HOST_AT = 36, 48
 _CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem")
 _NO_UNITS = np.empty(0, record_dtype(INDEX_UNIT))
 
@@ -141,7 +140,9 @@ def _contents(part: FilePart, target: DirectFile) -> Iterator[memoryview]:
                 yield data
             header = ENTRY_HEADER_SIZE if part.source == DLEDGER else 0
             if part.has_messages:
-                stored = _stored_at(file.read(extent.last_pos + header - part.base, 88)) or stored
+                head = file.read(extent.last_pos + header - part.base, STORED_SIZE)
+                if len(head) == STORED_SIZE:
+                    stored = max(store_timestamp(head, 0), 0) or stored
     rest = part.base + part.size - at
     if part.has_blank and rest >= MIN_BLANK_SIZE:
         blank = encode_blank(rest) if part.source == DLEDGER else _BLANK.pack(rest, MESSAGE_MAGIC_BLANK)
@@ -152,15 +153,6 @@ def _reserved(target: DirectFile, data: bytes) -> memoryview:
     memory = target.reserve(len(data))
     memory[:] = data
     return memory
-
-
-def _stored_at(head: bytes) -> int:
-    """The storeTimestamp of a message in milliseconds, by its first bytes; 0 if these are too few."""
-    if len(head) < 88:
-        return 0
-    born, _ = host_sizes(int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big"))
-    at = _BORN_HOST_AT + born
-    return max(int.from_bytes(head[at : at + 8], "big", signed=True), 0)
 
 
 def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream: ChecksumFile) -> tuple[int, int]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.raft.peers import without_brackets
+
 _PROC = Path("/proc")
 _MAX_ANCESTORS = 16
 # Nothing is sent: connecting a UDP socket only chooses an interface. 192.0.2.0/24 is for documentation (RFC 5737).
@@ -36,7 +38,7 @@ ON_DRIVER = Session("local", "")
 def session_of(local_property: Callable[[str], str | None]) -> Session:
     """Return the session of a task; `local_property` is ``TaskContext.getLocalProperty``."""
     host = local_property("spark.driver.host") or ""
-    return Session(local_property("spark.master") or "", host.removeprefix("[").removesuffix("]"))
+    return Session(local_property("spark.master") or "", without_brackets(host))
 
 
 def driver_pid() -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.log.io.store_paths import node_folders
+from pyspark_dledger.raft.peers import without_brackets
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkSettings, send_request
 from pyspark_dledger.spark.sink.driver import LOOPBACK, driver_pid
 from pyspark_dledger.spark.sink.registry import locked, read_sink, registry_file, write_sink
@@ -64,7 +65,7 @@ def _settings(options: WriteOptions, is_message: bool) -> SinkSettings:
     return SinkSettings(
         root=str(store.root),
         self_id=store.self_id,
-        host=(options.listen or LOOPBACK).removeprefix("[").removesuffix("]"),
+        host=without_brackets(options.listen or LOOPBACK),
         secret=secrets.token_hex(32),
         driver=driver_pid(),
         lease_ms=options.lease_ms,
