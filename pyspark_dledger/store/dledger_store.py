@@ -237,3 +237,7 @@ class DLedgerStore(ABC):
     @abstractmethod
     def flush(self) -> int:
         """Make all appended entries durable. Returns the flushed index. May be called from another thread."""
+
+    def flush_soon(self) -> None:
+        """Flush, in another thread if that may wait for a disk."""
+        self.flush()

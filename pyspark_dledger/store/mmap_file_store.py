@@ -454,6 +454,10 @@ class MmapFileStore(DLedgerStore):
                 raise files.disk_error(error) from error
         return self.flushed_index
 
+    def flush_soon(self) -> None:
+        if self._flush_service is not None:
+            self._flush_service.wake()
+
     @property
     def needs_flush(self) -> bool:
         """Whether entries were appended since the last flush."""

@@ -273,3 +273,27 @@ def test_a_member_that_joins_says_so_at_once() -> None:
     """An operator waits until it has no problem."""
     core = OneCore(joins=True)
     assert "this member joins: it does not vote" in problem_of(core)
+
+
+class SlowStore(MemoryStore):
+    """A store whose flushes take a while; the test ends them."""
+
+    def flush_soon(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+def test_a_member_joins_when_its_entries_are_on_its_disk_also_if_later_ones_are_committed_in_the_meantime(
+    is_sync: bool,
+) -> None:
+    core = OneCore(SlowStore(), joins=True, is_sync=is_sync)
+    core.core.set_peer_binary("n1", True, True)
+    core.follow(9)
+    core.push(PushType.TRUNCATE, entry(0, 9), term=9)
+    core.push(PushType.APPEND, entry(1, 9), term=9, commit_index=1)
+    assert (core.store.committed_index, core.core.members.is_joining) == (1, True)
+    core.store.flush()
+    core.push(PushType.APPEND, entry(2, 9), term=9, commit_index=2)
+    core.core.persisted(1, core.now)
+    assert (core.store.committed_index, core.store.flushed_index) == (2, 1)
+    assert not core.core.members.is_joining

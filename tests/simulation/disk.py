@@ -43,6 +43,8 @@ class SimStore(DamagedStore):
         # Whether an fsync runs, and the last index that it covers.
         self.is_flushing = False
         self.flushing = -1
+        # Whether the core asked for a flush, without `is_sync`.
+        self.needs_flush_soon = False
         # The log before a reset: a crash restores it until a new entry is durable.
         self.before_reset: SimStore | None = None
         self.resets = 0
@@ -139,11 +141,10 @@ class SimStore(DamagedStore):
         self._after(is_last, "save_members")
 
     def flush(self) -> int:
-        """With ``is_sync`` the core must not flush; the simulation does. Without, a member flushes when it joins."""
-        if self.is_sync:
-            raise AssertionError("the core called flush")
-        self.flushed_index = self.ledger_end_index
-        return self.flushed_index
+        raise AssertionError("the core called flush: the simulation does")
+
+    def flush_soon(self) -> None:
+        self.needs_flush_soon = True
 
     # Called by the world
 
@@ -170,7 +171,7 @@ class SimStore(DamagedStore):
         """Start an fsync of all written entries. False if one runs already or there is nothing new."""
         if self.is_flushing or self.flushed_index >= self.ledger_end_index or self._failure is not None:
             return False
-        self.is_flushing = True
+        self.is_flushing, self.needs_flush_soon = True, False
         self.flushing = self.ledger_end_index
         return True
 

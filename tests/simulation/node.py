@@ -247,7 +247,7 @@ class SimNode:
             return
         if effects:
             self.apply(effects)
-        if self.store.is_sync:
+        if self.store.is_sync or self.store.needs_flush_soon:
             self.flush()
 
     def flush(self) -> None:

@@ -124,6 +124,7 @@ class PowerStore(MmapFileStore):
     """One process's store; `survive` returns that of the next one. It has what `SimStore` has for the simulation."""
 
     flushes_in_background = True
+    needs_flush_soon = False
     has_damaged_unit = False
     state_files = ("checkpoint", "currterm", "members", "cluster", "boot", "reset")
 

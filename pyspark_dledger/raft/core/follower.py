@@ -72,6 +72,8 @@ class Follower:
         self._match_term = member.term
         # The leader's committed index in its latest push.
         self._leader_committed = -1
+        # A member that joins has done so when it has the entries up to this index on its disk; -1: not known yet.
+        self._joins_at = -1
         self._delayed: deque[_DelayedReply] = deque()
         # The end of the log at the last push that could not be accepted.
         self._blocked_at: int | None = None
@@ -95,7 +97,7 @@ class Follower:
             member.reply(delayed.token, delayed.response)
         self._delayed.clear()
         self._match_index, self._match_term = -1, member.term
-        self._leader_committed = -1
+        self._leader_committed = self._joins_at = -1
 
     @property
     def lag(self) -> int:
@@ -211,14 +213,14 @@ class Follower:
     def _check_joined(self, index: int) -> None:
         """Join with all that the leader has committed, of which the last is of its own term: none before is missing.
 
-        They must be durable: a member that has joined votes, also after it lost what was not.
-        Raises StoreError.
+        They must be durable: a member that has joined votes, also after it lost what was not. Raises StoreError.
         """
-        member, committed = self._member, self._member.store.committed_index
-        is_complete = max(index, 0) <= committed <= member.durable_index
-        if is_complete and member.store.term_at(committed) == member.term:
+        member, store, committed = self._member, self._member.store, self._member.store.committed_index
+        if self._joins_at < 0 and max(index, 0) <= committed and store.term_at(committed) == member.term:
+            self._joins_at = committed
             if not member.is_sync:
-                member.store.flush()
+                store.flush_soon()
+        if 0 <= self._joins_at <= min(member.durable_index, store.flushed_index):
             member.members.joined()
             member.resolve_problem("joining")
 

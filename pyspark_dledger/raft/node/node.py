@@ -52,7 +52,6 @@ class Node:
         self._is_application_started = False
         self._members = config.members()
         self._listen = config.listen_address()
-        self._is_sync = config.flush_mode() == "sync" and config.store is not None
         self._log = RateLimitedLog()
         self._connections = Connections(config, self._hosts_of)
         self._local_requests: set[asyncio.Future[Response]] = set()
@@ -233,8 +232,7 @@ class Node:
         from pyspark_dledger.store.mmap_file_store import MmapFileStore
 
         store = MmapFileStore(self.config.store_config(self.config.store))
-        if self._is_sync:
-            store.on_flushed(self._flushed_in_thread)
+        store.on_flushed(self._flushed_in_thread)
         store.startup(services=True)
         return store
 
