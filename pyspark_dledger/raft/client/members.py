@@ -12,12 +12,14 @@ from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
 from pyspark_dledger.raft.client.outcomes import WRONG_MEMBER, AnyResponse, code_name, leader_named
 from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse
-from pyspark_dledger.raft.peers import Address, parse_address
+from pyspark_dledger.raft.peers import PEER_ID, Address, parse_address
 from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
 
 # Seconds between two rounds of the search for the leader.
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.25
+# With more members, others that a member names are not added: each search connects to all.
+_MAX_MEMBERS = 64
 # Searches for the leader while no member has ever responded: its addresses are wrong, or no node runs.
 _MAX_UNREACHED = 3
 
@@ -209,7 +211,8 @@ class Members:
     def _learn(self, peers: Mapping[str, str]) -> None:
         """Add unknown members. Given addresses stay: the client may need others than the members."""
         for member_id, text in peers.items():
-            if member_id not in self.addresses:
+            is_new = member_id not in self.addresses and PEER_ID.fullmatch(member_id) is not None
+            if is_new and len(self.addresses) < _MAX_MEMBERS:
                 try:
                     self.addresses[member_id] = parse_address(text, member_id)
                 except OptionError:

@@ -7,9 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
+from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client.appender import Appender
 from pyspark_dledger.raft.client.java_log import JavaLog
 from pyspark_dledger.raft.client.member_connection import LostError, MemberConnection
@@ -107,8 +111,14 @@ class Session:
             f"to get index {index}",
         )
         if isinstance(response, GetResponse) and response.code == ResponseCode.SUCCESS and response.entries:
-            return response.entries[0]
+            if (found := response.entries[0]).index != index:
+                raise self._other_entries_error("its leader", f"entry {index}", f"entry {found.index}")
+            return found
         raise self._absent_error(index, response)
+
+    def _other_entries_error(self, member: str, expected: str, found: str) -> GroupError:
+        text = f"group {self.group}: expected {expected} of {member}, found {found}: verify the store of that member"
+        return GroupError(text, ResponseCode.INTERNAL_ERROR)
 
     def _absent_error(self, index: int, response: AnyResponse) -> IndexRangeError | GroupError:
         if response.code == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
@@ -246,6 +256,8 @@ class Session:
         response = await self._checked_request(
             connection, request, ReadResponse, f"to read from index {first_index}", wait_ms / 1000
         )
+        if response.count and (problem := _entries_problem(response, first_index)) is not None:
+            raise self._other_entries_error(node_id, f"entries from index {first_index} on", problem)
         return CommittedRange(
             first_index, response.count, response.begin_index, response.committed_index, response.data
         )
@@ -369,3 +381,18 @@ class Session:
                 ResponseCode.UNSUPPORTED,
             )
         return connection
+
+
+def _entries_problem(response: ReadResponse, first_index: int) -> str | None:
+    """Why the data is not ``count`` intact entries from that index on; None if it is."""
+    engine = get_engine()
+    try:
+        pos = decode_entry_header(bytes(response.data[:ENTRY_HEADER_SIZE])).pos
+        checked = engine.check_entries(response.data, first_index, pos, 0, INT64_MAX)
+    except ValueError as error:
+        return str(error)
+    if checked.count != response.count:
+        return f"{checked.count} entries that count as {response.count}"
+    if engine.find_wrong_body(response.data) is not None:
+        return "a body that does not match its checksum"
+    return None
