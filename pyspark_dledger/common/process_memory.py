@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +25,9 @@ _KEPT_BYTES = 256 * 1024 * 1024
 def keep_freed_memory(max_size: int = _MAX_MMAP_THRESHOLD) -> None:
     """Reuse freed buffers up to `max_size` bytes instead of mapping new ones, which costs as much as writing to them.
 
-    C libraries without ``mallopt`` are left as they are.
+    C libraries without ``mallopt`` are left as they are. Arrow's memory is kept if Arrow is loaded afterwards.
     """
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, max_size)

@@ -71,9 +71,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _export(args: argparse.Namespace, options: dict[str, Any], out: Output) -> ExportReport:
+    keep_freed_memory()
     from pyspark_dledger.rocketmq.export import export as export_log
 
-    keep_freed_memory()
     if args.spark is None:
         return export_log(args.path, args.target, args.to, progress=out.progress, **options)
     from pyspark_dledger.spark.tasks import map_on, session_at

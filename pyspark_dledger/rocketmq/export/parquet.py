@@ -8,6 +8,7 @@ the partition for null. As with Spark, the files do not contain the topic. With 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,10 @@ MAX_NAME_BYTES = 255
 """Of a folder's name."""
 # Rows buffered for all files, and for a row group of one file.
 _MAX_BUFFERED_BYTES = 256 * 1024 * 1024
-_ROW_GROUP_BYTES = 64 * 1024 * 1024
+_ROW_GROUP_BYTES = 32 * 1024 * 1024
 _MAX_OPEN_FILES = 64
+# Files that are synced and read back meanwhile.
+_MAX_CLOSING_FILES = 8
 # Columns with few distinct values, which a dictionary makes smaller.
 _REPEATED = (
     *("kind", "source", "term", "magic", "channel", "chainCrc", "bodyCrc", "committed", "problem", "segment"),
@@ -150,6 +153,8 @@ class _PartWriter:
         self._size = 0
         self._open: dict[str, _File] = {}
         self._counts: dict[str, int] = {}
+        self._closer = ThreadPoolExecutor(1, "dledger-close")
+        self._closing: list[Future[FileReport]] = []
         self._done: list[FileReport] = []
         self.problems = 0
         self.skipped = 0
@@ -171,10 +176,13 @@ class _PartWriter:
         for folder in [*self._open, *(folder for folder in self._buffered if folder not in self._open)]:
             self._write(folder)
             self._close(folder)
+        self._wait_for_closing(0)
+        self._closer.shutdown()
         return tuple(sorted(self._done, key=lambda file: file.path))
 
     def discard(self) -> None:
         """Remove the incomplete files."""
+        self._closer.shutdown()
         for file in self._open.values():
             file.discard()
 
@@ -213,7 +221,7 @@ class _PartWriter:
                 self._close(next(iter(self._open)))
             file = _File(self._target, self._next_path(folder), self._schema, self._part.compression)
         self._open[folder] = file  # last: the least recently written one is closed first
-        file.write(pa.Table.from_batches(batches, self._schema))
+        file.write(_merged(batches, self._schema))
 
     def _next_path(self, folder: str) -> str:
         """``part-00003.parquet``, or ``part-00003-1.parquet`` after the folder's first file was closed."""
@@ -222,7 +230,20 @@ class _PartWriter:
         return f"{f'{folder}/' if folder else ''}part-{self._number:05d}{f'-{count}' if count else ''}.parquet"
 
     def _close(self, folder: str) -> None:
-        self._done.append(self._open.pop(folder).close())
+        self._wait_for_closing(_MAX_CLOSING_FILES - 1)
+        self._closing.append(self._closer.submit(self._open.pop(folder).close))
+
+    def _wait_for_closing(self, most: int) -> None:
+        """Wait until at most `most` files are being closed. Raises what closing one raised."""
+        while len(self._closing) > most:
+            self._done.append(self._closing.pop(0).result())
+
+
+def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """A table of batches; each column that costs little to copy is one array."""
+    table = pa.Table.from_batches(batches, schema)
+    named = zip(schema.names, table.columns, strict=True)
+    return pa.table([each if name in _WIDE else each.combine_chunks() for name, each in named], schema=schema)
 
 
 class _File:
