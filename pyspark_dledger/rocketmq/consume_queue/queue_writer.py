@@ -52,6 +52,7 @@ MAX_QUEUE_OFFSET = 2**62 // CONSUME_QUEUE_UNIT_SIZE
 # A topic is a folder's name; RocketMQ's own limit, in characters, is lower.
 _MAX_TOPIC_SIZE = 255
 _FILLERS_PER_WRITE = 64 * 1024
+_MAX_UINT16 = 1 << 16
 # For gaps that the log has no room for, such as those of an export that closed the gaps of the log.
 _SPARE_FILLERS = 300_000
 # A pull that reads a unit begins at most so many units before it: 800 (maxFilterMessageSize), or as many as a consumer
@@ -193,6 +194,7 @@ class QueueWriter:
         self.units_per_file = sizes.most_common(1)[0][0] if sizes else units_per_file
         _check_sizes(found, self.units_per_file)
         self._states = {(queue.topic, queue.queue_id): QueueState(queue) for queue in found}
+        self._paths: dict[QueueName, tuple[int, Path]] = {}
         self._files = files or SparseFiles(self.units_per_file * CONSUME_QUEUE_UNIT_SIZE)
         self.first_file_end = first_file_end
         self.gap_copies: Counter[QueueName] = Counter()
@@ -246,26 +248,30 @@ class QueueWriter:
         """
         if not len(queue):
             return {}
-        order = np.argsort(queue, kind="stable")
-        sorted_queue = queue[order]
-        starts = np.flatnonzero(np.concatenate([[True], sorted_queue[1:] != sorted_queue[:-1]]))
-        ends = {}
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-            which = order[start:stop]
-            name = names[int(sorted_queue[start])]
-            ends[name] = self._put(name, queue_offset[which], units[which])
+        # numpy sorts 16-bit numbers by counting.
+        order = np.argsort(queue.astype(np.uint16) if len(names) <= _MAX_UINT16 else queue, kind="stable")
+        queue_offset, units_of_queues = queue_offset[order], units[order]
+        ends, start = {}, 0
+        for number, count in enumerate(np.bincount(queue, minlength=len(names)).tolist()):
+            part = slice(start, start := start + count)
+            if count:
+                ends[names[number]] = self._put(names[number], queue_offset[part], units_of_queues[part])
         self._spare += int(units["size"][has_message(units)].sum()) // CONSUME_QUEUE_UNIT_SIZE
         return ends
 
     def _put(self, name: QueueName, offsets: Longs, units: Units) -> int:
-        state = self._states.setdefault(name, QueueState(Queue(*name, ())))
-        is_new = self._new(state, offsets, units["commitLogOffset"])
-        offsets, units = offsets[is_new], units[is_new]
+        if (state := self._states.get(name)) is None:
+            state = self._states[name] = QueueState(Queue(*name, ()))
+        cuts = np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1
+        if len(cuts) or offsets[0] != state.end:
+            is_new = self._new(state, offsets, units["commitLogOffset"])
+            offsets, units = offsets[is_new], units[is_new]
+            cuts = np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1
         if not len(offsets):
             return max(state.end, 0)
-        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         for first, part in zip(offsets[[0, *cuts]].tolist(), np.split(units, cuts), strict=True):
-            self._fill_gap(name, state.end, first, part[:1])
+            if first != state.end:
+                self._fill_gap(name, state.end, first, part[:1])
             self._write(name, first, part)
             state.end = first + len(part)
         state.last_offset = max(state.last_offset, int(units["commitLogOffset"].max()))
@@ -320,14 +326,20 @@ class QueueWriter:
 
     def _write(self, name: QueueName, first: int, units: Units) -> None:
         """Write consecutive units, across files if needed."""
-        topic, queue_id = name
-        folder = self._folder / topic / str(queue_id)
         while len(units):
             base = first - first % self.units_per_file
-            part, units = np.split(units, [base + self.units_per_file - first])
-            path = folder / segment_name(base * CONSUME_QUEUE_UNIT_SIZE)
-            self._files.write(path, (first - base) * CONSUME_QUEUE_UNIT_SIZE, part.tobytes())
-            first += len(part)
+            room = base + self.units_per_file - first
+            path = self._path(name, base)
+            self._files.write(path, (first - base) * CONSUME_QUEUE_UNIT_SIZE, units[:room].tobytes())
+            first, units = first + room, units[room:]
+
+    def _path(self, name: QueueName, base: int) -> Path:
+        """The file whose first unit is `base`; the last path of each queue is kept, because making one takes long."""
+        known = self._paths.get(name)
+        if known is None or known[0] != base:
+            path = self._folder / name[0] / str(name[1]) / segment_name(base * CONSUME_QUEUE_UNIT_SIZE)
+            known = self._paths[name] = base, path
+        return known[1]
 
     def sync(self) -> None:
         """Make all writes durable."""
