@@ -226,13 +226,6 @@ py::list find_term_runs(const py::object& segment, int64_t start, int64_t end) {
   return list;
 }
 
-// The fields of a PutIds, arrays as bytes.
-py::tuple find_put_ids(const py::object& segment, int64_t start, int64_t end) {
-  const auto walk = [&](const SegmentView& view) { return put_ids(view, start, end); };
-  const PutIds found = on_segment(segment, start, walk, false);
-  return py::make_tuple(array_of(found.index), bytes_of(found.ids), array_of(found.store_timestamp));
-}
-
 // The fields of a CopiedMessages, outcomes as bytes. `starts` and `sizes` are arrays of int64.
 py::tuple copy_from(const py::object& segment, const py::object& starts, const py::object& sizes,
                     const py::object& into, const py::object& position) {
@@ -480,7 +473,6 @@ PYBIND11_MODULE(_native, module) {
     return on_segment(segment, start, [&](const SegmentView& view) { return seek(view, start, end, index); }, true);
   });
   module.def("term_runs", &find_term_runs);
-  module.def("put_ids", &find_put_ids);
   module.def("copy_messages", &copy_from);
   module.def("survey", &take_survey);
   module.def("gather", &gather);

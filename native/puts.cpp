@@ -187,20 +187,6 @@ void write_stamped(const Message& message, int64_t queue_offset, const Stamp& st
   std::memcpy(to + born + 8 + stamp.host.size(), rest, static_cast<size_t>(message.p + message.size - rest));
 }
 
-// The stored value of the last property with that name.
-std::optional<std::string_view> last_property(std::string_view properties, std::string_view name) {
-  for (size_t end = properties.size();;) {
-    size_t start = end;
-    while (start > 0 && properties[start - 1] != kPropertySeparator) start--;
-    const std::string_view pair = properties.substr(start, end - start);
-    if (pair.size() > name.size() && pair[name.size()] == kNameValueSeparator && pair.substr(0, name.size()) == name) {
-      return pair.substr(name.size() + 1);
-    }
-    if (start == 0) return std::nullopt;
-    end = start - 1;
-  }
-}
-
 bool is_message(const uint8_t* body, int64_t size) {
   return size >= kMinMessageSize && is_message_magic(load_be32(body + 4)) && load_be32(body) == size;
 }
@@ -340,34 +326,6 @@ void patch_physical_offsets(uint8_t* data, int64_t size, const ByteRange& units)
     }
     data += entry_size;
   }
-}
-
-PutIds put_ids(const SegmentView& view, int64_t start, int64_t end) {
-  struct Find : Visitor {
-    const SegmentView& view;
-    PutIds found;
-
-    explicit Find(const SegmentView& v) : view(v) {}
-    bool entry(int64_t pos, int64_t size) {
-      const EntryHeader header{view.bytes(pos, size)};
-      Message message;
-      MessageFault fault;
-      const int64_t body_size = size - kEntryHeaderSize;
-      if (body_size < kMinMessageSize || !is_message_magic(load_be32(header.body() + 4))) return true;
-      if (!parse_message(header.body(), body_size, message, fault)) return true;
-      const auto text = last_property(view_of(message.properties, message.properties_length), kPropertyId);
-      uint8_t id[kIdSize];
-      if (!text || !read_id_text(*text, id)) return true;
-      found.index.push_back(header.index());
-      found.store_timestamp.push_back(message.store_timestamp());
-      found.ids.insert(found.ids.end(), id, id + kIdSize);
-      return true;
-    }
-  };
-  Find visit(view);
-  Resync resync(view.id(), start);
-  if (view.is_dledger()) walk(view, resync, start, end, visit);
-  return std::move(visit.found);
 }
 
 }  // namespace dledger

@@ -1,4 +1,4 @@
-// Checks and stamps puts, and finds their identities in a log. The same, with the same error texts, as
+// Checks and stamps puts. The same, with the same error texts, as
 // format/encode/put_messages.py.
 #pragma once
 
@@ -13,7 +13,6 @@
 
 #include "append.hpp"
 #include "message.hpp"
-#include "ranges.hpp"
 
 namespace dledger {
 
@@ -74,13 +73,5 @@ void stamp_in_place(const Stamped& plan, const Stamp& stamp);
 // Writes the position of each message among consecutive entries into it. Throws std::invalid_argument if the index
 // units do not fit the entries.
 void patch_physical_offsets(uint8_t* data, int64_t size, const ByteRange& units);
-
-struct PutIds {
-  std::vector<int64_t> index, store_timestamp;
-  std::vector<uint8_t> ids;
-};
-
-// The identities of the messages in the walk over [start, end).
-PutIds put_ids(const SegmentView& view, int64_t start, int64_t end);
 
 }  // namespace dledger

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "check.hpp"
+#include "puts.hpp"
 #include "text.hpp"
 
 namespace dledger {
@@ -48,6 +49,7 @@ const ColumnSpec kColumnSpecs[] = {
     {"body", Type::Binary},
     {"healedFrom", Type::String},
     {"entryBody", Type::Binary},
+    {"putId", Type::Binary},
 };
 const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
 
@@ -70,11 +72,11 @@ bool contains(const TextCondition& values, const uint8_t* p, size_t n) {
 
 bool is_message_column(ColumnId id) {
   if (id == ColumnId::Kind || id == ColumnId::Problem) return true;
-  return id >= ColumnId::Topic && id <= ColumnId::Body;
+  return (id >= ColumnId::Topic && id <= ColumnId::Body) || id == ColumnId::PutId;
 }
 
 bool is_property_column(ColumnId id) {
-  return (id >= ColumnId::Tags && id <= ColumnId::UniqKey) || id == ColumnId::Properties;
+  return (id >= ColumnId::Tags && id <= ColumnId::UniqKey) || id == ColumnId::Properties || id == ColumnId::PutId;
 }
 
 }  // namespace
@@ -358,7 +360,7 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
   }
   info.first_property = static_cast<uint32_t>(properties_.size());
   info.properties = 0;
-  info.tags = info.keys = info.uniq_key = -1;
+  info.tags = info.keys = info.uniq_key = info.put_id = -1;
   if (needs_properties_) parse_properties(info);
 }
 
@@ -393,6 +395,7 @@ void Scan::parse_properties(MessageInfo& info) {
     if (is("TAGS", 4)) info.tags = static_cast<int32_t>(at);
     if (is("KEYS", 4)) info.keys = static_cast<int32_t>(at);
     if (is("UNIQ_KEY", 8)) info.uniq_key = static_cast<int32_t>(at);
+    if (is(kPropertyId, sizeof kPropertyId - 1)) info.put_id = static_cast<int32_t>(at);
   }
 }
 
@@ -537,6 +540,17 @@ void Scan::fill_property(Column& column, int32_t MessageInfo::* which) {
     const Property& property = properties_[static_cast<size_t>(infos_[i].*which)];
     column.append_text(property.value, property.value_length);
   });
+}
+
+void Scan::fill_put_id(Column& column) {
+  uint8_t valid[kChunk], ids[kChunk][kIdSize];
+  for (int i = 0; i < count_; i++) {
+    valid[i] = message_valid_[i] && infos_[i].put_id >= 0;
+    if (valid[i] == 0) continue;
+    const Property& property = properties_[static_cast<size_t>(infos_[i].put_id)];
+    valid[i] = read_id_text({reinterpret_cast<const char*>(property.value), property.value_length}, ids[i]);
+  }
+  fill_text(column, valid, [&](int i) { column.append_text(ids[i], kIdSize); });
 }
 
 void Scan::fill_timestamp(Column& column, bool born) {
@@ -726,6 +740,8 @@ void Scan::fill_column(Column& column, ColumnId id) {
       return fill_offset_msg_id(column);
     case ColumnId::Properties:
       return fill_properties(column);
+    case ColumnId::PutId:
+      return fill_put_id(column);
     case ColumnId::HealedFrom:
       return fill_names(column, [](int) -> const std::string* { return nullptr; });
     case ColumnId::Body:

@@ -53,6 +53,7 @@ enum class ColumnId {
   Body,
   HealedFrom,
   EntryBody,
+  PutId,
 };
 
 enum class Kind : uint8_t { Message, Entry, Noop, Config, Corrupt };
@@ -132,7 +133,7 @@ class Scan {
     const uint8_t* topic;
     uint32_t topic_length;
     uint32_t first_property, properties;
-    int32_t tags, keys, uniq_key;  // in properties_; -1 without one
+    int32_t tags, keys, uniq_key, put_id;  // in properties_; -1 without one
   };
 
   void need(const std::string& name);
@@ -166,6 +167,7 @@ class Scan {
   void fill_host(Column& column, bool born);
   void fill_timestamp(Column& column, bool born);
   void fill_property(Column& column, int32_t MessageInfo::* which);
+  void fill_put_id(Column& column);
   template <typename NameOf>
   void fill_names(Column& column, NameOf name_of);
   void fill_compression(Column& column);

@@ -68,9 +68,16 @@ ENTRY_BODY = Column("entryBody", pa.binary(), "entry", "the bytes that DLedger r
 ALL_COLUMNS = (*COLUMNS, ENTRY_BODY)
 COLUMN_BY_NAME = {column.name: column for column in ALL_COLUMNS}
 """Every column by its exact name, ``entryBody`` included."""
+
+PUT_ID = Column("putId", pa.binary(), "message", "the identity of a put, 24 bytes; null without a valid one")
+"""For this package only: no column of the ``log`` table."""
+
+SCANNED_COLUMNS = {column.name: column for column in (*ALL_COLUMNS, PUT_ID)}
+"""Every column of an engine's scan, by name."""
+
 DEFAULT_NAMES = tuple(column.name for column in COLUMNS)
 
 
 def arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     """The Arrow schema of ``names`` in that order; all fields are nullable, as in Spark."""
-    return pa.schema([pa.field(name, COLUMN_BY_NAME[name].type) for name in names])
+    return pa.schema([pa.field(name, SCANNED_COLUMNS[name].type) for name in names])

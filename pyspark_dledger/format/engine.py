@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.encode.puts import Ordinals, PutIds, Puts, PutSettings
+from pyspark_dledger.format.encode.puts import Ordinals, Puts, PutSettings
 from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
@@ -166,12 +166,6 @@ class Engine(Protocol):
 
         ``units`` are the entries' index units. Bodies that are not messages stay unchanged. Raises ValueError if the
         units do not fit the entries.
-        """
-
-    def put_ids(self, segment: Segment, start: int, end: int) -> PutIds:
-        """The identities of the messages in ``[start, end)``, in the order of the log.
-
-        Damaged messages, and those without a valid identity, are left out.
         """
 
     def new_identity_table(self) -> IdentityTable: ...

@@ -5,6 +5,7 @@ Source: RocketMQ 5.3.3 ``MessageDecoder``, ``MessageExtEncoder``, ``MessageSysFl
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
 import struct
@@ -28,6 +29,7 @@ _PROPERTIES_LENGTH_SIZE = 2
 _CRC_DIGITS = 10
 _PROPERTY_CRC = re.compile(re.escape(layout.PROPERTY_CRC.encode()) + rb"\x01([0-9]{10})\x02")
 MESSAGE_CRC_MASK = 0x7FFFFFFF
+_PUT_ID_TEXT = re.compile(rb"[a-zA-Z0-9_-]{32}")
 STORED_SIZE = _FIXED.size + layout.HOST_SIZES[1] + 8
 """Bytes of a message's beginning that have its store timestamp."""
 
@@ -163,6 +165,11 @@ def compression(sys_flag: int) -> str | None:
     if not sys_flag & layout.FLAG_COMPRESSED:
         return "none"
     return layout.COMPRESSIONS.get(compression_type(sys_flag))
+
+
+def decode_put_id(text: bytes) -> bytes | None:
+    """The 24 bytes of a value of `layout.PROPERTY_ID`; None for an invalid one."""
+    return base64.urlsafe_b64decode(text) if _PUT_ID_TEXT.fullmatch(text) else None
 
 
 def parse_properties(raw: bytes) -> dict[str, str]:

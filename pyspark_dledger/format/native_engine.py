@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.encode.puts import Ordinals, PutIds, Puts, PutSettings, check_stamps
+from pyspark_dledger.format.encode.puts import Ordinals, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.file_bytes import read_exactly
 from pyspark_dledger.format.layout import COMPRESSIONS
 from pyspark_dledger.format.spec import (
@@ -155,11 +155,6 @@ def stamp_puts(
     # A slice with a step is not contiguous.
     kept, offsets = (values if values.flags.c_contiguous else values.copy() for values in (keep, queue_offsets))
     return Bodies(*_native.stamp_puts(bodies.count, bodies.block, kept, offsets, store_timestamp, store_host))
-
-
-def put_ids(segment: Segment, start: int, end: int) -> PutIds:
-    index, ids, store_timestamps = _native.put_ids(segment, start, end)
-    return PutIds(_array(index, "i8"), ids, _array(store_timestamps, "i8"))
 
 
 new_identity_table = _native.IdentityTable

@@ -16,11 +16,10 @@ import pyarrow as pa
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import DLedgerError, StoreError
 from pyspark_dledger.format import codec, json_text
-from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
+from pyspark_dledger.format.columns import SCANNED_COLUMNS, arrow_schema
 from pyspark_dledger.format.encode import entry_encoding, identities, message_copies, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.encode.message_copies import CopiedMessages
-from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.file_bytes import ReadBytes
 from pyspark_dledger.format.scan.frames import Frames, frames_of
 from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, malformed, row_test
@@ -75,7 +74,7 @@ class _Needs(NamedTuple):
         strict = request.mode != "PERMISSIVE"
         filtered = any(getattr(request.filters, name) is not None for name in _MESSAGE_FILTERS)
         return cls(
-            message=strict or filtered or any(COLUMN_BY_NAME[name].origin == "message" for name in columns),
+            message=strict or filtered or any(SCANNED_COLUMNS[name].origin == "message" for name in columns),
             problem=strict or "problem" in columns,
             bodies=not columns.isdisjoint({"body", "entryBody"}),
             compressed=strict or not columns.isdisjoint({"body", "problem"}),
@@ -246,10 +245,6 @@ def copy_messages(
 
 def crc32(data: Buffer, before: int = 0) -> int:
     return codec.crc32(bytes(data), before)
-
-
-def put_ids(segment: Segment, start: int, end: int) -> PutIds:
-    return _with_frames(segment, lambda frames: put_messages.find_put_ids(frames, start, end))
 
 
 def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:

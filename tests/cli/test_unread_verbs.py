@@ -124,7 +124,7 @@ def failing(file: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
     with patch.context() as patched:
         patched.setattr(os, "pread", fails)
         patched.setattr(segment_bytes, "FileIO", FailingFile)
-        for name in ("scan", "log_end", "split", "seek", "term_runs", "survey", "put_ids"):
+        for name in ("scan", "log_end", "split", "seek", "term_runs", "survey"):
             patched.setattr(native_engine, name, instead(name, getattr(native_engine, name)))
         yield os.strerror(errno.EIO)
 

@@ -74,7 +74,6 @@ def every_call(reader: Engine, segment: Segment, end: int) -> None:
     reader.seek(segment, segment.base, end, 5)
     reader.term_runs(segment, segment.base, end)
     reader.survey(SurveyRequest(segment, segment.base, end))
-    reader.put_ids(segment, segment.base, end)
 
 
 # When it is asked.
@@ -116,7 +115,6 @@ def test_a_damaged_segment_asks_once_per_call(reader: Engine, tmp_path: Path) ->
         lambda: reader.seek(segment, 0, store.end, 39),
         lambda: reader.term_runs(segment, 0, store.end),
         lambda: reader.survey(SurveyRequest(segment, 0, store.end)),
-        lambda: reader.put_ids(segment, 0, store.end),
     ]
     for number, call in enumerate(calls):
         call()

@@ -19,6 +19,7 @@ from pyspark_dledger.format.encode.puts import PutIds, Puts
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log import open_log
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, read_part
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.engines import NATIVE, PYTHON, result_of, unhurried
@@ -254,10 +255,9 @@ def segment_of(folder: Path, data: bytes, base: int) -> Segment:
 
 
 def ids_in(segment: Segment, start: int, end: int) -> PutIds:
-    found = [engine.put_ids(segment, start, end) for engine in (NATIVE, PYTHON)]
-    for one_of_them in found:
-        assert (one_of_them.index.dtype, one_of_them.store_timestamps.dtype) == (np.int64, np.int64)
-    plain = [PutIds(p.index.tolist(), p.ids, p.store_timestamps.tolist()) for p in found]
+    """The identities that dispatch finds, with lists instead of arrays."""
+    parts = [read_part(engine, segment, start, end, DELAYS_MS, has_ids=True).ids for engine in (NATIVE, PYTHON)]
+    plain = [PutIds(ids.index.tolist(), ids.ids, ids.store_timestamps.tolist()) for ids in parts if ids is not None]
     assert plain[0] == plain[1]
     return plain[0]
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.codec import decode_entry_header
-from pyspark_dledger.format.columns import ALL_COLUMNS
+from pyspark_dledger.format.columns import SCANNED_COLUMNS
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW
 from pyspark_dledger.format.spec import KINDS, MODES, Filters, IntFilter, ScanRequest, Segment, SurveyRequest
@@ -30,7 +30,7 @@ from tests.fuzz.corpus import Piece, pieces
 from tests.fuzz.logs import Log, damage, random_log
 from tests.support.true_witness import TrueWitness
 
-NAMES = tuple(column.name for column in ALL_COLUMNS)
+NAMES = tuple(SCANNED_COLUMNS)
 REPRODUCERS = BUILD / "differential"
 
 NATIVE = get_engine("native")

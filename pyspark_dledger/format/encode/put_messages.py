@@ -1,12 +1,10 @@
-"""Checks and stamps puts for a leader, and finds their identities in a log: the reference of these calls of `Engine`.
+"""Checks and stamps puts for a leader: the reference of these calls of `Engine`.
 
 Puts come from the network, so every length and field is checked.
 """
 
 from __future__ import annotations
 
-import base64
-import re
 import struct
 from typing import NamedTuple
 
@@ -18,20 +16,18 @@ from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.entry_encoding import unpack_bodies
 from pyspark_dledger.format.encode.put_rows import is_text, topic_problem
-from pyspark_dledger.format.encode.puts import ID_SIZE, MalformedPut, PutIds, Puts, check_stamps
+from pyspark_dledger.format.encode.puts import ID_SIZE, MalformedPut, Puts, check_stamps
 from pyspark_dledger.format.message import (
     MESSAGE_MAGICS,
     Message,
+    decode_put_id,
     encode_message,
     has_message_magic,
     message_crc,
     parse_message,
 )
-from pyspark_dledger.format.scan.frames import Frames
-from pyspark_dledger.format.scan.walk import Walk
 
 _UNIT = record_struct(layout.INDEX_UNIT)
-_ID_TEXT = re.compile(rb"[a-zA-Z0-9_-]{32}")
 _ID = layout.PROPERTY_ID.encode()
 # An inner batch is not known: its messages would need a queue offset each.
 _KNOWN_FLAGS = (
@@ -117,41 +113,6 @@ def _is_message(front: bytes, size: int) -> bool:
     return int.from_bytes(front[:4], "big", signed=True) == size
 
 
-def find_put_ids(frames: Frames, start: int, end: int) -> PutIds:
-    """See `engine.Engine.put_ids`."""
-    found = []
-    for span in Walk(frames, start, end):
-        if span.frame is None or span.frame.header is None:
-            continue
-        body, size = span.pos + layout.ENTRY_HEADER_SIZE, span.size - layout.ENTRY_HEADER_SIZE
-        if not has_message_magic(frames.data, body, size):
-            continue
-        message = parse_message(frames.data, body, size, body)
-        if isinstance(message, str):
-            continue
-        properties_start = message.properties_start
-        properties = frames.data[properties_start : properties_start + message.properties_length]
-        identity = stored_id(properties)
-        if identity is not None:
-            found.append((span.frame.header.index, identity, message.store_timestamp))
-    indexes, identities, times = zip(*found, strict=True) if found else ((), (), ())
-    return PutIds(np.array(indexes, np.int64), b"".join(identities), np.array(times, np.int64))
-
-
-def stored_id(properties: bytes) -> bytes | None:
-    """The 24 bytes of the last property `layout.PROPERTY_ID`; None without a valid one."""
-    value = None
-    for part in properties.split(b"\x02"):
-        name, separator, text = part.partition(b"\x01")
-        if name == _ID and separator:
-            value = text
-    return _decode_id(value) if value is not None else None
-
-
-def _decode_id(text: bytes) -> bytes | None:
-    return base64.urlsafe_b64decode(text) if _ID_TEXT.fullmatch(text) else None
-
-
 def _checked(number: int, body: bytes) -> _Put:
     try:
         return _check(body)
@@ -209,7 +170,7 @@ def _checked_properties(properties: bytes) -> bytes | None:
             continue
         if identity is not None:
             raise MalformedPut(f"expected property {layout.PROPERTY_ID} once, found it twice")
-        identity = _decode_id(values[0])
+        identity = decode_put_id(values[0])
         if identity is None:
             raise MalformedPut(f"expected 32 characters of a-zA-Z0-9_- as {layout.PROPERTY_ID}, found other bytes")
     return identity

@@ -16,6 +16,7 @@ from pyspark_dledger.format.message import (
     Message,
     compression,
     compression_type,
+    decode_put_id,
     has_message_magic,
     offset_msg_id,
     parse_message,
@@ -241,6 +242,7 @@ COLUMN_READERS: dict[str, Reader] = {
     "body": lambda row: row.body,
     "healedFrom": lambda _row: None,
     "entryBody": lambda row: row.bytes_of(row.entry_range),
+    "putId": lambda row: decode_put_id((row.property(layout.PROPERTY_ID) or "").encode()),
 }
 """Reads the value of each column except `problem`, as `pyarrow.array` takes it; timestamps are in microseconds."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
 
 _Batch = tuple["pa.RecordBatch", list[Compressed]]
-_OF_SEGMENTS = ("log_end", "term_runs", "survey", "put_ids")
+_OF_SEGMENTS = ("log_end", "term_runs", "survey")
 
 
 class HealedEngine:

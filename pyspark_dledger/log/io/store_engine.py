@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyspark_dledger.common.uris import RemoteUri, is_remote
-from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.scan.segment_file import MissingBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
@@ -133,9 +132,6 @@ class _ReadEngine:
     def survey(self, request: SurveyRequest) -> Survey:
         whole = request.segment.base, request.segment.end
         return self._on(request.segment, lambda found: self._engine.survey(replace(request, segment=found)), whole)
-
-    def put_ids(self, segment: Segment, start: int, end: int) -> PutIds:
-        return self._on(segment, lambda found: self._engine.put_ids(found, start, end), (start, end))
 
     def copy_messages(
         self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int

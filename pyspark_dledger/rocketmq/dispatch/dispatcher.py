@@ -297,7 +297,7 @@ class Dispatcher:
         end = min(limit, segment.end, start + self._settings.chunk_bytes)
         if end <= start:
             return None
-        return read_part(self._engine, segment, start, end, self._settings.delays_ms)
+        return read_part(self._engine, segment, start, end, self._settings.delays_ms, has_ids=True)
 
     def _dispatch(self, limit: int) -> None:
         part = self._read(self.dispatched_offset, limit)
@@ -336,10 +336,8 @@ class Dispatcher:
         self._index_stored = part.last_stored or self._index_stored
 
     def _notify(self, part: LogPart, end: int, ends: dict[QueueName, int]) -> None:
-        is_ledger = part.segment.source == DLEDGER and part.last_index >= 0
-        ids = self._engine.put_ids(part.segment, part.start, min(part.end, end)) if is_ledger else None
         bounds = part.first_index, part.last_index, part.last_term
-        self._listener(DispatchedPart(*bounds, end, ends, ids, part.first_stored, part.last_stored))
+        self._listener(DispatchedPart(*bounds, end, ends, part.ids, part.first_stored, part.last_stored))
 
     # On disk
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
-from pyspark_dledger.format.column_values import column_of, is_valid, texts_of, values_of
-from pyspark_dledger.format.columns import arrow_schema
+from pyspark_dledger.format.column_values import column_of, is_valid, numbers_of, texts_of, values_of
+from pyspark_dledger.format.columns import PUT_ID, arrow_schema
+from pyspark_dledger.format.encode.puts import ID_SIZE, PutIds
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.io.queue_files import Units
@@ -24,7 +25,7 @@ COLUMNS = (
     *("pos", "size", "index", "term", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp"),
     *("tags", "keys", "uniqKey"),
 )
-"""The columns of the rows of a part."""
+"""The columns of the rows of a part; `PUT_ID` may be added."""
 
 _KEY_COLUMNS = ("topic", "uniqKey", "keys", "tags")
 _MAX_ROWS, _MAX_BYTES = 1_000_000, 1 << 28
@@ -42,7 +43,7 @@ class LogPart(NamedTuple):
 
     ``rows`` has topics, keys and tags of the messages in ``found``, whose ``stored`` is 0 if unknown. Indexes and term
     are -1 in an old CommitLog, and without entries. ``skipped`` counts rows that no queue can have; ``first_skipped``
-    describes the first one.
+    describes the first one. ``ids`` are the identities of entries, if they were read.
     """
 
     segment: Segment
@@ -56,6 +57,7 @@ class LogPart(NamedTuple):
     rows: pa.RecordBatch
     skipped: int
     first_skipped: str
+    ids: PutIds | None = None
 
     def units(self) -> tuple[Longs, Longs, Units]:
         """Queue, queueOffset and unit of the messages in queues: all but prepared and rolled back ones."""
@@ -84,12 +86,14 @@ class LogPart(NamedTuple):
         return int(known[0]) if len(known) else 0
 
 
-def read_part(engine: Engine, segment: Segment, start: int, end: int, delays_ms: tuple[int, ...]) -> LogPart:
+def read_part(
+    engine: Engine, segment: Segment, start: int, end: int, delays_ms: tuple[int, ...], *, has_ids: bool = False
+) -> LogPart:
     """The messages that begin in ``[start, end)`` of a segment, which is complete on disk.
 
     Other entries, and messages that no queue can have, are skipped. Raises StoreError if the segment cannot be read.
     """
-    request = ScanRequest(segment, start, end, COLUMNS, verify_crc=False)
+    request = ScanRequest(segment, start, end, (*COLUMNS, PUT_ID.name) if has_ids else COLUMNS, verify_crc=False)
     return part_of(engine, request, all_rows(engine, request), delays_ms)
 
 
@@ -129,7 +133,21 @@ def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, delays_
     last_end = int(values_of(batch["pos"])[-1]) + int(values_of(batch["size"])[-1]) if len(batch) else end
     stop = min(max(end, last_end), segment.end)
     keyed = rows.select(_KEY_COLUMNS)
-    return LogPart(segment, start, stop, first, last, term, names, found, keyed, skipped, first_skipped)
+    ids = _ids(batch) if PUT_ID.name in batch.schema.names and last >= 0 else None
+    return LogPart(segment, start, stop, first, last, term, names, found, keyed, skipped, first_skipped, ids)
+
+
+def _ids(batch: pa.RecordBatch) -> PutIds:
+    """The identities of entries. They have one size, so their column's bytes are consecutive identities."""
+    column, index = batch[PUT_ID.name], values_of(batch["index"])
+    stored = numbers_of(batch["storeTimestamp"], null=0) // 1000
+    if column.null_count:
+        which = np.flatnonzero(is_valid(column))
+        column, index, stored = column.drop_null(), index[which], stored[which]
+    _, ends, data = column.buffers()
+    first = int(np.frombuffer(ends, np.int32)[column.offset]) if len(column) else 0
+    ids = data[first : first + ID_SIZE * len(column)].to_pybytes() if data is not None else b""
+    return PutIds(index, ids, stored)
 
 
 def stored_at(engine: Engine, segment: Segment, pos: int) -> int | None:

@@ -238,6 +238,8 @@ class LogTail:
         for name, end in zip(part.names.names, ends.tolist(), strict=True):
             if end > self.ends.get(name, 0):
                 self.ends[name] = end
+        if part.ids is not None:
+            self.identities.append(identity_arrays(part.ids.ids, part.ids.index))
 
 
 def read_tail(
@@ -258,10 +260,7 @@ def read_tail(
         stop = min(segment.end, end, begin + _CHUNK_BYTES)
         if stop <= begin:
             break
-        part = read_part(engine, segment, begin, stop, DELAYS_MS)
+        part = read_part(engine, segment, begin, stop, DELAYS_MS, has_ids=True)
         tail.add(part)
-        found = engine.put_ids(segment, begin, min(part.end, end))
-        if len(found.index):
-            tail.identities.append(identity_arrays(found.ids, found.index))
         pos = part.end
     return tail
