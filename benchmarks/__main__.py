@@ -14,6 +14,7 @@ MODULES = (
     "scans",
     "damage",
     "memory",
+    "planning",
     "spark_jobs",
     "command_line",
     "encode",

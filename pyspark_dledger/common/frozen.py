@@ -12,3 +12,9 @@ def changed(item: _Item, **values: Any) -> _Item:
     made = object.__new__(type(item))
     made.__dict__.update(item.__dict__, **values)
     return made
+
+
+def changes(item: _Item, model: _Item) -> dict[str, Any]:
+    """The values with which `changed` makes `item` from `model`."""
+    before = model.__dict__
+    return {name: value for name, value in item.__dict__.items() if value is not before[name]}

@@ -18,6 +18,8 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import DataLossError
+from pyspark_dledger.format.spec import ScanRequest
+from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.spark.schema import whole_schema
 from tests.support.generate import mq_message, write_consume_queue, write_dledger
@@ -44,7 +46,7 @@ def write_log(path: Path, first: int = 0, **config: Any) -> list[Path]:
 def batch(path: Path, **options: Any) -> Planned:
     """A batch read that was planned and not yet read."""
     reader = dl.DefaultSource({"path": str(path), **ONE_FILE, **options}).reader(SCHEMA)
-    return reader, reader.partitions()
+    return reader, sent(reader.partitions())
 
 
 def stream(path: Path, **options: Any) -> Planned:
@@ -52,7 +54,12 @@ def stream(path: Path, **options: Any) -> Planned:
     options = {"startingOffsets": "earliest", "committedBound": "end", **ONE_FILE, **options}
     reader = dl.DefaultSource({"path": str(path), **options}).streamReader(SCHEMA)
     start = reader.initialOffset()
-    return reader, reader.partitions(start, reader.latestOffset(start))
+    return reader, sent(reader.partitions(start, reader.latestOffset(start)))
+
+
+def sent(partitions: Sequence[InputPartition]) -> list[InputPartition]:
+    """Partitions as tasks get them."""
+    return [pickle.loads(pickle.dumps(each)) for each in partitions]
 
 
 def rows(planned: Planned) -> list[tuple[int, bytes]]:
@@ -64,6 +71,16 @@ def rows(planned: Planned) -> list[tuple[int, bytes]]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "log"
+
+
+def test_tasks_get_the_partitions_of_the_plan(path: Path) -> None:
+    write_log(path)[1].unlink()
+    planned = dl.DefaultSource({"path": str(path), **ONE_FILE}).reader(SCHEMA).partitions()
+    ranges = [part for each in planned for part in each.value.ranges]
+    assert {type(part) for part in ranges} == {ScanRequest, FileGap}
+    assert [each.value for each in sent(planned)] == [each.value for each in planned]
+    assert all(each.value.origin == planned[0].value.origin for each in sent(planned))
+    assert b"dledger-statistics rows=" in pickle.dumps(planned[0])
 
 
 @pytest.mark.parametrize("plan", [batch, stream])

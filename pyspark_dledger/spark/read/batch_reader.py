@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pyspark_dledger.common.collector import collector_paused
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.origin import Origin, check_origin, origin_of
 from pyspark_dledger.log.plan import Partition, estimated_rows, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.spark.plain_errors import plain_errors
+from pyspark_dledger.spark.read.log_parts import log_parts
 from pyspark_dledger.spark.schema import LOG, arrow_schema, column_names
 from pyspark_dledger.spark.sent_to_tasks import SentToTasks
 
@@ -67,19 +69,20 @@ class TableReader(PartReader, DataSourceReader):
         self.options = options
 
     @plain_errors
+    @collector_paused()
     def partitions(self) -> list[InputPartition]:
         store = StoreView(self.path, self.options)
-        parts = [InputPartition(part) for part in self.plan(store)]
+        parts = self.plan(store)
         self.add_statistics(store, parts)
         return parts
 
     def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
         """Write the statistics of the whole read, if they are known."""
 
-    def plan(self, store: StoreView) -> Iterable[Any]:
+    def plan(self, store: StoreView) -> list[InputPartition]:
         """Return the parts of the table, one for each task."""
         origins = tuple(map(origin_of, (store, *store.replicas)))
-        return [_PlannedPart(part, origins) for part in self._table().plan(store, self.options)]
+        return [InputPartition(_PlannedPart(part, origins)) for part in self._table().plan(store, self.options)]
 
     def read_part(self, part: Any) -> Iterator[pa.RecordBatch]:
         for origin in part.origins:
@@ -110,8 +113,8 @@ class LogReader(TableReader):
         self.filters = option_filters(options)
         self.lookup: Lookup | None = None
 
-    def plan(self, store: StoreView) -> Iterable[Partition]:
-        return plan_read(store, self.columns, self.options, self.filters, self.lookup)
+    def plan(self, store: StoreView) -> list[InputPartition]:
+        return log_parts(plan_read(store, self.columns, self.options, self.filters, self.lookup))
 
     def add_statistics(self, store: StoreView, parts: list[InputPartition]) -> None:
         if parts:

@@ -26,6 +26,7 @@ from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, Tail, TailOffset, furthest, offset_from_json
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.read.batch_reader import PartReader
+from pyspark_dledger.spark.read.log_parts import log_parts
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -152,7 +153,11 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
         first, last = offset_from_json(start), offset_from_json(end)
         if self._tracker is not None:
             first = self._tracker.start_of(first, last)
-        return [] if first == last else [InputPartition(part) for part in self.tail.plan(first, last)]
+        return [] if first == last else self.parts(self.tail.plan(first, last))
+
+    def parts(self, planned: list[Any]) -> Sequence[InputPartition]:
+        """Return the parts of a tail's plan, for Spark."""
+        return [InputPartition(part) for part in planned]
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return one of the limits: Spark takes only one. `latestOffset` applies all."""
@@ -206,6 +211,9 @@ class StoreStreamReader(StreamReader):
     def open_tail(self) -> Tail:
         """See `StreamReader.open_tail`. The tail reads the store at its first call."""
         return StoreTail(self.path, self.options, self.columns)
+
+    def parts(self, planned: list[Partition]) -> Sequence[InputPartition]:
+        return log_parts(planned)
 
     def read_part(self, part: Partition) -> Iterator[pa.RecordBatch]:
         return read_partition(part)
