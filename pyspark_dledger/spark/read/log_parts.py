@@ -7,7 +7,7 @@ bytes.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,9 +35,8 @@ class LogPart(InputPartition):
         return _unpickled, (self._common, ranges, self.__dict__.get("statistics"))
 
 
-def log_parts(partitions: Iterable[Partition]) -> list[InputPartition]:
+def log_parts(partitions: Sequence[Partition]) -> list[InputPartition]:
     """The partitions of one plan, for Spark."""
-    partitions = list(partitions)
     ranges = (part for each in partitions for part in each.ranges)
     model = next((part for part in ranges if isinstance(part, ScanRequest)), None)
     if model is None:
