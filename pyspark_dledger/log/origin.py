@@ -23,6 +23,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import DLEDGER, Fingerprint, ScanRequest, Segment
 from pyspark_dledger.log.data_loss import report_loss
+from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.entry_reads import entry_in, read_at
 from pyspark_dledger.log.io.files import is_remote_path, is_there, names_in, open_file, path_of
 from pyspark_dledger.log.io.healed_path import HealedPath
@@ -79,21 +80,24 @@ def _anchor(segments: Sequence[Segment]) -> tuple[Segment, Fingerprint] | None:
     return None
 
 
-def with_fingerprints(store: StoreView, request: ScanRequest) -> ScanRequest:
-    """The request with what its reader has to find at the begin and at the end of its range."""
-    return changed(request, fingerprints=_fingerprints_of(store, request))
+def with_fingerprints(store: StoreView, parts: Iterable[ScanRequest | FileGap]) -> list[ScanRequest | FileGap]:
+    """The requests with what their readers have to find at the begin and at the end of each range."""
+    lasts = {source: end.last_pos for source, (_, end) in store.ends.items()}
+    return [
+        part if isinstance(part, FileGap) else changed(part, fingerprints=_fingerprints_of(store, part, lasts))
+        for part in parts
+    ]
 
 
-def _fingerprints_of(store: StoreView, request: ScanRequest) -> tuple[Fingerprint, ...]:
-    segment, log_end = request.segment, store.ends.get(request.segment.source)
-    base, end = segment.base, segment.end
-    last = log_end[1].last_pos if log_end is not None else -1
+def _fingerprints_of(store: StoreView, request: ScanRequest, lasts: dict[str, int]) -> tuple[Fingerprint, ...]:
+    segment = request.segment
+    base, end, last = segment.base, segment.end, lasts.get(segment.source, -1)
     is_whole = request.start == base and request.end >= end and type(segment.path) is str
     if is_whole and not base <= last < end:
         head, entry, tail = store.file_ends(segment, True)
         first = _first_of(head, entry, segment)
-        if first is not None and len(tail) == TAIL_BYTES and first.pos + first.size < end - TAIL_BYTES:
-            return first, _fingerprint(end - TAIL_BYTES, tail)
+        if first is not None and len(tail) == TAIL_BYTES and base + first.size < end - TAIL_BYTES:
+            return first, Fingerprint(end - TAIL_BYTES, TAIL_BYTES, zlib.crc32(tail))
     return tuple(_fingerprints(store, request, last))
 
 
@@ -131,7 +135,8 @@ def _bytes_at(segment: Segment, pos: int, size: int) -> Iterator[Fingerprint]:
 def _first_of(head: bytes, entry: EntryHeader | None, segment: Segment) -> Fingerprint | None:
     """The first bytes of the entry or message that a file begins with, if it has another one; or None."""
     if entry is not None:
-        return _fingerprint(segment.base, head[: entry.size], entry.index, entry.term)
+        data = head[: entry.size]
+        return Fingerprint(segment.base, len(data), zlib.crc32(data), entry.index, entry.term)
     if segment.source == DLEDGER or not has_message_magic(head, 0, len(head)):
         return None
     return _fingerprint(segment.base, head[: int.from_bytes(head[:4], "big")])

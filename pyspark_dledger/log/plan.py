@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -253,15 +253,10 @@ def _plan(
         if len(splits) == before:
             break
     is_grouped = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
-    groups = _group(splits, target) if is_grouped else [[part] for part in splits]
+    splits = with_fingerprints(store, splits)
+    groups = _group(splits, target) if is_grouped else [(part,) for part in splits]
     planned = Partition((), store.engine.NAME, origin_of(store), options.fail_on_data_loss)
-    return [
-        changed(
-            planned,
-            ranges=tuple([part if isinstance(part, FileGap) else with_fingerprints(store, part) for part in group]),
-        )
-        for group in groups
-    ]
+    return [changed(planned, ranges=tuple(group)) for group in groups]
 
 
 def _in_time(store: StoreView, ranges: list[ScanRequest | FileGap], tolerance: int) -> Iterator[ScanRequest | FileGap]:
@@ -398,7 +393,7 @@ def _split(store: StoreView, part: ScanRequest | FileGap, target: int) -> list[S
     return [split for split in splits if split.end > wanted.low and split.start <= wanted.high]
 
 
-def _group(splits: list[ScanRequest | FileGap], target: int) -> list[list[ScanRequest | FileGap]]:
+def _group(splits: list[ScanRequest | FileGap], target: int) -> Iterable[Sequence[ScanRequest | FileGap]]:
     """Adjacent ranges in groups of up to `target` bytes."""
     groups: list[list[ScanRequest | FileGap]] = []
     size = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import stat
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,9 +17,9 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, PrecedingEntry, Segment
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, read_at, read_ranges, unnamed_segment
-from pyspark_dledger.log.io.files import map_reads, path_of
+from pyspark_dledger.log.io.files import FolderEntry, map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
-from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths, entry_size
 from pyspark_dledger.log.witness.store_witness import witness_of
 
 if TYPE_CHECKING:
@@ -70,6 +72,50 @@ class StoreSegments:
         return known
 
 
+class _FileReads:
+    """Reads both ends of local files while they are listed, except of those that are `known`.
+
+    An open file tells its size, so none is looked at before. ``found`` has the size, head and tail by path.
+    """
+
+    def __init__(self, known: Container[str]) -> None:
+        self._known = known
+        self.found: dict[str, tuple[int, bytes, bytes]] = {}
+
+    def size_of(self, entry: FolderEntry) -> int | None:
+        """See `store_paths.entry_size`."""
+        path = entry.path
+        if path in self._known or type(path) is not str:
+            return entry_size(entry)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return entry_size(entry)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            size = status.st_size
+            head = os.pread(descriptor, HEAD_BYTES, 0)
+            self.found[path] = size, head, os.pread(descriptor, TAIL_BYTES, max(size - TAIL_BYTES, 0))
+        except OSError:
+            return entry_size(entry)
+        finally:
+            os.close(descriptor)
+        return size
+
+    def ends(self, segments: Sequence[Segment]) -> Iterator[tuple[str, FileEnds]]:
+        """The ends of segments by path. A tail counts if the next file had an entry when it was read."""
+        next_pos = -1
+        for segment in reversed(segments):
+            size, head, tail = self.found.get(segment.path, (0, b"", b""))
+            entry = entry_in(head, segment, segment.base)
+            is_final = segment.end == next_pos and size == segment.size
+            if head:
+                yield segment.path, FileEnds(head, entry, tail if is_final else b"")
+            next_pos = segment.base if entry is not None else -1
+
+
 @collector_paused()
 def list_store(
     paths: StorePaths,
@@ -86,8 +132,16 @@ def list_store(
     """
     earlier = before.listings if before is not None else (None, None)
     witness = witness_of(paths)
+    # The beginning of the last file can have been written since.
+    seen = before.segments[:-1] if before is not None else []
+    read = before.known_ends if before is not None else {}
+    heads = {each.path: read[each.path] for each in seen if each.path in read}
+    # A leader can truncate the last files, and write other entries into them.
+    kept = {path: ends._replace(tail=b"") for path, ends in heads.items() if ends.head.strip(b"\0")}
+    reads = _FileReads(kept)
+    size_of = reads.size_of if paths.only is None else entry_size
     listings = (
-        listing(paths.data_dirs, DLEDGER, check_pos, earlier[0], witness),
+        listing(paths.data_dirs, DLEDGER, check_pos, earlier[0], witness, size_of),
         listing(paths.commitlog_dirs, COMMITLOG, True, earlier[1], witness),
     )
     # A listing that was made earlier has a witness that keeps its answers.
@@ -103,13 +157,8 @@ def list_store(
     left_out = {segment.path for segment, _ in unread}
     divided = min((each.base for each in (*ledger, *_of(DLEDGER, unread))), default=None)
     old, ledger = ([each for each in found if each.path not in left_out] for found in (old, ledger))
-    # The beginning of the last file can have been written since.
-    seen = before.segments[:-1] if before is not None else []
     known = {changed(segment, before=None, after=None): segment for segment in seen}
-    read = before.known_ends if before is not None else {}
-    heads = {each.path: read[each.path] for each in seen if each.path in read}
-    # A leader can truncate the last files, and write other entries into them.
-    kept = {path: ends._replace(tail=b"") for path, ends in heads.items() if ends.head.strip(b"\0")}
+    kept.update(reads.ends(ledger))
     found = StoreSegments([], divided, listings, known_ends=kept)
 
     def with_neighbours(three: tuple[Segment | None, Segment, Segment | None]) -> Segment:

@@ -318,7 +318,7 @@ class ProducerRequest(Request):
     """Extension: requests what the leader's log has of a producer's messages. Binary only.
 
     ``producer`` is the first 8 bytes of their identities, ``run`` a run of its job. Identities of entries from
-    ``from_index`` on are returned, none for -1.
+    ``from_index`` on are returned, none for -1. With -2 the leader also takes new messages from no other run.
     """
 
     producer: bytes = bytes(8)

@@ -13,7 +13,7 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.files import open_file, open_local, unreadable
+from pyspark_dledger.log.io.files import open_file, unreadable
 from pyspark_dledger.log.io.healed_path import HealedPath
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
@@ -35,7 +35,8 @@ def read_at(path: str, offset: int, size: int) -> bytes:
 def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """As `read_at`, for each offset and size in a local file, which is opened once."""
     try:
-        descriptor = open_local(path)
+        # Opening a FIFO must not wait; `os.pread` does not read from one.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return [b""] * len(ranges)
     try:
@@ -86,7 +87,7 @@ def entry_in(data: bytes, segment: Segment, pos: int) -> EntryHeader | None:
     """The header of the DLedger entry that begins with `data`, read at `pos` of a segment, or None."""
     if len(data) < ENTRY_HEADER_SIZE:
         return None
-    header = decode_entry_header(data[:ENTRY_HEADER_SIZE])
+    header = decode_entry_header(data)
     fits = (
         header.magic in ENTRY_MAGICS and header.body_size >= 0 and header.size == ENTRY_HEADER_SIZE + header.body_size
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_dledger.format.spec import Segment, Witness
-from pyspark_dledger.log.io.files import is_remote_path
-from pyspark_dledger.log.io.store_paths import list_segments
+from pyspark_dledger.log.io.files import FolderEntry, is_remote_path
+from pyspark_dledger.log.io.store_paths import entry_size, list_segments
 
 Stamps = tuple[tuple[int, int, int], ...]
 """Device, inode and time of change (ns) of some folders."""
@@ -49,13 +49,18 @@ class Listing:
 
 
 def listing(
-    dirs: Iterable[Path], source: str, check_pos: bool, before: Listing | None, witness: Witness | None = None
+    dirs: Iterable[Path],
+    source: str,
+    check_pos: bool,
+    before: Listing | None,
+    witness: Witness | None = None,
+    size_of: Callable[[FolderEntry], int | None] = entry_size,
 ) -> Listing:
     """List segments as `store_paths.list_segments`, with its errors; `before` itself if nothing has changed."""
     request = (tuple(dirs), source, check_pos, witness)
     stamps = folder_stamps(request[0])
     if before is not None and before.request == request and before.stamps is not None and before.stamps == stamps:
         return before
-    segments = list_segments(*request)
+    segments = list_segments(*request, size_of)
     # A file gets its size just after it is created, so a list of recent files is not reused.
     return Listing(tuple(segments), request, stamps if is_settled(stamps) else None)

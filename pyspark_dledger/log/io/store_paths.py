@@ -248,19 +248,29 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:8]) + more
 
 
-def list_segments(dirs: Iterable[Path], source: str, check_pos: bool, witness: Witness | None = None) -> list[Segment]:
+def entry_size(entry: FolderEntry) -> int | None:
+    """The size of a regular file in a folder, see `file_size`."""
+    return _regular_size(entry.path, entry.stat)
+
+
+def list_segments(
+    dirs: Iterable[Path],
+    source: str,
+    check_pos: bool,
+    witness: Witness | None = None,
+    size_of: Callable[[FolderEntry], int | None] = entry_size,
+) -> list[Segment]:
     """The segments in `dirs` by base. Each has its full size, also where the file is shorter; a scan finds that.
 
-    Files with other names are ignored. Raises StoreError for two files with one base, for a base that is too far away
-    for this log, and for a file that is too long for Java: a sparse one would be read for hours.
+    Files with other names are ignored. `size_of` is called for the last file first. Raises StoreError for two files
+    with one base, for a base that is too far away for this log, and for a file that is too long for Java: a sparse one
+    would be read for hours.
     """
+    named = [(int(entry.name), entry) for folder in dirs for entry in _entries(folder) if is_segment_name(entry.name)]
+    named.sort(key=itemgetter(0))
     found = [
-        (int(entry.name), entry.path, entry.name, size)
-        for folder in dirs
-        for entry in _entries(folder)
-        if is_segment_name(entry.name) and (size := _regular_size(entry.path, entry.stat)) is not None
-    ]
-    found.sort(key=itemgetter(0))
+        (base, entry.path, entry.name, size) for base, entry in reversed(named) if (size := size_of(entry)) is not None
+    ][::-1]
     usual = usual_size({base: size for base, _, _, size in found})
     segments = []
     template = Segment("", "", 0, 0, source, check_pos, witness=witness)
