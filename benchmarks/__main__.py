@@ -25,6 +25,7 @@ MODULES = (
     "tail",
     "spark_write",
     "export",
+    "cold",
     "engines",
     "salvage",
 )

@@ -125,7 +125,7 @@ class _Reading:
                     return None
                 if self._batches[number]:
                     batch = self._batches[number].popleft()
-                    self._ahead -= batch.nbytes
+                    self._ahead -= batch.get_total_buffer_size()
                     self._changed.notify_all()
                     return batch
                 if number in self._errors:
@@ -172,6 +172,6 @@ class _Reading:
             if self._is_stopped:
                 return False
             self._batches[number].append(batch)
-            self._ahead += batch.nbytes
+            self._ahead += batch.get_total_buffer_size()  # `nbytes` takes 30 times as long
             self._changed.notify_all()
         return True

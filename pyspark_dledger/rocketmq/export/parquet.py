@@ -164,8 +164,9 @@ class _PartWriter:
         """Add rows of the log. With mode=FAILFAST raises MalformedError for a topic that is too long."""
         for folder, rows in self._by_folder(batch):
             self._buffered.setdefault(folder, []).append(rows)
-            self._sizes[folder] = self._sizes.get(folder, 0) + rows.nbytes
-            self._size += rows.nbytes
+            size = rows.nbytes
+            self._sizes[folder] = self._sizes.get(folder, 0) + size
+            self._size += size
             if self._sizes[folder] >= _ROW_GROUP_BYTES:
                 self._write(folder)
         while self._size > _MAX_BUFFERED_BYTES:
