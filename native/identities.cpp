@@ -113,6 +113,25 @@ std::vector<std::pair<int64_t, int64_t>> IdentityTable::find(const Identities& i
   return found;
 }
 
+std::vector<std::pair<int64_t, int64_t>> IdentityTable::repeats(const Identities& ids, const uint8_t* counts) const {
+  std::vector<std::pair<int64_t, int64_t>> found;
+  size_t size = 1;
+  while (size < 2 * ids.size()) size *= 2;
+  std::vector<uint32_t> slots(size);  // 0, or an ordinal plus 1
+  for (size_t i = 0; i < ids.size(); i++) {
+    if (counts[i] == 0) continue;
+    const Identity id = ids[i];
+    size_t slot = hash_(id) & (size - 1);
+    while (slots[slot] != 0 && !(ids[slots[slot] - 1] == id)) slot = (slot + 1) & (size - 1);
+    if (slots[slot] == 0) {
+      slots[slot] = static_cast<uint32_t>(i + 1);
+    } else {
+      found.emplace_back(i, slots[slot] - 1);
+    }
+  }
+  return found;
+}
+
 void IdentityTable::forget(int64_t covered) {
   while (begin_ < records_.size() && records_[begin_].index <= covered) begin_++;
 }

@@ -50,6 +50,9 @@ class IdentityTable {
   void add(const Identities& ids, const uint8_t* index);
   // Ordinals and indexes of the known ones; of equal identities the last index.
   std::vector<std::pair<int64_t, int64_t>> find(const Identities& ids) const;
+  // Ordinals of identities that equal an earlier one of the same call, and the first such. `counts` has a byte for each
+  // identity; those with 0 are ignored.
+  std::vector<std::pair<int64_t, int64_t>> repeats(const Identities& ids, const uint8_t* counts) const;
   // Drops identities up to that index.
   void forget(int64_t covered);
   size_t size() const { return records_.size() - begin_; }

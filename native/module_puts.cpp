@@ -87,6 +87,32 @@ py::tuple stamp_bodies(const py::object& count, const py::object& block, const p
   return py::make_tuple(plan.sizes.size(), stamped);
 }
 
+// The fields of a NumberedPuts, the array as bytes. `queue`, `sys_flag` and `keep` have a value for each put.
+py::tuple number_bodies(const py::object& queue, const py::object& sys_flag, const py::object& keep,
+                        std::vector<int64_t> ends) {
+  const HeldBytes queues(queue, "queue"), flags(sys_flag, "sys_flag"), kept(keep, "keep");
+  const int64_t count = kept.range().size;
+  if (queues.range().size != 4 * count || flags.range().size != 4 * count) {
+    throw py::value_error("expected one value of queue, sys_flag and keep for each put, found another number");
+  }
+  std::vector<int64_t> queue_offsets(static_cast<size_t>(count));
+  number_puts(queues.range(), flags.range(), kept.range().data, ends, queue_offsets.data());
+  return py::make_tuple(array_of(queue_offsets), ends);
+}
+
+py::bytes locate_bodies(const py::object& count, const py::object& block, const py::object& first_index,
+                        const std::vector<std::pair<int64_t, int64_t>>& runs, const py::object& queue_offsets) {
+  const HeldBytes held(block, "block"), offsets(queue_offsets, "queue_offsets");
+  const PackedBodies bodies{count_of(count), held.range()};
+  const int64_t first = integer("first_index", first_index, 0, kMaxPosition);
+  if (offsets.range().size != 8 * bodies.count) {
+    throw py::value_error("expected one queue offset for each body, found another number");
+  }
+  const auto [locations, to] = make_bytes(kLocationSize * bodies.count);
+  locate_puts(bodies, first, runs, offsets.range().data, to);
+  return locations;
+}
+
 void patch_entries(const py::object& data, const py::object& units) {
   const HeldBytes entries(data, "entries", PyBUF_WRITABLE), held(units, "units");
   patch_physical_offsets(const_cast<uint8_t*>(entries.range().data), entries.range().size, held.range());
@@ -129,6 +155,17 @@ py::dict find_identities(const IdentityTable& table, const py::object& ids) {
   return found;
 }
 
+py::dict repeated_identities(const IdentityTable& table, const py::object& ids, const py::object& counts) {
+  const HeldBytes held(ids, "identities"), counted(counts, "counts");
+  const Identities found(held.range());
+  if (counted.range().size != static_cast<int64_t>(found.size())) {
+    throw py::value_error("expected one flag for each identity, found another number");
+  }
+  py::dict repeats;
+  for (const auto& [ordinal, first] : table.repeats(found, counted.range().data)) repeats[py::int_(ordinal)] = first;
+  return repeats;
+}
+
 py::tuple identities_of(const IdentityTable& table, uint64_t producer, int64_t covered) {
   const IdentityTable::Found found = table.of_producer(producer, covered);
   return py::make_tuple(bytes_of(found.ids), array_of(found.index));
@@ -141,12 +178,15 @@ void add_puts(py::module_& module) {
   module.def("encode_messages", &encode_messages);
   module.def("read_puts", &read_bodies);
   module.def("stamp_puts", &stamp_bodies);
+  module.def("number_puts", &number_bodies);
+  module.def("locate_puts", &locate_bodies);
   module.def("patch_physical_offsets", &patch_entries);
   py::class_<IdentityTable>(module, "IdentityTable")
       .def(py::init<>())
       .def("__len__", &IdentityTable::size)
       .def("add", &add_identities)
       .def("find", &find_identities)
+      .def("repeats", &repeated_identities)
       .def("forget", &IdentityTable::forget)
       .def("of_producer", &identities_of);
   py::class_<IdentityFilter>(module, "IdentityFilter")

@@ -303,6 +303,38 @@ void stamp_in_place(const Stamped& plan, const Stamp& stamp) {
   });
 }
 
+void number_puts(const ByteRange& queue, const ByteRange& sys_flag, const uint8_t* keep, std::vector<int64_t>& ends,
+                 int64_t* queue_offsets) {
+  constexpr int32_t kNotInQueue = 0x4;  // prepared and rolled back
+  for (int64_t i = 0; i < queue.size / 4; i++) {
+    int32_t number, flags;
+    std::memcpy(&number, queue.data + 4 * i, sizeof number);
+    std::memcpy(&flags, sys_flag.data + 4 * i, sizeof flags);
+    if (number < 0 || static_cast<size_t>(number) >= ends.size()) {
+      throw std::invalid_argument("expected a queue below " + std::to_string(ends.size()) + ", found " + text(number));
+    }
+    const bool is_counted = keep[i] != 0 && (flags & kNotInQueue) == 0;
+    queue_offsets[i] = is_counted ? ends[static_cast<size_t>(number)]++ : 0;
+  }
+}
+
+void locate_puts(const PackedBodies& bodies, int64_t first_index, const std::vector<std::pair<int64_t, int64_t>>& runs,
+                 const uint8_t* queue_offsets, uint8_t* locations) {
+  auto run = runs.begin();
+  int64_t index = first_index, pos = 0;
+  for (const ByteRange& body : unpack(bodies)) {
+    if (run != runs.end() && run->first == index) pos = (run++)->second;
+    int64_t queue_offset;
+    std::memcpy(&queue_offset, queue_offsets, sizeof queue_offset);
+    store_be64(locations, static_cast<uint64_t>(index++));
+    store_be64(locations + 8, static_cast<uint64_t>(pos));
+    store_be64(locations + 16, static_cast<uint64_t>(queue_offset));
+    pos += kEntryHeaderSize + body.size;
+    queue_offsets += sizeof queue_offset;
+    locations += kLocationSize;
+  }
+}
+
 void patch_physical_offsets(uint8_t* data, int64_t size, const ByteRange& units) {
   if (units.size % kIndexUnitSize != 0) {
     throw std::invalid_argument("expected units of 32 bytes, found " + text(units.size) + " bytes");

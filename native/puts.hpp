@@ -70,6 +70,17 @@ void stamp_puts(const Stamped& plan, const Stamp& stamp, uint8_t* block);
 bool keeps_all(const Stamped& plan, const PackedBodies& bodies);
 void stamp_in_place(const Stamped& plan, const Stamp& stamp);
 
+// Numbers the puts that are kept: each gets the next offset of its queue, which `ends` has, and 0 if it is prepared or
+// rolled back. Throws std::invalid_argument for a queue that is not in `ends`.
+void number_puts(const ByteRange& queue, const ByteRange& sys_flag, const uint8_t* keep, std::vector<int64_t>& ends,
+                 int64_t* queue_offsets);
+
+// Writes where each body is: index, position and queue offset of its entry, 24 bytes. A run of consecutive positions
+// begins at each (index, position) of `runs`. Throws std::invalid_argument if the block's lengths do not fit it.
+constexpr int64_t kLocationSize = 24;
+void locate_puts(const PackedBodies& bodies, int64_t first_index, const std::vector<std::pair<int64_t, int64_t>>& runs,
+                 const uint8_t* queue_offsets, uint8_t* locations);
+
 // Writes the position of each message among consecutive entries into it. Throws std::invalid_argument if the index
 // units do not fit the entries.
 void patch_physical_offsets(uint8_t* data, int64_t size, const ByteRange& units);

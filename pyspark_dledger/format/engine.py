@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.encode.puts import Ordinals, Puts, PutSettings
+from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, Puts, PutSettings
 from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
@@ -145,6 +145,21 @@ class Engine(Protocol):
 
     def read_puts(self, bodies: Bodies) -> Puts:
         """Check puts of a producer. Raises ValueError with the number of the first that is not as RocketMQ's."""
+
+    def number_puts(self, puts: Puts, keep: npt.NDArray[np.bool_], ends: list[int]) -> NumberedPuts:
+        """A queue offset for each put to keep, in order, from the end of its queue on.
+
+        Prepared and rolled back messages are in no queue: they get 0 and use no queue offset (RocketMQ's
+        ``CommitLog.assignQueueOffset`` and ``doAppend``), as do those that are not kept.
+        """
+
+    def locate_puts(
+        self, bodies: Bodies, first_index: int, runs: Sequence[tuple[int, int]], queue_offsets: npt.NDArray[np.int64]
+    ) -> bytes:
+        """Index, position and queue offset of each body's entry, 24 bytes each, big-endian.
+
+        ``runs`` are index and position of the first entry in each file. Raises ValueError for a malformed block.
+        """
 
     def stamp_puts(
         self,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.encode.puts import Ordinals, Puts, PutSettings, check_stamps
+from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.file_bytes import read_exactly
 from pyspark_dledger.format.layout import COMPRESSIONS
 from pyspark_dledger.format.spec import (
@@ -142,6 +142,17 @@ def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordi
 def read_puts(bodies: Bodies) -> Puts:
     queues, queue, sys_flag, ids, has_id = _native.read_puts(bodies.count, bodies.block)
     return Puts(queues, _array(queue, "i4"), _array(sys_flag, "i4"), ids, _array(has_id, "?"))
+
+
+def number_puts(puts: Puts, keep: npt.NDArray[np.bool_], ends: list[int]) -> NumberedPuts:
+    queue_offsets, new_ends = _native.number_puts(puts.queue, puts.sys_flag, keep, ends)
+    return NumberedPuts(_array(queue_offsets, "i8"), new_ends)
+
+
+def locate_puts(
+    bodies: Bodies, first_index: int, runs: Sequence[tuple[int, int]], queue_offsets: npt.NDArray[np.int64]
+) -> bytes:
+    return _native.locate_puts(bodies.count, bodies.block, first_index, runs, queue_offsets)
 
 
 def stamp_puts(

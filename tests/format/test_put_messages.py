@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.puts import PutIds, Puts
-from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, read_part
@@ -38,6 +38,13 @@ from tests.support.puts import (
     read,
     stamp,
 )
+
+
+@pytest.fixture(params=[NATIVE, PYTHON], ids=["native", "python"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    found: Engine = request.param
+    return found
+
 
 # Checks.
 
@@ -243,6 +250,32 @@ def test_units_that_do_not_fit_the_entries_are_rejected() -> None:
             before = bytes(data)
             assert result_of(engine.patch_physical_offsets, data, units) == ("ValueError", text)
             assert data == before
+
+
+# Numbers and locations.
+
+
+def test_puts_are_numbered_by_queue(engine: Engine) -> None:
+    queues = [("T", 0), ("T", 1)]
+    puts = Puts(queues, np.int32([0, 1, 0, 1, 0, 0]), np.int32([0, 8, 4, 0, 0, 12]), b"", np.zeros(6, np.bool_))
+    keep = np.array([True, True, True, False, True, True])
+    offsets, ends = engine.number_puts(puts, keep, [7, 2**40])
+    assert (offsets.tolist(), ends) == ([7, 2**40, 0, 0, 8, 0], [9, 2**40 + 1])
+
+
+def test_queues_without_an_end_are_rejected(engine: Engine) -> None:
+    for queue in (-3, 2):
+        puts = Puts([], np.int32([queue]), np.int32([0]), b"", np.zeros(1, np.bool_))
+        with pytest.raises((ValueError, IndexError)):
+            engine.number_puts(puts, np.ones(1, np.bool_), [0, 0])
+
+
+def test_locations_continue_until_the_next_file(engine: Engine) -> None:
+    located = engine.locate_puts(block_of(b"12345", b"", b"x", b"yz"), 9, [(9, 100), (11, 4096)], np.arange(4))
+    assert list(struct.iter_unpack(">qqq", located)) == [(9, 100, 0), (10, 153, 1), (11, 4096, 2), (12, 4145, 3)]
+    for bodies in (Bodies(4, b"\0\0\0\1x"), Bodies(1, b"\0\0\0\2x")):
+        with pytest.raises(ValueError, match="expected"):
+            engine.locate_puts(bodies, 9, [(9, 100)], np.arange(bodies.count))
 
 
 # Identities in a log.

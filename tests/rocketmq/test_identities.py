@@ -356,6 +356,15 @@ def test_the_last_index_of_equal_recent_identities_is_found(reader: Engine) -> N
     assert recent.find(ids_of(range(4)) + identity(9, "q")) == {4: 7}
 
 
+def test_repeated_identities_name_the_first_of_each(reader: Engine) -> None:
+    ids = b"".join(bytes([number]) * 24 for number in (1, 2, 0, 1, 0, 2, 1, 3))
+    counts = np.array([True, True, False, True, False, True, True, True])
+    assert reader.new_identity_table().repeats(ids, counts) == {3: 0, 5: 1, 6: 0}
+    assert reader.new_identity_table().repeats(b"", np.ones(0, np.bool_)) == {}
+    with pytest.raises((ValueError, IndexError)):
+        reader.new_identity_table().repeats(ids, counts[1:])
+
+
 def test_a_filter_finds_all_that_were_added_and_few_others(reader: Engine) -> None:
     rng = random.Random(7)
     bits = reader.new_identity_filter(70_000)

@@ -31,6 +31,9 @@ class IdentityTable(Protocol):
     def find(self, ids: bytes) -> dict[int, int]:
         """The last index of each known identity, by the identity's ordinal among `ids`."""
 
+    def repeats(self, ids: bytes, counts: npt.NDArray[np.bool_]) -> dict[int, int]:
+        """The ordinals of identities that equal an earlier one of `ids`, with the first such. Only `counts` count."""
+
     def forget(self, covered: int) -> None:
         """Drop the identities up to that index."""
 
@@ -70,6 +73,11 @@ class PythonTable:
     def find(self, ids: bytes) -> dict[int, int]:
         found = ((n, self._known.get(each)) for n, each in enumerate(split_ids(ids)))
         return {n: index for n, index in found if index is not None}
+
+    def repeats(self, ids: bytes, counts: npt.NDArray[np.bool_]) -> dict[int, int]:
+        first: dict[bytes, int] = {}
+        firsts = ((n, first.setdefault(each, n)) for n, each in enumerate(split_ids(ids)) if counts[n])
+        return {n: other for n, other in firsts if n != other}
 
     def forget(self, covered: int) -> None:
         while self._records and self._records[0][1] <= covered:

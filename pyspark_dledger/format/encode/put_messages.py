@@ -6,6 +6,7 @@ Puts come from the network, so every length and field is checked.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.entry_encoding import unpack_bodies
 from pyspark_dledger.format.encode.put_rows import is_text, topic_problem
-from pyspark_dledger.format.encode.puts import ID_SIZE, MalformedPut, Puts, check_stamps
+from pyspark_dledger.format.encode.puts import ID_SIZE, MalformedPut, NumberedPuts, Puts, check_stamps
 from pyspark_dledger.format.message import (
     MESSAGE_MAGICS,
     Message,
@@ -29,6 +30,8 @@ from pyspark_dledger.format.message import (
 
 _UNIT = record_struct(layout.INDEX_UNIT)
 _ID = layout.PROPERTY_ID.encode()
+_LOCATION = struct.Struct(">qqq")
+_NOT_IN_QUEUE = layout.TRANSACTION_FLAGS["prepared"]
 # An inner batch is not known: its messages would need a queue offset each.
 _KNOWN_FLAGS = (
     layout.FLAG_COMPRESSED
@@ -60,6 +63,25 @@ def read_puts(bodies: Bodies) -> Puts:
         b"".join(put.identity or bytes(ID_SIZE) for put in puts),
         np.array([put.identity is not None for put in puts], np.bool_),
     )
+
+
+def number_puts(puts: Puts, keep: npt.NDArray[np.bool_], ends: list[int]) -> NumberedPuts:
+    ends, offsets = list(ends), np.zeros(len(keep), np.int64)
+    for number in np.flatnonzero(keep & ((puts.sys_flag & _NOT_IN_QUEUE) == 0)):
+        offsets[number] = ends[puts.queue[number]]
+        ends[puts.queue[number]] += 1
+    return NumberedPuts(offsets, ends)
+
+
+def locate_puts(
+    bodies: Bodies, first_index: int, runs: Sequence[tuple[int, int]], queue_offsets: npt.NDArray[np.int64]
+) -> bytes:
+    starts, pos, located = dict(runs), 0, []
+    for index, (body, queue_offset) in enumerate(zip(unpack_bodies(bodies), queue_offsets, strict=True), first_index):
+        pos = starts.get(index, pos)
+        located.append(_LOCATION.pack(index, pos, queue_offset))
+        pos += layout.ENTRY_HEADER_SIZE + len(body)
+    return b"".join(located)
 
 
 def stamp_puts(

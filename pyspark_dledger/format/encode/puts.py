@@ -66,6 +66,13 @@ class Puts(NamedTuple):
     has_id: npt.NDArray[np.bool_]
 
 
+class NumberedPuts(NamedTuple):
+    """The queue offset of each put, and the next one of each queue."""
+
+    queue_offsets: npt.NDArray[np.int64]
+    ends: list[int]
+
+
 class PutIds(NamedTuple):
     """Identities of entries, 24 bytes each, their indexes, ascending, and their store timestamps in milliseconds."""
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.errors import StoreError
@@ -23,10 +22,9 @@ from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName, in_queue
+from pyspark_dledger.rocketmq.message_arrays import QueueName
 
 _POLL_SECONDS = 0.005
-_MAX_UINT16 = 1 << 16
 _CHUNK_BYTES = 16 * 1024 * 1024
 
 
@@ -63,33 +61,6 @@ class TopicQueues:
         for queue, end in ends.items():
             if end > self._ends.get(queue, 0):
                 self._ends[queue] = end
-
-    def number(
-        self, queues: Sequence[QueueName], queue: npt.NDArray[np.int32], sys_flag: npt.NDArray[np.int32]
-    ) -> Longs:
-        """A queueOffset for each message, in order; ``queue`` indexes `queues`. Changes nothing.
-
-        Prepared and rolled back messages are in no queue: they get 0 and use no queueOffset (RocketMQ's
-        ``CommitLog.assignQueueOffset`` and ``doAppend``).
-        """
-        offsets = np.zeros(len(queue), np.int64)
-        counted = np.flatnonzero(in_queue(sys_flag))
-        mine = queue[counted]
-        bases = np.array([self.end(name) for name in queues], np.int64)
-        counts = np.bincount(mine, minlength=len(queues))
-        before = np.empty(len(mine), np.int64)
-        # How many messages of the same queue precede each one. numpy sorts 16-bit numbers by counting.
-        short = mine.astype(np.uint16) if len(queues) <= _MAX_UINT16 else mine
-        before[np.argsort(short, kind="stable")] = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
-        offsets[counted] = bases[mine] + before
-        return offsets
-
-    def take(self, queues: Sequence[QueueName], queue: npt.NDArray[np.int32], sys_flag: npt.NDArray[np.int32]) -> None:
-        """Advance the queues: the messages that `number` numbered were appended."""
-        counts = np.bincount(queue[in_queue(sys_flag)], minlength=len(queues)).tolist()
-        for name, count in zip(queues, counts, strict=True):
-            if count:
-                self._ends[name] = self.end(name) + count
 
 
 class DispatchedTables:

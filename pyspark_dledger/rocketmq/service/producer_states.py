@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.encode.put_ids import CLAIM, runs_of
 from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, concatenated, identity_arrays
-from pyspark_dledger.rocketmq.message_arrays import Longs
 from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
 
 _MAX_IDS = MAX_STATE_IDS // CONTENT_SIZE
@@ -49,9 +49,9 @@ def _claim(tables: LeaderTables, producer: int, run: int) -> None:
         del tables.claims[next(iter(tables.claims))]
 
 
-def check_claims(tables: LeaderTables, ids: bytes, new: Longs) -> None:
+def check_claims(tables: LeaderTables, ids: bytes, new: npt.NDArray[np.bool_]) -> None:
     """Raise ValueError if one of these `new` messages is of another run of its job than the last that claimed it."""
-    if not tables.claims or not len(new):
+    if not tables.claims or not new.any():
         return
     words = np.frombuffer(ids, WORD).reshape(-1, 3)[new]
     is_one = (words[:, 0] == words[0, 0]).all()

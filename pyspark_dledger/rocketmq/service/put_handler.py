@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,10 +14,8 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.admission import Admitted, DiskNeededError, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
-from pyspark_dledger.format.encode.identities import split_ids
-from pyspark_dledger.format.encode.puts import ID_SIZE, Puts
+from pyspark_dledger.format.encode.puts import ID_SIZE, NumberedPuts, Puts
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
 from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
@@ -31,19 +29,18 @@ from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimit
 _LENGTH = np.dtype(">u4")
 _LOCATION = np.dtype(">i8")
 _ID = np.dtype(f"V{ID_SIZE}")
-_WORD = np.dtype("<u8")
 
 
 class _AdmittedPut(NamedTuple):
     """A put between `PutHandler.admit` and `PutHandler.appended`.
 
-    ``kept`` are the ordinals of messages that are new; ``bodies`` those messages, None without any. ``first_copies``
-    locates messages that are in the log already. ``repeats`` maps a message that the put has twice to its first copy.
+    ``is_new`` says which messages are new; ``bodies`` are those messages, None without any. ``first_copies`` locates
+    messages that are in the log already. ``repeats`` maps a message that the put has twice to its first copy.
     """
 
     puts: Puts
-    kept: Longs
-    queue_offsets: Longs
+    is_new: npt.NDArray[np.bool_]
+    numbered: NumberedPuts
     first_copies: dict[int, MessageLocation]
     repeats: dict[int, int]
     new_topics: dict[str, int]
@@ -91,15 +88,13 @@ class PutHandler:
         tables.queues.raise_to(self.dispatched.ends(puts.queues))
         is_new = np.ones(bodies.count, np.bool_)
         is_new[[*copies, *repeats]] = False
-        kept = np.flatnonzero(is_new)
-        check_claims(tables, puts.ids, kept[puts.has_id[kept]])
-        queue_offsets = np.zeros(bodies.count, np.int64)
-        queue_offsets[kept] = tables.queues.number(puts.queues, puts.queue[kept], puts.sys_flag[kept])
+        check_claims(tables, puts.ids, is_new & puts.has_id)
+        numbered = self.engine.number_puts(puts, is_new, [tables.queues.end(queue) for queue in puts.queues])
         stamped = None
-        if len(kept):
-            stamped = self.engine.stamp_puts(bodies, is_new, queue_offsets, now_ms(), self.store_host)
+        if len(copies) + len(repeats) < bodies.count:
+            stamped = self.engine.stamp_puts(bodies, is_new, numbered.queue_offsets, now_ms(), self.store_host)
         min_commit_index = max((location.index for location in copies.values()), default=-1)
-        details = _AdmittedPut(puts, kept, queue_offsets, copies, repeats, new_topics, stamped, began)
+        details = _AdmittedPut(puts, is_new, numbered, copies, repeats, new_topics, stamped, began)
         return Admitted(stamped, min_commit_index, details)
 
     def _duplicates(
@@ -118,77 +113,51 @@ class PutHandler:
             raise DiskNeededError
         known = {n: (index, puts.ids[n * ID_SIZE : (n + 1) * ID_SIZE]) for n, index in found.items()}
         copies = first_copies(store, known, self.engine.unpack_bodies(bodies)) if known else {}
-        return copies, _repeats(puts.ids, which, copies)
+        repeats = tables.recent.repeats(puts.ids, puts.has_id)
+        return copies, {n: first for n, first in repeats.items() if n not in copies}
 
     def appended(self, tables: LeaderTables, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
         """Index, pos and queueOffset of each message, after the new ones (None without any) were appended."""
         put = admitted.details
         assert isinstance(put, _AdmittedPut)
-        locations = np.empty((len(put.queue_offsets), 3), _LOCATION)
-        if appended is not None:
-            self._add_appended(tables, put, appended, locations)
-        if put.first_copies:
-            locations[list(put.first_copies)] = np.array(list(put.first_copies.values()), _LOCATION)
-        for ordinal, first in put.repeats.items():
-            locations[ordinal] = locations[first]
+        located = b"" if appended is None else self._add_appended(tables, put, appended)
         if put.new_topics:
             self.metadata.add_topics(put.new_topics)
         self._count(put)
-        return locations.tobytes()
+        return located if not (put.first_copies or put.repeats) else _with_duplicates(put, located)
 
-    @staticmethod
-    def _add_appended(
-        tables: LeaderTables, put: _AdmittedPut, appended: AppendedEntries, locations: npt.NDArray[np.int64]
-    ) -> None:
-        """Add the appended messages to the tables, and set their locations."""
-        puts = put.puts
-        is_whole = len(put.kept) == len(puts.queue)
-        # A slice copies nothing.
-        kept = slice(None) if is_whole else put.kept
+    def _add_appended(self, tables: LeaderTables, put: _AdmittedPut, appended: AppendedEntries) -> bytes:
+        """Add the appended messages to the tables. Returns their locations."""
+        puts, is_new = put.puts, put.is_new
         assert put.bodies is not None
-        index = np.arange(appended.first_index, appended.last_index + 1)
-        locations[kept, 0] = index
-        locations[kept, 1] = _positions(put.bodies, appended)
-        locations[kept, 2] = put.queue_offsets[kept]
-        tables.queues.take(puts.queues, puts.queue[kept], puts.sys_flag[kept])
+        is_whole = put.bodies.count == len(is_new)
+        offsets, ids = put.numbered.queue_offsets, puts.ids
+        tables.queues.raise_to(dict(zip(puts.queues, put.numbered.ends, strict=True)))
         tables.add_queues(puts.queues)
-        ids = puts.ids
-        has_id = puts.has_id[kept]
-        if not (is_whole and has_id.all()):
-            ids = np.frombuffer(ids, _ID)[put.kept[has_id]].tobytes()
-            index = index[has_id]
+        index = np.arange(appended.first_index, appended.last_index + 1)
+        if not (is_whole and puts.has_id.all()):
+            ids = np.frombuffer(ids, _ID)[is_new & puts.has_id].tobytes()
+            index = index[puts.has_id[is_new]]
         tables.recent.add(ids, index)
+        return self.engine.locate_puts(
+            put.bodies, appended.first_index, appended.runs, offsets if is_whole else offsets[is_new]
+        )
 
     def _count(self, put: _AdmittedPut) -> None:
-        size = len(put.bodies.block) if put.bodies is not None else 0
-        duplicates = len(put.queue_offsets) - len(put.kept)
+        new, size = (put.bodies.count, len(put.bodies.block)) if put.bodies is not None else (0, 0)
         milliseconds = 1000 * (time.perf_counter() - put.began)
-        self.statistics.add(len(put.kept), size, duplicates, put.puts.queues[0][0], milliseconds)
+        self.statistics.add(new, size, len(put.is_new) - new, put.puts.queues[0][0], milliseconds)
 
 
-def _repeats(ids: bytes, which: Longs | None, copies: Mapping[int, MessageLocation]) -> dict[int, int]:
-    """The ordinals of messages that an earlier message of the same put equals, with that one's ordinal."""
-    hashes = np.sort(np.frombuffer(ids, _WORD)[1 :: ID_SIZE // _WORD.itemsize])
-    if which is None and not (hashes[1:] == hashes[:-1]).any():
-        return {}
-    keys = split_ids(ids)
-    first: dict[bytes, int] = {}
-    repeats = {}
-    for n in range(len(keys)) if which is None else which.tolist():
-        if n not in copies and (other := first.setdefault(keys[n], n)) != n:
-            repeats[n] = other
-    return repeats
-
-
-def _positions(bodies: Bodies, appended: AppendedEntries) -> Longs:
-    """The position of each entry: consecutive within each file."""
-    sizes = _sizes(bodies) + ENTRY_HEADER_SIZE
-    ends = np.cumsum(sizes)
-    positions = ends - sizes
-    for index, pos in appended.runs:
-        at = index - appended.first_index
-        positions[at:] += pos - positions[at]
-    return positions
+def _with_duplicates(put: _AdmittedPut, located: bytes) -> bytes:
+    """The locations of all messages of a put; `located` has those of its new ones."""
+    locations = np.empty((len(put.is_new), 3), _LOCATION)
+    locations[put.is_new] = np.frombuffer(located, _LOCATION).reshape(-1, 3)
+    if put.first_copies:
+        locations[list(put.first_copies)] = np.array(list(put.first_copies.values()), _LOCATION)
+    for ordinal, first in put.repeats.items():
+        locations[ordinal] = locations[first]
+    return locations.tobytes()
 
 
 def _sizes(bodies: Bodies) -> Longs:
