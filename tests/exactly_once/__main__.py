@@ -10,9 +10,10 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
-from tests.exactly_once.matrix import cells, run_cell
+from tests.exactly_once.matrix import ONCE, Matrix, cells
 from tests.exactly_once.rounds import run
 
 
@@ -43,11 +44,18 @@ def main() -> int:
 def run_matrix(folder: Path, count: int, seed: int) -> list[str]:
     every = list(cells())
     chosen = random.Random(seed).sample(every, min(count, len(every)))
+    outcomes: Counter[str] = Counter()
     wrong = []
-    for number, cell in enumerate(chosen):
-        problem = run_cell(cell, folder / str(number))
-        print(f"cell {number + 1} of {len(chosen)}: {cell}: {problem or 'once'}", flush=True)
-        wrong += [f"{cell}: {problem}"] if problem else []
+    matrix = Matrix(folder)
+    try:
+        for number, cell in enumerate(chosen):
+            outcome = matrix.run(cell)
+            print(f"cell {number + 1} of {len(chosen)}: {cell}: {outcome}", flush=True)
+            outcomes[outcome] += 1
+            wrong += [] if outcome.startswith(ONCE) else [f"{cell}: {outcome}"]
+    finally:
+        matrix.close()
+    print(", ".join(f"{outcome}: {number}" for outcome, number in outcomes.most_common()) or "no cells")
     return wrong
 
 

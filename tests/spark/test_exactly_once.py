@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.exactly_once import matrix
 from tests.exactly_once.rounds import differences, run, wrong_offsets
+from tests.support.faulty_sink import KILLED, REFUSED, ROWS, STATE, WRITTEN
 
 
 @pytest.mark.spark
@@ -39,3 +42,32 @@ def test_wrong_offsets_are_skipped_and_duplicate_ones() -> None:
         "index 3: expected offset 2 of queue 0, found 1",
         "index 4: expected offset 1 of queue 1, found 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "first", "last", "outcome"),
+    [
+        ("distinct", [WRITTEN], 0, ROWS, "once"),
+        ("distinct", [WRITTEN], 1, ROWS, "1 messages are missing"),
+        ("distinct", [WRITTEN], -1, ROWS, "1 messages too many"),
+        ("distinct", [REFUSED, WRITTEN], 0, ROWS, "refused"),
+        ("equal", [REFUSED, WRITTEN], 0, 0, "3000 messages are missing"),
+    ],
+)
+def test_a_cell_is_once_if_each_message_is_there_and_none_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ends: list[str], first: int, last: int, outcome: str
+) -> None:
+    outcomes = iter([KILLED, *ends])
+
+    def run_query(folder: Path, query: object) -> str:
+        if (end := next(outcomes)) == KILLED:
+            (folder / "faults" / "end-all").unlink()
+            for name in STATE:
+                (folder / "killed" / name).mkdir(parents=True)
+        return end
+
+    monkeypatch.setattr(matrix.Matrix, "_driver", lambda *_: SimpleNamespace(run=run_query))
+    found = Counter(str(number) for number in range(first, last))
+    monkeypatch.setattr(matrix, "bodies", lambda root: found if "then" in str(root) else Counter())
+    cell = matrix.Cell(matrix.Beginning("fixed", "4 cores", "end-all", kind), "1 core")
+    assert matrix.Matrix(tmp_path).run(cell) == outcome

@@ -36,10 +36,9 @@ def write_source(folder: Path) -> list[str]:
 
 def run_driver(folder: Path) -> int:
     """Return the exit code of one driver, which may be killed."""
-    arguments = [str(folder / name) for name in ("source", "log", "checkpoint", "faults")]
     environment = {**os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.support.faulty_sink", *arguments],
+        [sys.executable, "-m", "tests.support.faulty_sink", str(folder)],
         cwd=folder,
         env=environment,
         stderr=(folder / "driver.log").open("a"),
