@@ -59,7 +59,7 @@ def test_a_cell_is_once_if_each_message_is_there_and_none_was_refused(
 ) -> None:
     outcomes = iter([KILLED, *ends])
 
-    def run_query(folder: Path, query: object) -> str:
+    def run_query(folder: Path, _: object) -> str:
         if (end := next(outcomes)) == KILLED:
             (folder / "faults" / "end-all").unlink()
             for name in STATE:
