@@ -68,6 +68,12 @@ def java(store: Store) -> Peer:
     return Peer([*java_command("SequentialGet", *memory), str(store.path), *sizes])
 
 
+def message_decoder(segment: Path) -> Peer:
+    """RocketMQ's decoder on one segment."""
+    memory = ("-Xms2g", "-Xmx2g", "-XX:+AlwaysPreTouch")
+    return Peer([*java_command("DecodeMessages", *memory, pom="rocketmq.xml"), str(segment)])
+
+
 def java_command(program: str, *options: str, pom: str = "pom.xml") -> list[str]:
     """The command for a program of ``java/`` with the jars of a pom: DLedger 0.3.1.2, or RocketMQ's store.
 
