@@ -90,13 +90,30 @@ Chain Chains::at(int64_t pos, int64_t size) {
 Chain Chains::walk(int64_t pos, int64_t size) const {
   Chain chain{pos, size, pos, pos + size, 1};
   is_reusable_ = true;
-  while (chain.end - pos < kSpanWindow) {
+  passed_.clear();
+  extend(chain);
+  for (const auto& [entry, number] : passed_) {
+    const int64_t length = chain.length - number + 1;
+    if (length >= WalkedChains::kInterval) walked_.add(entry, {chain.last, chain.end, length});
+  }
+  return chain;
+}
+
+// Walks to the end of a chain, which has its first entry, and finds how it ends.
+void Chains::extend(Chain& chain) const {
+  for (int64_t steps = 0; chain.end - chain.first < kSpanWindow; steps++) {
+    if (join_walked(chain)) {
+      steps = -1;
+      continue;
+    }
+    if (steps % WalkedChains::kInterval == 0) passed_.emplace_back(chain.last, chain.length);
+    WalkedChains::visits()++;
     if (following_ != nullptr && chain.end == following_->pos) {
       chain.closed = true;
-      return chain;
+      return;
     }
     const int64_t next = view_.entry_size(chain.end);
-    if (next > 0 && following_ != nullptr && chain.end + next > following_->pos) return chain;
+    if (next > 0 && following_ != nullptr && chain.end + next > following_->pos) return;
     if (next == 0 || !follows(view_, chain.last, chain.end)) {
       if (const int64_t beyond = beyond_damaged(chain.last, chain.end); beyond >= 0) {
         chain.last = beyond;
@@ -106,7 +123,7 @@ Chain Chains::walk(int64_t pos, int64_t size) const {
       }
       chain.closed = next == 0 && following_ == nullptr && view_.is_closed_at(chain.end);
       chain.cut = chain.closed ? is_cut_by_segment(chain) : is_cut(chain);
-      return chain;
+      return;
     }
     view_.prefetch(chain.end + 12 * next);
     chain.last = chain.end;
@@ -114,7 +131,17 @@ Chain Chains::walk(int64_t pos, int64_t size) const {
     chain.length++;
   }
   chain.strong = true;
-  return chain;
+}
+
+// Moves to the end of a walked chain that has the last entry of this one, unless that is too far.
+bool Chains::join_walked(Chain& chain) const {
+  const WalkedChains::Rest* const rest = walked_.find(chain.last);
+  if (rest == nullptr || rest->end - chain.first >= kSpanWindow) return false;
+  if (following_ != nullptr && rest->end > following_->pos) return false;
+  chain.last = rest->last;
+  chain.end = rest->end;
+  chain.length += rest->length - 1;
+  return true;
 }
 
 int64_t Chains::next_of(int64_t last, int64_t end) const {

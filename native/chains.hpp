@@ -3,9 +3,12 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "expectation.hpp"
 #include "known_frames.hpp"
+#include "walked_chains.hpp"
 
 namespace dledger {
 
@@ -34,8 +37,8 @@ int64_t end_of_damaged(const SegmentView& view, int64_t pos);
 // The chains of one search, before the known entry that follows. Each entry is walked once.
 class Chains {
  public:
-  Chains(const SegmentView& view, const Expectation& expected, const KnownFrame* following)
-      : view_(view), expected_(expected), following_(following) {}
+  Chains(const SegmentView& view, const Expectation& expected, const KnownFrame* following, WalkedChains& walked)
+      : view_(view), expected_(expected), following_(following), walked_(walked) {}
 
   Chain at(int64_t pos, int64_t size);
   Chain walk(int64_t pos, int64_t size) const;
@@ -49,6 +52,8 @@ class Chains {
   // one if both sizes in its header lead there; -1 without one.
   int64_t next_of(int64_t last, int64_t end) const;
   int64_t beyond_damaged(int64_t last, int64_t end) const;
+  void extend(Chain& chain) const;
+  bool join_walked(Chain& chain) const;
   bool is_cut(const Chain& chain) const;
   bool is_cut_by(const Chain& chain, int64_t pos) const;
   bool is_cut_by_segment(const Chain& chain) const;
@@ -56,7 +61,9 @@ class Chains {
   const SegmentView& view_;
   const Expectation& expected_;
   const KnownFrame* following_;
+  WalkedChains& walked_;
   mutable bool is_reusable_ = false;
+  mutable std::vector<std::pair<int64_t, int64_t>> passed_;  // some entries of the latest walk, and their numbers
   // The rest of each walked chain after its first entry: the latest one, and others by the position where they begin.
   Chain rest_;
   std::unordered_map<int64_t, Chain> rests_;

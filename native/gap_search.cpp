@@ -55,7 +55,10 @@ GapSearch::GapSearch(const SegmentView& view, Expectation expected, const KnownF
       following_(following),
       limit_(limit),
       most_(following != nullptr ? std::min(following->pos, view.file_end()) : view.file_end()),
-      lookahead_(following == nullptr ? &lookahead : nullptr) {}
+      walked_(lookahead.walked),
+      lookahead_(following == nullptr ? &lookahead : nullptr) {
+  lookahead.set_file_end(view.file_end());
+}
 
 bool GapSearch::Way::is_confirmed_by(const SegmentView& view, const Chain& chain) {
   is_alone = is_alone && last.leads_to(view, chain.first);
@@ -118,7 +121,8 @@ void GapSearch::use_damaged_header(int64_t gap) {
 bool GapSearch::is_before_following(int64_t pos, int64_t size) const {
   if (following_ == nullptr) return true;
   if (pos + size > following_->pos) return false;
-  return !following_->is_whole || Chains(view_, expected_, following_).walk(pos, size).leads_to(view_, following_->pos);
+  return !following_->is_whole ||
+         Chains(view_, expected_, following_, walked_).walk(pos, size).leads_to(view_, following_->pos);
 }
 
 // Where the sizes in the damaged header lead, if an entry or the closing blank confirms it; else -1.
@@ -183,8 +187,8 @@ int64_t GapSearch::choose(int64_t start, int64_t min_pos, bool is_same_shift) {
 int64_t GapSearch::collect(int64_t start, int64_t min_pos, bool is_same_shift) {
   candidates_.clear();
   candidates_.reserve(kMaxCandidates);
-  if (lookahead_ != nullptr) lookahead_->begin(start, view_.file_end());
-  Chains chains(view_, expected_, following_);
+  if (lookahead_ != nullptr) lookahead_->begin(start);
+  Chains chains(view_, expected_, following_, walked_);
   bool has_best = false;
   Way way;
   OtherRun run{expected_};

@@ -70,6 +70,7 @@ class GapSearch {
   Expectation expected_;
   const KnownFrame* following_;
   int64_t limit_, most_;  // no candidate ends after `most`
+  WalkedChains& walked_;
   Lookahead* lookahead_;  // not with a known entry that follows
   std::vector<Candidate> candidates_;
 };

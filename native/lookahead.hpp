@@ -16,10 +16,19 @@ struct Header {
 
 class Lookahead {
  public:
-  // Forgets what is before `start`, and everything if the file's end has changed.
-  void begin(int64_t start, int64_t file_end) {
-    if (file_end != file_end_) found_.clear();
+  WalkedChains walked;
+
+  // Forgets everything if the file's end has changed.
+  void set_file_end(int64_t file_end) {
+    if (file_end == file_end_) return;
+    found_.clear();
+    walked.clear();
     file_end_ = file_end;
+  }
+
+  // Forgets what is before `start`.
+  void begin(int64_t start) {
+    walked.forget_before(start);
     for (next_ = 0; next_ < found_.size() && found_[next_].header.pos < start;) next_++;
     found_.erase(found_.begin(), found_.begin() + static_cast<std::ptrdiff_t>(next_));
     next_ = 0;

@@ -494,4 +494,5 @@ PYBIND11_MODULE(_native, module) {
       .def("next", &HeldLines::next);
   module.def("layout", &layout);
   module.def("column_names", &column_names);
+  module.def("chain_visits", [] { return WalkedChains::visits(); });
 }

@@ -121,6 +121,30 @@ def headers_to_zeros() -> bytes:
     return bytes(data + codec.encode_entry(5, 1, len(data), b""))
 
 
+def headers_to_chain(step: int, count: int = 200, length: int = 2000) -> bytes:
+    """Each header leads into the same chain, `step` entries after the one that the header before leads to."""
+    size, first = ENTRY_HEADER_SIZE, 10**12
+    data = bytearray(b"".join(header(index, index * size, size) for index in range(20)) + b"damaged")
+    begin = len(data) + count * size
+    for number in range(count):
+        data += header(first + number * step - 1, len(data), begin + number * step * size - len(data))
+    for number in range(length):
+        data += header(first + number, len(data), size)
+    return bytes(data + b"x" * 100)
+
+
+def headers_between_gaps(count: int = 200, length: int = 2000) -> bytes:
+    """After each gap, a header leads into a chain at the end, which no entry can follow."""
+    data, size, first = bytearray(), ENTRY_HEADER_SIZE, 10**12
+    begin = count * (2 * size + 16)
+    for number in range(count):
+        data += header(number, len(data), size) + b"x" * 16
+        data += header(first - 1, len(data), begin - len(data))
+    for number in range(length):
+        data += header(first + number, len(data), size)
+    return bytes(data + header(first + length + 5, len(data), size))
+
+
 def many_damages(distance: int) -> bytes:
     data, starts = log_of(random.Random(distance), 1000)
     for pos in starts[distance::distance]:
@@ -131,9 +155,12 @@ def many_damages(distance: int) -> bytes:
 # At most so many positions are examined for 48 bytes of the file, and so many bytes are read for each of its bytes.
 WORK: dict[str, tuple[Callable[[], bytes], float, float]] = {
     "in order": (in_order, 4, 80),
-    "equal logs": (equal_logs_in_bodies, 3, 40),
+    "equal logs": (equal_logs_in_bodies, 4, 40),
     "long chains": (long_chains, 3, 8),
     "zeros": (headers_to_zeros, 1, 4),
+    "one chain": (lambda: headers_to_chain(0), 25, 15),
+    "all of a chain": (lambda: headers_to_chain(9), 20, 12),
+    "between gaps": (headers_between_gaps, 5, 5),
     "each second": (lambda: many_damages(2), 5, 120),
     "each tenth": (lambda: many_damages(10), 2, 30),
     "each 100th": (lambda: many_damages(100), 2, 4),
@@ -146,12 +173,17 @@ def test_work_is_proportional_to_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     make, most_examined, most_read = WORK[what]
     data = make()
     examined = read = 0
-    examine, get = EntryFrames.examine, SegmentFile.__getitem__
+    examine, follows, get = EntryFrames.examine, EntryFrames.follows, SegmentFile.__getitem__
 
     def counting_examine(frames: EntryFrames, pos: int) -> Frame | str:
         nonlocal examined
         examined += 1
         return examine(frames, pos)
+
+    def counting_follows(frames: EntryFrames, last: Frame, frame: Frame) -> bool:
+        nonlocal examined
+        examined += 1
+        return follows(frames, last, frame)
 
     def counting_get(file: SegmentFile, key: slice) -> bytes:
         nonlocal read
@@ -159,7 +191,18 @@ def test_work_is_proportional_to_the_file(tmp_path: Path, monkeypatch: pytest.Mo
         return get(file, key)
 
     monkeypatch.setattr(EntryFrames, "examine", counting_examine)
+    monkeypatch.setattr(EntryFrames, "follows", counting_follows)
     monkeypatch.setattr(SegmentFile, "__getitem__", counting_get)
     positions(get_engine("python"), segment_of(tmp_path / "0", data))
     assert examined * ENTRY_HEADER_SIZE <= most_examined * len(data)
     assert read <= most_read * len(data)
+
+
+@pytest.mark.parametrize("what", WORK)
+def test_native_walks_are_proportional_to_the_file(tmp_path: Path, what: str) -> None:
+    native = pytest.importorskip("pyspark_dledger._native")
+    data = WORK[what][0]()
+    before = native.chain_visits()
+    positions(get_engine("native"), segment_of(tmp_path / "0", data))
+    visits = native.chain_visits() - before
+    assert visits * ENTRY_HEADER_SIZE <= 10 * len(data)

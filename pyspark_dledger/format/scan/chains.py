@@ -12,6 +12,8 @@ from pyspark_dledger.format.scan.frames import MIN_BODY_START, SPAN_WINDOW, Blan
 from pyspark_dledger.format.scan.known_frames import KnownFrame
 
 MAX_WALKED = 64
+WALKED_INTERVAL = 64
+"""Walks remember one of so many frames."""
 
 
 class Chain(NamedTuple):
@@ -62,10 +64,14 @@ class Chain(NamedTuple):
 
 
 class WalkedChains:
-    """Chains that a search walked after the one that it chose, for the next search. They change no result."""
+    """Chains that a search walked after the one that it chose, for the next search. They change no result.
+
+    A walk that comes to a frame of a walked chain need not walk the rest again.
+    """
 
     def __init__(self) -> None:
         self._chains: dict[int, Chain] = {}
+        self._rests: dict[int, tuple[Frame, int]] = {}
 
     def get(self, pos: int) -> Chain | None:
         return self._chains.get(pos)
@@ -74,6 +80,17 @@ class WalkedChains:
         self._chains[chain.first.pos] = chain
         while len(self._chains) > MAX_WALKED:
             del self._chains[next(iter(self._chains))]
+
+    def rest(self, frame: Frame) -> tuple[Frame, int] | None:
+        """The last frame of a walked chain, and its frames from this one on."""
+        return self._rests.get(frame.pos)
+
+    def keep_rests(self, passed: list[tuple[Frame, int]], chain: Chain) -> None:
+        """Remember the frames that the walk of a chain passed, with their numbers in it."""
+        for frame, number in passed:
+            length = chain.length - number + 1
+            if length >= WALKED_INTERVAL:
+                self._rests[frame.pos] = (chain.last, length)
 
 
 class Chains:
@@ -107,10 +124,23 @@ class Chains:
         return chain
 
     def walk(self, first: Frame) -> Chain:
-        frames, following = self._frames, self._following
         self._is_reusable = True
-        last, length = first, 1
+        passed: list[tuple[Frame, int]] = []
+        chain = self._walk(first, passed)
+        self._walked.keep_rests(passed, chain)
+        return chain
+
+    def _walk(self, first: Frame, passed: list[tuple[Frame, int]]) -> Chain:
+        frames, following = self._frames, self._following
+        last, length, steps = first, 1, 0
         while last.end - first.pos < SPAN_WINDOW:
+            rest = self._walked_rest(first, last)
+            if rest:
+                last, length, steps = rest[0], length + rest[1] - 1, 0
+                continue
+            if steps % WALKED_INTERVAL == 0:
+                passed.append((last, length))
+            steps += 1
             if following and last.end == following.pos:
                 return Chain(first, last, length, closed=True)
             frame = frames.at(last.end)
@@ -126,6 +156,13 @@ class Chains:
                 return chain._replace(cut=self._is_cut_by_segment(chain) if is_closed else self._is_cut(chain))
             last, length = frame, length + 1
         return Chain(first, last, length, strong=True)
+
+    def _walked_rest(self, first: Frame, last: Frame) -> tuple[Frame, int] | None:
+        """The rest of a walked chain from ``last`` on, unless it ends too late."""
+        rest = self._walked.rest(last)
+        if rest is None or rest[0].end - first.pos >= SPAN_WINDOW:
+            return None
+        return None if self._following and rest[0].end > self._following.pos else rest
 
     def _next(self, last: Frame) -> Frame | None:
         """The next frame of a chain."""
