@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.errors import DLedgerError, StoreError, UnreadableError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.codec import encode_entry
+from pyspark_dledger.format.codec import ConsumeQueueUnit, encode_consume_queue_unit, encode_entry
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.rocketmq.backup.member_files import ROOT
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET
 from pyspark_dledger.rocketmq.tables.registry import read_table
@@ -153,6 +155,64 @@ def test_fifo_does_not_stop_a_read_of_consumers(with_groups: Path) -> None:
         thread.join(10)
         assert not thread.is_alive()
     should(not is_hanging, "the read waits for somebody who writes into the FIFO")
+
+
+@pytest.fixture
+def five_seconds() -> Iterator[None]:
+    """After this time the test is interrupted, as by Ctrl-C: the exit code is then 130."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("five_seconds")
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [
+        ("_export.json", "state"),
+        ("dledger-n0/currterm", "recovery"),
+        ("dledger-n0/currterm", "backup"),
+        ("dledger-n0/cluster", "backup"),
+        ("dledger-n0/identities/1.ids", "backup"),
+    ],
+)
+def test_no_verb_waits_for_a_fifo(tmp_path: Path, name: str, verb: str) -> None:
+    root = write_store(tmp_path / "store")
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).unlink(missing_ok=True)
+    os.mkfifo(root / name)
+    more = ["--to", str(tmp_path / "backup")] if verb == "backup" else []
+    assert main([verb, str(root), *more]) in (0, 1, 2)
+
+
+@pytest.mark.usefixtures("five_seconds")
+def test_a_fifo_is_no_list_of_a_salvage(tmp_path: Path) -> None:
+    store = open_log(write_store(tmp_path))
+    os.mkfifo(tmp_path / "lost.jsonl")
+    assert not SalvageFillers(store.paths).positions
+
+
+def test_a_huge_state_file_needs_little_memory(tmp_path: Path) -> None:
+    """Java reads all of it, and so did the model of its recovery: a link to /dev/zero took all memory."""
+    root = write_store(tmp_path / "store")
+    os.truncate(root / "dledger-n0" / "currterm", 2**40)
+    assert main(["recovery", str(root)]) in (0, 1)
+
+
+@pytest.mark.usefixtures("five_seconds")
+def test_links_that_lead_back_cost_little_time(tmp_path: Path) -> None:
+    """Five of them made more than a million paths."""
+    root = write_store(tmp_path / "store")
+    for name in ("consumequeue/a", "index", "config/b", "timerlog", "dledger-n0/c"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).symlink_to("..")
+    assert main(["state", str(root)]) in (0, 1)
 
 
 @pytest.mark.slow
@@ -287,3 +347,18 @@ def test_lists_in_a_config_file_need_little_memory() -> None:
     """An empty list takes 20 times its bytes."""
     with pytest.raises(ValueError, match="objects and lists"):
         parse_fastjson(b'{"x":[' + b"[]," * 1000 + b"[]]}")
+
+
+@pytest.mark.parametrize("folder", ["Orders/2147483647", "Orders/99999999999999999999", "Orders/\u0663", b"\xff\xfe/0"])
+@pytest.mark.usefixtures("five_seconds")
+def test_names_of_queues_cost_little_and_end_no_answer(
+    tmp_path: Path, folder: str | bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The highest queue id was the size of a list; other names were too large for a column, or no text for it."""
+    root = write_store(tmp_path)
+    name = folder if isinstance(folder, str) else os.fsdecode(folder)
+    (root / "consumequeue" / name).mkdir(parents=True)
+    (root / "consumequeue" / name / f"{0:020}").write_bytes(encode_consume_queue_unit(ConsumeQueueUnit(48, 100, 0)))
+    for arguments in (["lost"], ["audit"], ["dump", "--table", "consumeQueue"]):
+        assert main([*arguments, str(root)]) in (0, 1)
+    assert "Traceback" not in capsys.readouterr().err

@@ -16,6 +16,9 @@ from typing import Protocol, TypeVar, cast, final
 from pyspark_dledger.common.uris import RemoteUri, as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import UnreadableError
 
+MAX_STATE_SIZE = 64 * 1024
+"""Bytes that are read of a file of a few lines, such as ``checkpoint``."""
+
 _TAIL_BLOCK = 64 * 1024
 
 _Item = TypeVar("_Item")

@@ -5,6 +5,7 @@ A broker dispatches only committed messages (`DLedgerCommitLog.getData`), so a u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.integers import INT32_MAX
+from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_records, record_dtype
 from pyspark_dledger.format.layout import (
@@ -47,6 +49,7 @@ UNIT_DTYPE = record_dtype(CONSUME_QUEUE_UNIT)
 UNITS_AT_ONCE = 64 * 1024
 # ConsumeQueue.fillPreBlank: (0, this, 0) fills a file before the first unit of a queue that begins in its middle.
 FILLER_SIZE = 0x7FFFFFFF
+_QUEUE_ID = re.compile(r"[0-9]{1,10}")
 # Among the last units that were written, at least one of so many is intact.
 _LAST_UNITS = 1024
 _NO_UNITS = np.empty(0, UNIT_DTYPE)
@@ -84,14 +87,16 @@ class Queue:
 def queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]:
     """The queues below ``root/consumequeue`` that have files, by topic and queue id.
 
-    Other folders are ignored. No file is read. `on_unreadable` is called for what cannot be listed, and for a folder
-    or a broken link in place of a file.
+    Folders that cannot be of a topic or queue are ignored. No file is read. `on_unreadable` is called for what cannot
+    be listed, and for a folder or a broken link in place of a file.
     """
     found = []
     folder = root / FOLDER
     for topic in folders_in(folder, on_unreadable):
+        if not is_utf8(topic.name):
+            continue
         for queue in folders_in(folder / topic.name, on_unreadable):
-            is_queue = queue.name.isdecimal()
+            is_queue = _QUEUE_ID.fullmatch(queue.name) is not None and int(queue.name) <= INT32_MAX
             files = queue_files(folder / topic.name / queue.name, on_unreadable) if is_queue else ()
             if files:
                 found.append(Queue(topic.name, int(queue.name), files))

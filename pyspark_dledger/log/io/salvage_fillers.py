@@ -11,13 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.format.arrow_functions import compute as pc
-from pyspark_dledger.log.io.files import is_remote_path
+from pyspark_dledger.log.io.files import is_remote_path, read_start
 from pyspark_dledger.log.io.store_paths import StorePaths
 
 TOPIC = "DLEDGER_LOST"
 """The topic of fillers, which are rolled-back messages."""
 LOST_FILE = "lost.jsonl"
 """The list of what no source has, in the target of a salvage."""
+_MAX_LIST = 16 * 1024 * 1024
 PROBLEM = "a filler of a salvage: no source had the entry"
 
 
@@ -61,7 +62,7 @@ def _listed(paths: StorePaths) -> list[dict[str, Any]]:
     if paths.root is None or is_remote_path(paths.root):
         return []
     try:
-        rows = [json.loads(line) for line in (paths.root / LOST_FILE).read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in read_start(paths.root / LOST_FILE, _MAX_LIST).splitlines()]
     except (OSError, ValueError, RecursionError):
         return []
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("pos"), int)]

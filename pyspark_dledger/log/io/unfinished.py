@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.io.files import is_remote_path, path_of
+from pyspark_dledger.log.io.files import is_remote_path, path_of, read_start
 
 MANIFEST = "_export.json"
 """The file in a target that says what is written there, and whether it is finished."""
@@ -22,6 +22,7 @@ _COMMANDS = {"salvage": "salvage", "commitlog": "export"}
 """The commands that write a store, by the ``form`` in their manifest."""
 # A segment file is in TARGET/dledger-<id>/data.
 _MAX_DEPTH = 4
+_MAX_MANIFEST = 4 * 1024 * 1024
 _being_written: set[Path] = set()
 
 
@@ -54,7 +55,7 @@ def check_finished(path: str) -> None:
 def _unfinished(manifest: Path) -> str | None:
     """The command whose manifest says that it is running, or was interrupted."""
     try:
-        found = json.loads(manifest.read_text(encoding="utf-8"))
+        found = json.loads(read_start(manifest, _MAX_MANIFEST))
         return _COMMANDS.get(found["form"]) if found["state"] == RUNNING else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

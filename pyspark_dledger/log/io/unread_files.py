@@ -16,7 +16,7 @@ from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.files import is_there, map_reads, path_of
+from pyspark_dledger.log.io.files import is_remote_path, is_there, map_reads, path_of
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER, folder_entries
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths, not_files
 
@@ -43,6 +43,7 @@ _FILE_NAME = re.compile(
 )
 _NUMBERED = re.compile(r"\d{17}|\d{20}")
 _MAX_DEPTH = 8
+_MAX_LINKED_DEPTH = 3
 # The problem of the last row of a file of which the rest cannot be read, in both engines.
 _UNREAD = re.compile(r"found (\d+) readable bytes \((.+)\)$")
 
@@ -249,15 +250,16 @@ def _first_byte(file: str) -> UnreadableError | None:
 
 
 def _files(paths: StorePaths, errors: list[UnreadableError]) -> Iterator[Path]:
+    walk = _Walk(errors)
     if paths.only is None:
         dirs = (*paths.data_dirs, *paths.commitlog_dirs)
         errors.extend(UnreadableError(str(path), "not a file") for path in not_files(dirs))
     if paths.node_dir is not None:
-        yield from _below(paths.node_dir / "index", 1, errors)
+        yield from walk.below(paths.node_dir / "index", 1)
         if paths.only is None:
             for entry in folder_entries(paths.node_dir, errors.append):
                 if entry.name not in ("data", "index"):
-                    yield from _at(paths.node_dir / entry.name, _MAX_DEPTH, errors)
+                    yield from walk.at(paths.node_dir / entry.name, _MAX_DEPTH)
     root = paths.root
     if root is None or not (paths.commitlog_dirs or is_there(root / FOLDER)) or _has_other_nodes(paths, root):
         return
@@ -265,10 +267,10 @@ def _files(paths: StorePaths, errors: list[UnreadableError]) -> Iterator[Path]:
         if is_there(root / name) and not (root / name).is_dir():
             errors.append(UnreadableError(str(root / name), "not a folder"))
         else:
-            yield from _below(root / name, depth, errors)
+            yield from walk.below(root / name, depth)
     for name in _FILES if paths.only is None else ():
         if is_there(root / name):
-            yield from _at(root / name, 0, errors)
+            yield from walk.at(root / name, 0)
 
 
 def _has_other_nodes(paths: StorePaths, root: Path) -> bool:
@@ -277,24 +279,45 @@ def _has_other_nodes(paths: StorePaths, root: Path) -> bool:
     return len(nodes) > (paths.node_dir is not None)
 
 
-def _below(folder: Path, depth: int, errors: list[UnreadableError]) -> Iterator[Path]:
-    for entry in folder_entries(folder, errors.append):
-        yield from _at(path_of(entry.path), depth - 1, errors)
+class _Walk:
+    """The files of some folders, each folder once. A depth is 0 where files are expected."""
 
+    def __init__(self, errors: list[UnreadableError]) -> None:
+        self._errors = errors
+        self._seen: set[tuple[int, int]] = set()
 
-def _at(path: Path, depth: int, errors: list[UnreadableError]) -> Iterator[Path]:
-    """The files at or below a path; `depth` is 0 where files are expected."""
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as error:
-        errors.append(UnreadableError(str(path), error.strerror or str(error)))
-        return
-    if is_file:
-        yield path
-    elif is_folder and not _is_of_file(path.name, depth) and depth > -_MAX_DEPTH:
-        yield from _below(path, depth, errors)
-    elif is_there(path):
-        errors.append(UnreadableError(str(path), "not a file"))
+    def below(self, folder: Path, depth: int, min_depth: int = -_MAX_DEPTH) -> Iterator[Path]:
+        """The files below a folder. A link can lead anywhere: below it, only as deep as a store has files."""
+        if not is_remote_path(folder):
+            if folder.is_symlink():
+                depth, min_depth = min(depth, _MAX_LINKED_DEPTH), 0
+            if self._is_seen(folder):
+                return
+        for entry in folder_entries(folder, self._errors.append):
+            yield from self.at(path_of(entry.path), depth - 1, min_depth)
+
+    def at(self, path: Path, depth: int, min_depth: int = -_MAX_DEPTH) -> Iterator[Path]:
+        """The files at or below a path."""
+        try:
+            is_folder, is_file = path.is_dir(), path.is_file()
+        except OSError as error:
+            self._errors.append(UnreadableError(str(path), error.strerror or str(error)))
+            return
+        if is_file:
+            yield path
+        elif is_folder and not _is_of_file(path.name, depth) and depth > min_depth:
+            yield from self.below(path, depth, min_depth)
+        elif is_there(path):
+            self._errors.append(UnreadableError(str(path), "not a file"))
+
+    def _is_seen(self, folder: Path) -> bool:
+        try:
+            found = folder.stat()
+        except OSError:
+            return False  # whoever lists it reports that
+        known = (found.st_dev, found.st_ino) in self._seen
+        self._seen.add((found.st_dev, found.st_ino))
+        return known
 
 
 def _is_of_file(name: str, depth: int) -> bool:

@@ -12,7 +12,7 @@ from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_h
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.format.state_files import COMMITTED_INDEX, CURR_TERM, VOTE_LEADER, parse_properties_file
-from pyspark_dledger.log.io.files import unreadable
+from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start, unreadable
 from pyspark_dledger.log.recovery.java_files import (
     JavaExits,
     JavaFileList,
@@ -96,7 +96,7 @@ class JavaOpening:
         """A properties file of the node; empty if it is missing or malformed. Java never reads .bak or .tmp."""
         try:
             # Java decodes and encodes the text, so bytes that are not UTF-8 become U+FFFD.
-            text = (self._node_dir / name).read_bytes().decode(errors="replace")
+            text = read_start(self._node_dir / name, MAX_STATE_SIZE).decode(errors="replace")
             return parse_properties_file(text.encode())
         except OSError as error:
             if problem := unreadable(self._node_dir / name, error):

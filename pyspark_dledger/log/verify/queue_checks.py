@@ -207,16 +207,14 @@ class QueueCheck:
         """Where messages say that they are: columns `QUEUE_COLUMNS` of rows of the log."""
         topics = pc.dictionary_encode(batch.column("topic"))
         names = topics.dictionary.to_pylist()
-        width = max((queue_id + 1 for _, queue_id in self._numbers), default=0)
-        numbers = [[self._numbers.get((name, queue_id), -1) for queue_id in range(width)] for name in [*names, None]]
+        ids = sorted({queue_id for _, queue_id in self._numbers}) or [0]
+        numbers = [[self._numbers.get((name, queue_id), -1) for queue_id in ids] for name in [*names, None]]
         name, queue_id, offset = (
             numbers_of(values, -1) for values in (topics.indices, batch.column("queueId"), batch.column("queueOffset"))
         )
-        is_known = (queue_id >= 0) & (queue_id < width)
-        table = np.array(numbers, np.int64).reshape(len(names) + 1, width)
-        queue = np.full(len(name), -1, np.int64)
-        queue[is_known] = table[name[is_known], queue_id[is_known]]
-        return QueuePlaces(queue, offset)
+        column = np.minimum(np.searchsorted(ids, queue_id), len(ids) - 1)
+        is_known = np.array(ids)[column] == queue_id
+        return QueuePlaces(np.where(is_known, np.array(numbers, np.int64)[name, column], -1), offset)
 
     def add(self, offsets: Numbers, sizes: Numbers, places: QueuePlaces) -> None:
         """Compare messages: their positions, ascending, their sizes, and where they say that they are."""

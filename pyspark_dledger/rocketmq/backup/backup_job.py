@@ -21,6 +21,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.state_files import parse_state_file
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 from pyspark_dledger.log.options import ReadOptions
@@ -248,7 +249,7 @@ class _Backup:
 def _property(node_dir: Path, name: str) -> str:
     """The property of a file of the same name; "" without the file. Raises StoreError for a damaged one."""
     try:
-        return parse_state_file((node_dir / name).read_bytes())[name]
+        return parse_state_file(read_start(node_dir / name, MAX_STATE_SIZE))[name]
     except FileNotFoundError:
         return ""
     except (KeyError, ValueError) as error:

@@ -19,6 +19,7 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import map_whole
+from pyspark_dledger.log.io.files import read_start
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, Words
 from pyspark_dledger.rocketmq.message_arrays import Longs
 
@@ -57,9 +58,7 @@ class SortedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            header = file.read(_HEADER.size)
-        self.range, self.count, producers, crc = _parsed(header)
+        self.range, self.count, producers, crc = _parsed(read_start(path, _HEADER.size))
         size = _HEADER.size + 2 * 8 * producers + 3 * 8 * self.count
         if path.stat().st_size != size:
             raise ValueError(f"{path}: expected {size} bytes, found {path.stat().st_size}")

@@ -23,7 +23,7 @@ from typing import Any
 from pyspark_dledger.common.durable import make_dir, sync_dir, write_all, write_durably
 from pyspark_dledger.errors import DiskFullError, StoreError, StoreInUseError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.log.io.files import is_remote_path, path_of
+from pyspark_dledger.log.io.files import is_remote_path, path_of, read_start
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING, written_here
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export.forms import FileReport, FinishReport, PartReport
@@ -164,9 +164,10 @@ def write_json(file: Path, value: object) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object that an export wrote. Raises StoreError for anything else."""
     try:
-        if file.stat().st_size > _MAX_STATE_BYTES:
+        data = read_start(file, _MAX_STATE_BYTES + 1)
+        if len(data) > _MAX_STATE_BYTES:
             raise ValueError
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(data)
         if not isinstance(value, dict):
             raise TypeError
     except (OSError, ValueError, TypeError, RecursionError):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import sync_dir, write_durably
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 
 _BUILT = "built"
 _AT_CWD = -100
@@ -120,7 +121,7 @@ def _inode(path: Path) -> int | None:
 
 def _inode_in(path: Path) -> int | None:
     try:
-        text = path.read_text("ascii", "replace")
+        text = read_start(path, MAX_STATE_SIZE).decode("ascii", "replace")
     except OSError:
         return None
     return int(text) if text.isdecimal() and len(text) < 20 else None

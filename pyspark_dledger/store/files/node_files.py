@@ -30,6 +30,7 @@ from pyspark_dledger.format.state_files import (
     encode_state_file,
     parse_state_file,
 )
+from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 
 CHECKPOINT = "checkpoint"
@@ -61,7 +62,7 @@ def write_properties(file: Path, properties: Mapping[str, object]) -> None:
 def load_properties(file: Path) -> dict[str, str]:
     """The lines of a file. Raises StoreError for a wrong checksum, else OSError or ValueError if it is unreadable."""
     try:
-        return parse_state_file(file.read_bytes())
+        return parse_state_file(read_start(file, MAX_STATE_SIZE))
     except WrongChecksumError as error:
         raise StoreError(
             f"{file}: {error}: the file is damaged: replace this member as if its disk was lost, or correct the lines "
