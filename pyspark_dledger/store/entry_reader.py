@@ -21,6 +21,7 @@ from pyspark_dledger.format.control import control_kind_at
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
+    BODY_CRC_OFFSET,
     ENTRY_HEADER,
     ENTRY_HEADER_SIZE,
     INDEX_UNIT,
@@ -29,12 +30,14 @@ from pyspark_dledger.format.layout import (
     MAGIC_NORMAL,
 )
 from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import Entry, EntryRange, OtherEntryError, ReadCheck
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.files.pending_units import PendingUnits
 from pyspark_dledger.store.scrub import entry_problem, unit_in
 
 _HEADER = record_struct(ENTRY_HEADER)
+_BODY_CRC = slice(BODY_CRC_OFFSET, BODY_CRC_OFFSET + 4)
 _UNIT = record_struct(INDEX_UNIT)
 
 # Entries within this many bytes of the log's end are read when a leader pushes what it just appended. They are in the
@@ -217,6 +220,7 @@ class EntryReader:
         unit = IndexUnit(header.magic, header.pos, header.size, index, header.term)
         self._check_copy(unit, data)
         self._check_same(unit)
+        self._check_body(unit, data)
         before = self.locate(index - 1).end if index > begin else unit.pos
         after = self.locate(index + 1).pos if index < end else unit.pos + unit.size
         file_size = self._data.file_size
@@ -264,6 +268,19 @@ class EntryReader:
         unit = decode_index_unit(bytes(self._units(given.index, given.index)))
         if given not in (unit, self._unit_at(unit.pos), self._unit_at(given.pos)):
             raise OtherEntryError(f"expected a copy of the entry {unit}, found another entry: {given}")
+
+    def _check_body(self, unit: IndexUnit, data: Buffer) -> None:
+        """Raises ValueError if the copy has another body than the entry's header says, and than is in the log.
+
+        A peer can send another body with its checksum. If only the log's checksum is damaged, the bodies are equal.
+        """
+        file = self._data.find(unit.pos)
+        own = b"" if file is None else read_at(str(file.path), unit.pos - file.base, unit.size)
+        copy = bytes(data)
+        has_crc = own[_BODY_CRC] != bytes(4) and own[: _BODY_CRC.start] == copy[: _BODY_CRC.start]
+        is_other = own[_BODY_CRC] != copy[_BODY_CRC] and own[_BODY_CRC.stop :] != copy[_BODY_CRC.stop :]
+        if has_crc and is_other:
+            raise ValueError(f"expected a body with CRC {own[_BODY_CRC].hex()}, found {copy[_BODY_CRC].hex()}")
 
     def _unit_at(self, pos: int) -> IndexUnit | None:
         """The index unit that fits the header at a position."""

@@ -115,6 +115,22 @@ def test_after_a_failure_it_asks_the_next_member(response: Response | None) -> N
     assert (second.request.snapshot, second.request.offset) == (0, 0)
 
 
+def test_a_member_that_sends_too_slowly_is_not_asked_further() -> None:
+    """One byte for each request would keep others from being asked for days."""
+    core, application = late_core()
+    application.take_summary = lambda _: True  # type: ignore[method-assign]
+    core.tick(10)
+    (first,) = sent = asked(core)
+    for offset in range(70):
+        core.tick(1000)
+        respond(core, sent[-1], SummaryResponse(snapshot=9, offset=offset, size=10**6, data=b"1"))
+        sent += asked(core)
+        if sent[-1].peer_id != first.peer_id:
+            break
+    assert offset in range(58, 65)
+    assert sent[-1].request.offset == 0
+
+
 def test_the_problem_says_what_each_member_lacks_and_what_to_do() -> None:
     core, application = late_core(peers=4)
     for _ in range(20):

@@ -28,6 +28,16 @@ def test_an_address_gets_its_quota_each_second() -> None:
     assert quotas.refusal("a", 12.5) is None
 
 
+def test_many_addresses_are_searched_once_a_second() -> None:
+    """Each new address made a search of all: those of one second were 4 million steps."""
+    quotas = Quotas(1000, None)
+    searched = []
+    quotas._forget = searched.append  # type: ignore[method-assign]
+    for number in range(2000):
+        quotas.refusal(str(number), 5.0 + number / 1000)
+    assert len(searched) == 1
+
+
 def test_unused_addresses_are_forgotten() -> None:
     quotas = Quotas(1, None)
     for number in range(3000):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import struct
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
@@ -122,6 +124,20 @@ def test_the_last_of_equal_identities_is_found_and_half_a_hash_does_not_match(tm
     run = write_run(tmp_path, EntryRange(0, 9, 1, 0, 0), found, is_durable=False)
     wanted = identity_arrays(one + near + other + one[:16] + bytes(8), np.zeros(4, np.int64))
     assert run.find(int(wanted.producer[0]), wanted.first, wanted.second).tolist() == [5, 4, 6, -1]
+
+
+@pytest.mark.parametrize("at", [72, 80, 88, 96], ids=["producer", "next producer", "start", "next start"])
+def test_runs_in_another_order_are_rejected(tmp_path: Path, at: int) -> None:
+    """Checksums of a run that a member sends do not prove its order; the merge of runs failed later."""
+    parts = [identity_arrays(ids_of(range(2), producer), np.arange(2)) for producer in ("a", "b")]
+    path = write_run(tmp_path, EntryRange(0, 9, 1, 0, 0), concatenated(parts), is_durable=False).path
+    data = bytearray(path.read_bytes())
+    data[at : at + 8] = bytes(8) if at == 80 else b"\xff" * 8
+    struct.pack_into("<I", data, 64, crc32(data[72:]))
+    struct.pack_into("<I", data, 68, crc32(data[:68]))
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"expected (producers|identities)"):
+        SortedRun(path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty"])

@@ -19,10 +19,11 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.admission import Rejected
 from pyspark_dledger.raft.core import summary_copy
-from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
+from pyspark_dledger.rocketmq.dedup.identity_arrays import concatenated
+from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, write_run
 from pyspark_dledger.rocketmq.service import summary_keeper
 from pyspark_dledger.rocketmq.service.message_service import MessageSettings
-from pyspark_dledger.rocketmq.summary import snapshot, summary_file
+from pyspark_dledger.rocketmq.summary import incoming, snapshot, summary_file
 from pyspark_dledger.rocketmq.summary.incoming import IncomingStream
 from pyspark_dledger.rocketmq.summary.snapshot import Snapshot
 from pyspark_dledger.rocketmq.summary.summary_file import Summary, parse_summary, read_summary, write_summary
@@ -363,6 +364,14 @@ def test_a_run_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected"):
         receive(tmp_path, stream_of(b"DLIDRUN1" + bytes(200))).unpack(tmp_path)
     assert snapshot.RUN == 2
+
+
+def test_a_stream_of_too_many_runs_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a file that is synced, and mapped as long as the node runs."""
+    monkeypatch.setattr(incoming, "_MAX_RUNS", 2)
+    run = write_run(tmp_path, EntryRange(0, 5, 1, 0, 0), concatenated([]), is_durable=False)
+    with pytest.raises(ValueError, match="at most 2 runs"):
+        receive(tmp_path, stream_of(*[bytes(run.data)] * 3)).unpack(tmp_path)
 
 
 def test_too_many_queues_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,20 @@ def test_intact_store_has_no_damage(store: MmapFileStore) -> None:
     store.shutdown()
 
 
+def test_another_body_with_its_checksum_is_no_copy(store: MmapFileStore) -> None:
+    """A peer that lies overwrote a committed entry: index, term, position and size were right."""
+    intact = bytes(store.read(12, 1).data)
+    other = bytearray(intact[:48] + b"?" * (len(intact) - 48))
+    store._reader._engine.write_body_crcs(other)
+    file, offset = data_files(store)[2], 2 * 148
+    change(file, offset + 60, bytes([file.read_bytes()[offset + 60] ^ 64]))
+    with pytest.raises(ValueError, match="expected a body with CRC"):
+        store.repair(12, bytes(other))
+    store.repair(12, intact)
+    assert damaged(store) == {}
+    store.shutdown()
+
+
 @pytest.mark.parametrize(
     ("at", "text"),
     [

@@ -20,6 +20,9 @@ _PREPARING_MS = 100
 _PAUSE_MS = 1000
 # Members that have just connected need no report.
 _REPORT_AFTER_MS = 5000
+# A peer that sends fewer bytes a second than these, after a while, is not asked further.
+_MIN_RATE = 64 * 1024
+_SLOW_MS = 60_000
 # After the last part, the application has so long to take the summary over.
 _INSTALL_MS = 5000
 _REASONS: dict[int, str] = {
@@ -43,6 +46,7 @@ class SummaryCopy:
         self._peer = ""
         self._snapshot = self._offset = 0
         self._is_waiting = False
+        self._began_at = 0
         self._next_at = 0
         self._needed_since: int | None = None
         # Why each peer did not send it.
@@ -132,12 +136,21 @@ class SummaryCopy:
         if not is_next or not part.data or part.end > part.size or not self._application.take_summary(part):
             self._fail("sent a summary that cannot be used")
             return
+        if not self._offset:
+            self._began_at = self._member.now
         self._snapshot, self._offset = part.snapshot, part.end
         if part.end == part.size:
             self._begin("")
             self._next_at = self._member.now + _INSTALL_MS
+        elif self._is_slow:
+            self._fail("sends its summary too slowly")
         else:
             self.tick()
+
+    @property
+    def _is_slow(self) -> bool:
+        passed = self._member.now - self._began_at
+        return passed > _SLOW_MS and 1000 * self._offset < passed * _MIN_RATE
 
     def _fail(self, reason: str) -> None:
         self._reasons[self._peer] = reason

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-# With more addresses, those that use nothing are forgotten.
+# With more addresses, those that use nothing are forgotten, once in so many seconds.
 _MAX_ADDRESSES = 1024
+_FORGET_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Quotas:
         self._requests = requests
         self._size = size
         self._used: dict[str | None, Usage] = {}
+        self._forget_at = 0.0
         # Refused requests by the quota that was used up: requests or bytes.
         self.refused: Counter[str] = Counter()
 
@@ -52,7 +54,8 @@ class Quotas:
         requests, size = float(self._requests or 0), float(self._size or 0)
         usage = self._used.get(host)
         if usage is None:
-            if len(self._used) >= _MAX_ADDRESSES:
+            if len(self._used) >= _MAX_ADDRESSES and now >= self._forget_at:
+                self._forget_at = now + _FORGET_SECONDS
                 self._forget(now)
             usage = self._used[host] = Usage(requests, size, now)
         passed, usage.at = now - usage.at, now

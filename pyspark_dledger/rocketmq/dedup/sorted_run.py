@@ -78,6 +78,11 @@ class SortedRun:
         self._starts = np.append(starts.view("<i8"), self.count)
         self._index: Longs = index.view("<i8")
         self._last_section = (-1, slice(0, 0))
+        # The checksum does not prove that a member wrote it so.
+        if (producers and self._starts[0] != 0) or (self._producers[1:] <= self._producers[:-1]).any():
+            raise ValueError(f"{path}: expected producers in ascending order, found others")
+        if (np.diff(self._starts) < 0).any():
+            raise ValueError(f"{path}: expected identities by producer, found others")
 
     def check_readable(self) -> None:
         """Raises UnreadableError if any byte so far could not be read: the identities may then be wrong.
@@ -187,6 +192,8 @@ def _parsed(header: bytes) -> tuple[EntryRange, int, int, int]:
         raise ValueError(f"expected the magic {_MAGIC!r} of a sorted run, found {magic!r}")
     if (found := crc32(header[: -_HEADER_CRC.size])) != header_crc:
         raise ValueError(f"expected a header with CRC {header_crc:08x}, found {found:08x}")
+    if count < 0 or producers < 0:
+        raise ValueError(f"expected numbers of identities and producers, found {count} and {producers}")
     return EntryRange(first, last, term, begin, end), count, producers, crc
 
 

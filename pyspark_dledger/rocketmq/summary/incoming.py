@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_dledger.common.durable import open_own, write_at
+from pyspark_dledger.common.fastjson import MAX_FILE_SIZE
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.rocketmq.broker.config_files import FILES
@@ -17,6 +18,8 @@ from pyspark_dledger.rocketmq.summary.snapshot import records_of
 from pyspark_dledger.rocketmq.summary.summary_file import Summary, parse_summary
 
 _INCOMING = "summary.incoming"
+# n identities are in about 4 log2(n) runs. Each takes a file, a sync and a mapping.
+_MAX_RUNS = 1000
 
 
 @dataclass
@@ -65,9 +68,11 @@ class IncomingStream:
             raise ValueError(f"expected a summary first, found a record of kind {first.kind}")
         received = ReceivedSummary(parse_summary(first.content))
         for kind, name, content in records:
+            if kind == snapshot.RUN and len(received.runs) == _MAX_RUNS:
+                raise ValueError(f"expected at most {_MAX_RUNS} runs of identities, found more")
             if kind == snapshot.RUN:
                 received.runs.append(copy_run(identities, content))
-            elif kind == snapshot.CONFIG and name in FILES:
+            elif kind == snapshot.CONFIG and name in FILES and len(content) <= MAX_FILE_SIZE:
                 received.config[name] = bytes(content)
         return received
 
