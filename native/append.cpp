@@ -114,6 +114,16 @@ bool has_zero_sector(const uint8_t* body, int64_t size, int64_t pos) {
   return false;
 }
 
+// Whether an entry at `pos` without bodyCrc may lack a sector. Without a body that is the end of its header.
+bool looks_torn(const uint8_t* entry, int64_t size, int64_t pos) {
+  int64_t start = kEntryHeaderSize;
+  if (size == kEntryHeaderSize) {
+    if (EntryHeader{entry}.has_wrong_seal()) return true;
+    start = std::min(size, kChannelAt + (kSector - (pos + kChannelAt) % kSector) % kSector);
+  }
+  return has_zero_sector(entry + start, size - start, pos + start);
+}
+
 }  // namespace
 
 int64_t block_size(const std::vector<ByteRange>& bodies) {
@@ -220,9 +230,8 @@ std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos) {
   for (int64_t offset = 0; offset < data.size;) {
     const int64_t size = whole_size(data.data + offset, data.size - offset, number++);
     const uint8_t* const entry = data.data + offset;
-    const int64_t body = offset + kEntryHeaderSize;
     if (EntryHeader{entry}.body_crc() != 0 ? !stored_crc_problem(entry, size).empty()
-                                           : has_zero_sector(data.data + body, size - kEntryHeaderSize, pos + body)) {
+                                           : looks_torn(entry, size, pos + offset)) {
       return offset;
     }
     offset += size;

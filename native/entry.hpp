@@ -7,6 +7,7 @@
 namespace dledger {
 
 constexpr int kEntryHeaderSize = 48;
+constexpr int kChannelAt = 32;
 constexpr int kBodyCrcAt = 40;
 constexpr int64_t kMaxEntrySize = 4 * 1024 * 1024;
 constexpr int32_t kMagicNormal = 1;

@@ -115,6 +115,7 @@ class LogFiles:
             *(node_dir, self.data, self.index, self._engine, checkpoint, config.truncate_at, unusable),
             is_sync=is_sync,
             is_rebooted=is_rebooted,
+            is_same_boot=bool(boot.flush) and boot.id == boot_id() != "",
             is_own=bool(boot.flush),
         ).run()
         if found.saved_tail is not None:

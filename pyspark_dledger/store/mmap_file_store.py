@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.common.histogram import DISK_LATENCIES, Histogram
-from pyspark_dledger.errors import DiskFullError, StoreError
+from pyspark_dledger.errors import DiskFullError, IndexRangeError, StoreError
 from pyspark_dledger.format.codec import encode_blank
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import get_engine
@@ -339,7 +339,13 @@ class MmapFileStore(DLedgerStore):
     def read(self, first_index: int, max_bytes: int) -> EntryRange:
         end = self.ledger_end_index
         check_index(first_index, self._begin, end)
-        return self._reader.read(first_index, max_bytes, end, self.end_pos, self._recent, self.read_check)
+        try:
+            return self._reader.read(first_index, max_bytes, end, self.end_pos, self._recent, self.read_check)
+        except IndexRangeError as error:
+            if first_index < self._begin:
+                raise
+            # No file has the position of its index unit.
+            raise StoreError(f"the index unit of {first_index} is damaged: {error}") from None
 
     def is_recent(self, index: int) -> bool:
         return index >= self._recent.first_index or index < self._begin

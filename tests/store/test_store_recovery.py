@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.codec import IndexUnit, encode_entry, encode_index_unit
+from pyspark_dledger.format.control import NOOP
 from pyspark_dledger.store.files.node_files import write_members
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
@@ -471,18 +472,66 @@ def test_entries_after_the_durable_point_need_checksums_after_a_restart(
     assert abandoned(again).ledger_end_index == last
 
 
-@pytest.mark.parametrize("flush", ["sync", "async"])
-def test_wrong_body_after_the_durable_point(tmp_path: Path, flush: str) -> None:
-    """With flush=sync an entry with its unit was complete: it is damaged, and stays."""
+@pytest.mark.parametrize(("flush", "is_rebooted", "last"), [("sync", True, 8), ("async", False, 8), ("async", True, 4)])
+def test_wrong_body_after_the_durable_point(
+    tmp_path: Path, flush: str, is_rebooted: bool, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry with its unit was complete, but not with flush=async and a restart of the machine: damaged, it stays."""
     store = opened(tmp_path, data_file_size=64 * 1024, flush=flush)
     store.append_as_leader(bodies(0, 9))
     store.flush()
     change(data_files(store)[0], 5 * 148 + 60, bytes(40))
+    if is_rebooted:
+        monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+        (tmp_path / "boot").write_text("another\n")
     again = abandoned(store)
-    assert again.ledger_end_index == (8 if flush == "sync" else 4)
-    if flush == "sync":
+    assert again.ledger_end_index == last
+    if last == 8:
         with pytest.raises(StoreError, match="expected the body of index 5 to match its checksum"):
             again.get(5)
+    again.shutdown()
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_the_only_entry_is_damaged_and_has_its_unit(tmp_path: Path, flush: str) -> None:
+    store = opened(tmp_path, flush=flush)
+    store.append_as_leader(bodies(0, 1))
+    store.flush()
+    change(data_files(store)[0], 12, b"\1")
+    with pytest.raises(StoreError, match=r"expected the entry of index 0.*and its index unit"):
+        abandoned(store)
+
+
+def test_an_index_unit_with_a_position_outside_of_the_log_is_damage_that_a_copy_repairs(tmp_path: Path) -> None:
+    store = opened(tmp_path, data_file_size=64 * 1024)
+    store.append_as_leader(bodies(0, 9))
+    store = abandoned(store)
+    copy = bytes(store.read(5, 1).data)
+    (index_file,) = (store.config.node_dir / "index").iterdir()
+    change(index_file, 5 * 32 + 6, b"\1")
+    with pytest.raises(StoreError, match="the index unit of 5 is damaged") as raised:
+        store.read(5, 1)
+    assert not isinstance(raised.value, IndexRangeError)
+    store.repair(5, copy)
+    assert store.read(5, 1).data == copy
+
+
+@pytest.mark.parametrize("lost_from", range(32, 40))
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_the_end_of_a_header_that_a_power_loss_took_is_no_entry(
+    tmp_path: Path, flush: str, lost_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that says nothing has no body, which would tell."""
+    store = opened(tmp_path, data_file_size=64 * 1024, flush=flush)
+    store.append_as_leader([bytes([1] * (512 - 48 - lost_from))])
+    store.flush()
+    store.write_checkpoint()
+    store.append_as_leader([b""], control=NOOP)
+    change(data_files(store)[0], 512, bytes(48 - lost_from))
+    monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+    (tmp_path / "boot").write_text("another\n")
+    again = abandoned(store)
+    assert again.ledger_end_index == 0
     again.shutdown()
 
 

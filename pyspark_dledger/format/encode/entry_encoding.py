@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, decode_entry_header, record_struct, signed32
-from pyspark_dledger.format.control import MEMBERS, header_kind
+from pyspark_dledger.format.control import CHANNEL_OFFSET, MEMBERS, header_kind
 from pyspark_dledger.format.encode.encoded import (
     LENGTH_SIZE,
     MAX_BLOCK_SIZE,
@@ -118,6 +118,12 @@ def find_torn(data: Buffer, pos: int) -> int | None:
                 return entry.offset
             continue
         start, end = entry.offset + layout.ENTRY_HEADER_SIZE, entry.offset + entry.header.size
+        if start == end:
+            if _has_wrong_seal(entry.header):
+                return entry.offset
+            # What is before this already told that the header is the entry's.
+            channel = entry.offset + CHANNEL_OFFSET
+            start = min(end, channel + -(pos + channel) % _SECTOR)
         while start < end:
             sector_end = min(end, start + _SECTOR - (pos + start) % _SECTOR)
             if view[start:sector_end].tobytes().count(0) == sector_end - start:

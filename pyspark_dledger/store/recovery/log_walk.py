@@ -59,16 +59,25 @@ class LogWalk:
     header and index unit cannot both be right. ``has_torn_unit``: the end is an entry that has its unit.
 
     `is_sync`: units were written only after their entries were durable. `is_rebooted`: without that, the machine was
-    restarted since, so entries that were not durable at the last checkpoint need a checksum.
+    restarted since, so entries that were not durable at the last checkpoint need a checksum. `is_same_boot`: the
+    machine was certainly not restarted, so entries that have their units were written completely.
     """
 
     def __init__(
-        self, view: LogView, engine: Engine, checkpoint: Checkpoint, *, is_sync: bool, is_rebooted: bool
+        self,
+        view: LogView,
+        engine: Engine,
+        checkpoint: Checkpoint,
+        *,
+        is_sync: bool,
+        is_rebooted: bool,
+        is_same_boot: bool,
     ) -> None:
         self._view = view
         self._engine = engine
         self._is_sync = is_sync
         self._is_rebooted = is_rebooted
+        self._is_same_boot = is_same_boot
         # The indexes up to which entries were committed, and durable, at the last checkpoint.
         self.committed = -1 if checkpoint.committed_index is None else checkpoint.committed_index
         self.durable = -1 if checkpoint.end_index is None else checkpoint.end_index
@@ -95,19 +104,33 @@ class LogWalk:
             header = view.header(first, unit.pos)
             if header is not None and header.index == unit.index and not has_data_before(first, unit.pos):
                 return NextEntry(header.index, header.pos, _LOWEST_TERM)
-        if len(files) > 1 or self._engine.log_end(segment_of(first, None), first.base, True).entries:
+        if (
+            len(files) > 1
+            or self._proven_begin(first) is not None
+            or self._engine.log_end(segment_of(first, None), first.base, True).entries
+        ):
             self.has_damaged_begin = True
             return NextEntry(unit.index if unit is not None else 0, first.base, _LOWEST_TERM)
         return None
 
     def _checked_begin(self, file: MappedFile, header: EntryHeader) -> NextEntry:
-        """Nothing precedes the first entry, so its index is checked against the second one."""
+        """Nothing precedes the first entry, so its index is checked against the second one, or its unit."""
         following = self._view.header(file, header.pos + header.size)
         index = header.index
+        proven = self._proven_begin(file) if following is None else None
+        if proven is not None and proven.pos == header.pos and proven.index != index:
+            self.has_damaged_begin = True
+            index = proven.index
         if following is not None and following.index != index + 1 and following.term >= header.term:
             self.has_damaged_begin = True
             index = following.index - 1
         return NextEntry(index, header.pos, _LOWEST_TERM)
+
+    def _proven_begin(self, file: MappedFile) -> IndexUnit | None:
+        """The first unit, if its entry was certainly written to this file."""
+        unit = self._view.first_unit()
+        is_proof = unit is not None and (self._is_sync or self._is_same_boot) and file.base <= unit.pos < file.end
+        return unit if unit is not None and is_proof and self._view.unit(unit.index) == unit else None
 
     def find_end(self, begin: NextEntry) -> NextEntry:
         """The end of a log with this begin, before any torn entry."""
@@ -275,15 +298,19 @@ class LogWalk:
         """The first entry whose body may not have been written completely, else `end`.
 
         An entry is complete if it was committed or durable at the last checkpoint, and, if index units are written
-        after their entries are durable, if it has its unit. Otherwise units prove nothing, and checksums decide.
+        after their entries are durable, if it has its unit. The same without a restart of the machine. Otherwise units
+        prove nothing, and checksums decide.
         """
         first = max(self.committed, self.durable) + 1
-        torn = self._first_torn(self.unindexed, max(first, self._last_indexed + 1), self._engine.find_torn)
+        unindexed = max(first, self._last_indexed + 1)
+        torn = self._first_torn(self.unindexed, unindexed, self._engine.find_torn)
         if not self._is_sync:
+            start = unindexed if self._is_same_boot else first
             wrong = self._first_torn(
-                self._walked, first, lambda data, _: self._engine.find_wrong_body(data, self._is_rebooted)
+                self._walked, start, lambda data, _: self._engine.find_wrong_body(data, self._is_rebooted)
             )
-            torn = min(filter(None, (torn, wrong)), default=None)
+            lost = self._first_torn(self._walked, start, self._engine.find_torn) if self._is_rebooted else None
+            torn = min(filter(None, (torn, wrong, lost)), default=None)
         self.has_torn_unit = torn is not None and torn.index <= self._last_indexed
         return torn or end
 

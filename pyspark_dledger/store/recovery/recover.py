@@ -45,9 +45,9 @@ class Recovered:
 class Recovery:
     """One recovery: `run` returns the end of the log, after any repair.
 
-    `unusable` index files are deleted. `is_sync` and `is_rebooted`: see `LogWalk`. `is_own`: a node of this package
-    wrote the checkpoint. Raises StoreError for damage that is more than a torn tail: checkpoint, index unit or later
-    entries contradict that.
+    `unusable` index files are deleted. `is_sync`, `is_rebooted`, `is_same_boot`: see `LogWalk`. `is_own`: a node of
+    this package wrote the checkpoint. Raises StoreError for damage that is more than a torn tail: checkpoint, index
+    unit or later entries contradict that.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Recovery:
         *,
         is_sync: bool,
         is_rebooted: bool,
+        is_same_boot: bool,
         is_own: bool,
     ) -> None:
         self._node_dir = node_dir
@@ -72,7 +73,9 @@ class Recovery:
         self._truncate_at = truncate_at
         self._unusable = unusable
         self._view = LogView(data, index)
-        self._walk = walk = LogWalk(self._view, engine, checkpoint, is_sync=is_sync, is_rebooted=is_rebooted)
+        self._walk = walk = LogWalk(
+            self._view, engine, checkpoint, is_sync=is_sync, is_rebooted=is_rebooted, is_same_boot=is_same_boot
+        )
         # Then the system's memory can have entries that a failed sync did not write, and no later one writes.
         self._is_same_run = is_own and not is_rebooted
         # Java's checkpoint names entries that may not be durable yet.
@@ -104,7 +107,7 @@ class Recovery:
         """The begin of the log is damaged. Raises StoreError unless the operator gives up the whole log."""
         file = self._data.files[0]
         if self._truncate_at != begin.index:
-            found = f"{describe(self._view.read(file, begin.pos))}, and entries after it"
+            found = f"{describe(self._view.read(file, begin.pos))}, and its index unit or later entries"
             self._reject(file, begin.pos, begin.index, found)
         return self._empty(begin.index, self._save_tail(begin.pos))
 
