@@ -66,18 +66,25 @@ class Damage:
 
 def flip(node: str, store: Path, kind: str, last: int, rng: random.Random) -> Damage | None:
     """Flip a bit of that kind, of one of the entries up to index `last`; None if there is none."""
-    unit = None
     if kind == "checkpoint":
-        path, start = store / "checkpoint", 0
-        size = path.stat().st_size if path.exists() else 0
-    else:
-        found = [unit for unit in units(store) if unit.fields.index <= last]
-        if not found:
-            return None
-        # Recovery trusts the end of a log less than the rest.
-        chosen = rng.choice(rng.choice((found, found[-100:], found[-1:])))
-        path, start, size = _span(store, kind, chosen)
-        unit = chosen.fields
+        path = store / "checkpoint"
+        return _flip(node, kind, path, 0, path.stat().st_size if path.exists() else 0, None, rng)
+    found = [unit for unit in units(store) if unit.fields.index <= last]
+    if not found:
+        return None
+    # Recovery trusts the end of a log less than the rest.
+    return flip_entry(node, store, kind, rng.choice(rng.choice((found, found[-100:], found[-1:]))), rng)
+
+
+def flip_entry(node: str, store: Path, kind: str, unit: Unit, rng: random.Random) -> Damage | None:
+    """Flip a bit of an entry's body, header or index unit; None without a body."""
+    return _flip(node, kind, *_span(store, kind, unit), unit.fields, rng)
+
+
+def _flip(
+    node: str, kind: str, path: Path, start: int, size: int, unit: IndexUnit | None, rng: random.Random
+) -> Damage | None:
+    """Flip one of the bits of `size` bytes of a file."""
     if not size:
         return None
     offset = start + rng.randrange(size)

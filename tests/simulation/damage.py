@@ -81,8 +81,8 @@ class DamagedStore(MemoryStore):
         """Whether header and unit of an entry after `first` cannot both be right."""
         return any(unit_in(data) != unit for index, (data, unit) in self.damage.items() if index > first)
 
-    def flip_bit(self, random: Random, index: int) -> str:
-        """Damage an entry. Returns what of it."""
+    def flip_bit(self, random: Random, index: int) -> str | None:
+        """Damage an entry. Returns what of it; None if there is nothing."""
         pos, term, data = self._at(index)
         what, self.damage[index] = damaged(random, index, term, pos, data)
         return what

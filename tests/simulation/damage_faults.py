@@ -27,26 +27,37 @@ class Damage:
         store = node.store
         end = min(store.started_end, store.ledger_end_index)
         begin = max(store.ledger_begin_index, 0)
-        if end < begin or self._others_are_damaged(node):
+        if end < begin or not self._may_damage(node):
             return
         for _ in range(self.random.choice((1, 1, 2, 5))):
             index = self.random.choice((end, self.random.randint(begin, end)))
             if index not in store.damage and self._is_elsewhere(node, index):
                 what = store.flip_bit(self.random, index)
-                self.world.checker.count(f"flipped bits of a {what}")
-                self.world.trace(node.id, "a bit of the %s of entry %s flips", what, index)
+                if what is not None:
+                    self.world.checker.count(f"flipped bits of a {what}")
+                    self.world.trace(node.id, "a bit of the %s of entry %s flips", what, index)
 
-    def flip_at_rest(self, node: SimNode) -> None:
-        """Flip bits while the node is stopped."""
-        if node.core is None or self._others_are_damaged(node):
+    def flip_at_rest(self, node: SimNode, tries: int = 40) -> None:
+        """Flip bits while the node is stopped; on disk when the group can do without it."""
+        world = self.world
+        if node.core is None or not self._may_damage(node) or world.now >= world.scenario.faulty_time:
+            if world.scenario.is_on_disk and tries:
+                world.at(world.now + world.scenario.tick, self.flip_at_rest, node, tries - 1)
             return
         node.stop("fault")
         node.store.started_end = node.store.ledger_end_index
         self.flip(node)
         self.faults.restart_later(node, self.faults.short())
 
-    def _others_are_damaged(self, node: SimNode) -> bool:
-        return any(other.refuses or other.store.damage for other in self.world.nodes if other is not node)
+    def _may_damage(self, node: SimNode) -> bool:
+        """Whether the group can do without this node. On disk, nothing that the others need is lost before."""
+        others = [other for other in self.world.nodes if other is not node]
+        if not self.world.scenario.is_on_disk:
+            return not any(other.refuses or other.store.damage for other in others)
+        if node.store.power_cut_in:
+            return False
+        is_able = _can_elect if self.world.scenario.is_sync else self.faults.is_level
+        return all(map(is_able, others))
 
     def _is_elsewhere(self, node: SimNode, index: int) -> bool:
         """Whether another member can give the entry, or nobody needs it."""
@@ -81,3 +92,7 @@ class Damage:
         self.mend()
         if any(node.refuses or node.store.damage for node in self.world.nodes):
             self.world.at(self.world.now + 5 * self.world.scenario.tick, self.mend_until_done)
+
+
+def _can_elect(node: SimNode) -> bool:
+    return node.core is not None and node.votes and not node.store.damage

@@ -148,6 +148,11 @@ class SimStore(DamagedStore):
 
     # Called by the world
 
+    def find_damage(self) -> dict[int, str]:
+        """What the scrubber finds."""
+        last = min(self.committed_index, self.durable_index)
+        return {index: "damaged" for index in self.damage if index <= last and self.is_seen(index)}
+
     def cut_power(self, random: Random, operation: str | None = None) -> None:
         """Lose power in one of the next operations, or in the next one of that kind."""
         self.power_cut_operation = random.choice(OPERATIONS) if operation is None else operation

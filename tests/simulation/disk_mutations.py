@@ -47,7 +47,7 @@ class ServesDamagedEntries(Mutant):
 
 
 class _BodiesOnly(SimStore):
-    def flip_bit(self, random: Random, index: int) -> str:
+    def flip_bit(self, random: Random, index: int) -> str | None:
         data = flipped(self._at(index).data, random.randrange(8 * 32, 8 * 40))
         self.damage[index] = DamagedEntry(data, self._unit(index))
         return "header"

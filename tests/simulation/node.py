@@ -111,6 +111,8 @@ class SimNode:
             world.trace(self.id, "does not start: %s", error)
             world.checker.count("starts with other members refused")
             return
+        if self.votes and world.disks is not None:
+            world.checker.check_voter(self.store)
         world.at(world.now, self.tick, self.process)
 
     @property
@@ -156,7 +158,7 @@ class SimNode:
         self.store = self.world.new_store(self.id)
         self.refuses = False
         self.store.take_term(old)
-        self.joins = self.joins or bool(scenario.spares) or scenario.is_pair_of_ours
+        self.joins = self.joins or bool(scenario.spares) or scenario.is_pair_of_ours or scenario.is_on_disk
 
     def restore(self, backup: SimStore, term: int) -> None:
         """Stop the node, and begin with a backup, as `dledger restore` writes it."""
@@ -315,9 +317,7 @@ class SimNode:
 
     def scrub(self) -> None:
         """Tell the core what the scrubber of the store finds."""
-        store = self.store
-        last = min(store.committed_index, store.durable_index)
-        found = {index: "damaged" for index in store.damage if index <= last and store.is_seen(index)}
+        found = self.store.find_damage()
         if found:
             self.call("found_damage", found)
 

@@ -10,6 +10,7 @@ from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.store.files import node_files
 from pyspark_dledger.store.recovery import recover
 from pyspark_dledger.store.recovery.log_walk import LogWalk
+from tests.simulation import membership_mutations
 from tests.simulation.mutations import Mutant
 from tests.simulation.power_store import PowerStore
 from tests.simulation.scenario import Scenario, make_on_disk
@@ -137,6 +138,52 @@ class IgnoresChecksums(Mutant):
         return _on_disk(scenario, scenario.seed % 2 == 0, "flip a bit of state", "transfer")
 
 
+class _Unchecked(PowerStore):
+    def startup(self, services: bool = False) -> None:
+        self.read_check = lambda *_: None  # type: ignore[method-assign, assignment]
+        super().startup(services)
+
+
+class ServesFlippedBodies(Mutant):
+    """A store that reads bodies without their checksums."""
+
+    store_class = _Unchecked
+    caught_by = "entr"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return _on_disk(scenario, scenario.seed % 2 == 0, "flip bits", "flip bits at rest", "crash", "crash leader")
+
+
+class _CutsDamage(PowerStore):
+    def startup(self, services: bool = False) -> None:
+        with (
+            mock.patch.object(recover.Recovery, "_check_end"),
+            mock.patch.object(LogWalk, "_contradicted_end", return_value=None),
+        ):
+            super().startup(services)
+
+
+class TakesDamageForATornEnd(Mutant):
+    """A store that ends its log before a damaged entry when it starts."""
+
+    store_class = _CutsDamage
+    caught_by = "starts without the entries"
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return _on_disk(scenario, scenario.seed % 2 == 0, "flip bits at rest", "transfer")
+
+
+class JoinsBeforeTheDisk(membership_mutations.JoinsBeforeTheDisk):
+    """With flush=async, a member with a new disk votes as soon as it has all entries, which a power loss takes."""
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        changed = _on_disk(scenario, False, "replace disk", "power cut", "power cut", "power cut")
+        return replace(changed, fsync=(5000,) * 3)
+
+
 MUTANTS: tuple[type[Mutant], ...] = (
     AcknowledgesBeforeFsync,
     WritesUnitsBeforeEntries,
@@ -144,4 +191,7 @@ MUTANTS: tuple[type[Mutant], ...] = (
     BelievesMemoryAfterFailedFsync,
     KeepsVotesInMemory,
     IgnoresChecksums,
+    ServesFlippedBodies,
+    TakesDamageForATornEnd,
+    JoinsBeforeTheDisk,
 )

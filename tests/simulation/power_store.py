@@ -6,6 +6,7 @@ continues in the old folder, where nobody sees it. The next process of the node 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -18,17 +19,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from unittest import mock
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.codec import decode_entry_header
+from pyspark_dledger.format.codec import decode_entry_header, encode_index_unit
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.store.dledger_store import AppendedEntries
 from pyspark_dledger.store.files import boot
 from pyspark_dledger.store.files.node_files import write_current_term
 from pyspark_dledger.store.memory_store import _Stored
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from pyspark_dledger.store.scrub import ScrubService, unit_in
 from pyspark_dledger.store.store_config import StoreConfig
+from tests.chaos.damage import flip_entry, units
 from tests.simulation.checker import Violation
-from tests.simulation.damage import DamagedEntry
 from tests.simulation.ledger import unpack
 from tests.support.power_disk import Disk, connected
 
@@ -157,7 +159,8 @@ class PowerStore(MmapFileStore):
         self.after_loss: Path | None = None
         # The state file with a flipped bit.
         self.flipped: Path | None = None
-        self.damage: dict[int, DamagedEntry] = {}
+        # Entries whose bits flipped, in their body, header or index unit, as they were written.
+        self.flips: dict[int, bytes] = {}
         self.repaired: set[int] = set()
 
     def _show(self, log: dict[int, int]) -> None:
@@ -220,6 +223,46 @@ class PowerStore(MmapFileStore):
         self.disk = self.disks.add(self.folder)
         return f"bit {bit} of {self.flipped.name} flips"
 
+    def flip_bit(self, random: Random, index: int) -> str | None:
+        """Flip a bit of an entry that is on the disk with its index unit. Returns of what of it."""
+        data, node_dir = self.checker.seen[index, self.log[index]].data, self.config.node_dir
+        unit = next((unit for unit in units(node_dir) if unit.fields == unit_in(data)), None)
+        what = random.choice(("body", "header", "unit"))
+        if unit is None or flip_entry(self.node_id, node_dir, what, unit, random) is None:
+            return None
+        self.flips[index] = data
+        return what
+
+    @property
+    def damage(self) -> set[int]:
+        """The entries of the log with flipped bits."""
+        return {index for index, data in self.flips.items() if self._is_damaged(index, data)}
+
+    def _is_damaged(self, index: int, data: bytes) -> bool:
+        unit = unit_in(data)
+        assert unit is not None
+        if self.log.get(index) != unit.term:
+            return False
+        is_pending = self._is_started and self._files.pending.find(index) is not None
+        found = self._on_disk("index", INDEX_FILE_SIZE, index * INDEX_UNIT_SIZE, INDEX_UNIT_SIZE)
+        is_intact = is_pending or found == encode_index_unit(unit)
+        return not is_intact or self._on_disk("data", self._data_file_size, unit.pos, unit.size) != data
+
+    def _on_disk(self, folder: str, file_size: int, pos: int, size: int) -> bytes:
+        """The bytes of a data or index file; b"" without the file."""
+        path = self.config.node_dir / folder / f"{pos - pos % file_size:020d}"
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            return os.pread(file.fileno(), size, pos % file_size)
+
+    def find_damage(self) -> dict[int, str]:
+        """Let the scrubber read the whole log. Returns what it finds and cannot repair."""
+        found: dict[int, str] = {}
+        scrubber = ScrubService(self._scrub_bounds, self.scrub, found.update, self.rebuild_unit, 1 << 60)
+        scrubber._pass()
+        return found
+
     # Starting and stopping
 
     def startup(self, services: bool = False) -> None:
@@ -250,6 +293,10 @@ class PowerStore(MmapFileStore):
             if not error.startswith(f"{self.flipped}: expected") or not re.search(
                 "replace this member|one above", error
             ):
+                raise Violation(f"{self.node_id} refuses to start, and says not what to do: {error}")
+        elif self.damage:
+            self.checker.count("starts with damage refused")
+            if not re.search("copy the folder .*from another member|delete the files in index/", error):
                 raise Violation(f"{self.node_id} refuses to start, and says not what to do: {error}")
         elif self.kept.log or self.kept.before_reset:
             raise Violation(f"{self.node_id} refuses to start: {error}")
@@ -305,7 +352,7 @@ class PowerStore(MmapFileStore):
                 after._show(self.log)
                 after.waits_for_others = True
             shutil.rmtree(self.folder)
-        after.flipped = self.flipped
+        after.flipped, after.flips = self.flipped, self.flips
         return after
 
     def take_term(self, old: PowerStore) -> None:
@@ -333,13 +380,21 @@ class PowerStore(MmapFileStore):
     def _at(self, index: int) -> _Stored:
         if not self._is_started:
             return _Stored(-1, self.log[index], b"")
-        # The judges see the bytes as they are.
-        found = self._reader.read(index, 1, self.ledger_end_index, self.end_pos, self._recent, None)
-        data = bytes(found.data)
-        return _Stored(found.pos, decode_entry_header(data).term, data)
+        # The judges see the bytes as they are, or were before bits flipped.
+        written = self.flips.get(index)
+        check = None if written is None else self._engine.find_wrong_body
+        try:
+            found = self._reader.read(index, 1, self.ledger_end_index, self.end_pos, self._recent, check)
+            data = bytes(found.data)
+        except StoreError:
+            if written is None:
+                raise
+            data = written
+        header = decode_entry_header(data)
+        return _Stored(header.pos, header.term, data)
 
     def is_damaged(self, index: int) -> bool:
-        return False
+        return index in self.flips
 
     # Called by the core
 
@@ -382,6 +437,7 @@ class PowerStore(MmapFileStore):
     def truncate(self, index: int) -> None:
         self.checker.truncating(self, index)
         self.log = {known: term for known, term in self.log.items() if known < index}
+        self.started_end = min(self.started_end, index - 1)
         super().truncate(index)
 
     def reset(self, index: int, pos: int) -> None:
@@ -391,9 +447,14 @@ class PowerStore(MmapFileStore):
             old = {known: term for known, term in self.log.items() if known <= self.flushed_index}
         # Later entries are other ones than the leader's.
         self.before_reset = {known: term for known, term in old.items() if known < index}
-        self.log, self.reset_to = {}, index
+        self.log, self.reset_to, self.started_end = {}, index, -1
         self.resets += 1
         super().reset(index, pos)
+
+    def repair(self, index: int, data: Buffer) -> None:
+        written = self._at(index).data
+        super().repair(index, data)
+        self.checker.repairing(self.node_id, index, bytes(data), written)
 
     def save_term(self, term: int, vote_leader: str | None) -> None:
         self.checker.saving_term(self, term, vote_leader)

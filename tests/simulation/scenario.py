@@ -157,7 +157,8 @@ ON_DISK = (
     *("power cut", "power cut", "power cut of leader", "power cut of leader"),
     *("crash", "crash leader", "restart orderly", "isolate", "isolate leader", "split", "one way", "pause leader"),
     *("transfer", "slow disk", "expire", "loss", "long outage", "crash all", "disk full in an append"),
-    *("flip a bit of state", "fsync fails"),
+    *("flip a bit of state", "fsync fails", "flip bits", "flip bits", "flip bits at rest", "flip bits at rest"),
+    *("replace disk", "replace disk"),
 )
 
 

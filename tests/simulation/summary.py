@@ -126,7 +126,11 @@ ON_DISK = (
     "conflicting entries replaced by committed ones",
     "crashes",
     "damaged disks replaced",
+    "damaged entries repaired",
     "elections won",
+    "flipped bits of a body",
+    "flipped bits of a header",
+    "flipped bits of a unit",
     "flipped bits of state files",
     "fsyncs that failed",
     "logs with expired entries",
@@ -135,9 +139,11 @@ ON_DISK = (
     "power losses in a start",
     "power losses that lost no entries",
     "power losses that lost some entries",
+    "replaced disks",
     "resets",
     "resets of a log with entries",
     "starts with a damaged state file refused",
+    "starts with damage refused",
     "truncations",
 )
 

@@ -53,9 +53,11 @@ class Disk:
         wrote = _PWRITE(descriptor, data, offset)
         if _is_of_log(path):
             versions = self._versions.setdefault(path, {})
-            for number in range(offset // self._block, (offset + wrote - 1) // self._block + 1):
-                versions.setdefault(number, []).append(os.pread(descriptor, self._block, number * self._block))
-                self._clean.get(path, set()).discard(number)
+            with path.open("rb", buffering=0) as file:  # the descriptor may be for writing only
+                for number in range(offset // self._block, (offset + wrote - 1) // self._block + 1):
+                    block = os.pread(file.fileno(), self._block, number * self._block)
+                    versions.setdefault(number, []).append(block)
+                    self._clean.get(path, set()).discard(number)
         self.on_event()
         return wrote
 
