@@ -31,7 +31,9 @@ class Damage:
             return
         for _ in range(self.random.choice((1, 1, 2, 5))):
             index = self.random.choice((end, self.random.randint(begin, end)))
-            if index not in store.damage and self._is_elsewhere(node, index):
+            # A real follower cannot repair an entry that it does not know to be committed next to a damaged one.
+            near = {index - 1, index, index + 1} if self.world.scenario.is_on_disk else {index}
+            if near.isdisjoint(store.damage) and self._is_elsewhere(node, index):
                 what = store.flip_bit(self.random, index)
                 if what is not None:
                     self.world.checker.count(f"flipped bits of a {what}")
