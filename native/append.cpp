@@ -116,12 +116,13 @@ bool has_zero_sector(const uint8_t* body, int64_t size, int64_t pos) {
 
 // Whether an entry at `pos` without bodyCrc may lack a sector. Without a body that is the end of its header.
 bool looks_torn(const uint8_t* entry, int64_t size, int64_t pos) {
-  int64_t start = kEntryHeaderSize;
   if (size == kEntryHeaderSize) {
-    if (EntryHeader{entry}.has_wrong_seal()) return true;
-    start = std::min(size, kChannelAt + (kSector - (pos + kChannelAt) % kSector) % kSector);
+    const EntryHeader header{entry};
+    // Channel and chainCrc of a control entry may be lost, wholly or in part.
+    const int64_t before_seal = (kSector - (pos + kChannelAt) % kSector) % kSector;
+    return header.has_wrong_seal() || (header.control_kind() == 0 && before_seal < kBodyCrcAt - kChannelAt);
   }
-  return has_zero_sector(entry + start, size - start, pos + start);
+  return has_zero_sector(entry + kEntryHeaderSize, size - kEntryHeaderSize, pos + kEntryHeaderSize);
 }
 
 }  // namespace

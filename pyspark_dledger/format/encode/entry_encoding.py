@@ -118,12 +118,11 @@ def find_torn(data: Buffer, pos: int) -> int | None:
                 return entry.offset
             continue
         start, end = entry.offset + layout.ENTRY_HEADER_SIZE, entry.offset + entry.header.size
-        if start == end:
-            if _has_wrong_seal(entry.header):
+        if start == end and not header_kind(entry.header):
+            # Channel and chainCrc of a control entry may be lost, wholly or in part.
+            seal = entry.offset + CHANNEL_OFFSET
+            if _has_wrong_seal(entry.header) or -(pos + seal) % _SECTOR < 8:
                 return entry.offset
-            # What is before this already told that the header is the entry's.
-            channel = entry.offset + CHANNEL_OFFSET
-            start = min(end, channel + -(pos + channel) % _SECTOR)
         while start < end:
             sector_end = min(end, start + _SECTOR - (pos + start) % _SECTOR)
             if view[start:sector_end].tobytes().count(0) == sector_end - start:
