@@ -62,8 +62,8 @@ struct CheckedEntries {
 CheckedEntries check_entries(const ByteRange& data, EntryPosition expected, int64_t max_term);
 
 // The offset of the first entry with a wrong bodyCrc, or without one and with a sector of 512 bytes in which all bytes
-// of its body are zero; without a body, of the end of its header, from the channel on. Throws std::invalid_argument for
-// incomplete or invalid entries.
+// of its body are zero; without a body, if a sector begins in channel or chainCrc, unless they are right. Throws
+// std::invalid_argument for incomplete or invalid entries.
 std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos);
 
 // Writes the CRC of each body into its entry's header. Throws std::invalid_argument for incomplete or invalid entries.

@@ -110,8 +110,8 @@ class Engine(Protocol):
 
         ``data`` are consecutive complete entries from ``pos`` on. A bodyCrc decides. Without one: a sector of 512 bytes
         that a power loss kept from the disk is zero, so a body with such a sector is suspect; it can also contain these
-        zeros. Without a body, the end of the header is suspect: channel and chainCrc. Raises ValueError for incomplete
-        entries.
+        zeros. Without a body, a sector that begins in channel or chainCrc is suspect, unless they are right. Raises
+        ValueError for incomplete entries.
         """
 
     def find_damaged(self, data: Buffer) -> int | None:
