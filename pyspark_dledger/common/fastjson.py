@@ -13,6 +13,10 @@ _BYTES_OF_OBJECT = 8
 # A string, so that nothing in it counts as a key; or a number before a colon. Both are found in linear time: a string
 # may lack its end, and no search starts inside a number.
 _STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"?|(?<![0-9])(-?[0-9]{1,19})(?![0-9])(?=\s*:)', re.DOTALL)
+# A pair of escaped surrogates, half of one, or another escape. Half of one is no text.
+_SURROGATES = re.compile(
+    r"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|(\\.)", re.DOTALL
+)
 
 
 def parse_fastjson(data: bytes) -> dict[str, Any]:
@@ -24,6 +28,8 @@ def parse_fastjson(data: bytes) -> dict[str, Any]:
     if (count := data.count(b"{") + data.count(b"[")) > _BYTES_OF_OBJECT + len(data) // _BYTES_OF_OBJECT:
         raise ValueError(f"expected a broker's config, found {count} objects and lists in {len(data)} bytes")
     text = _STRING_OR_KEY.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], data.decode(errors="replace"))
+    if r"\ud" in text.lower():
+        text = _SURROGATES.sub(lambda found: found[1] or found[2] or r"\ufffd", text)
     try:
         value = json.loads(text)
     except RecursionError:

@@ -362,3 +362,9 @@ def test_names_of_queues_cost_little_and_end_no_answer(
     for arguments in (["lost"], ["audit"], ["dump", "--table", "consumeQueue"]):
         assert main([*arguments, str(root)]) in (0, 1)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_halves_of_surrogate_pairs_in_a_config_file_are_no_text() -> None:
+    """They were in columns of text, which cannot have them: verbs ended with a traceback."""
+    found = parse_fastjson(rb'{"\uD800":"\ud83d\ude00 \\ud800 \udc00\n"}')
+    assert found == {"\ufffd": "\U0001f600 \\ud800 \ufffd\n"}
