@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -368,3 +369,15 @@ def test_halves_of_surrogate_pairs_in_a_config_file_are_no_text() -> None:
     """They were in columns of text, which cannot have them: verbs ended with a traceback."""
     found = parse_fastjson(rb'{"\uD800":"\ud83d\ude00 \\ud800 \udc00\n"}')
     assert found == {"\ufffd": "\U0001f600 \\ud800 \ufffd\n"}
+
+
+def test_long_text_in_a_config_file_needs_little_memory() -> None:
+    """100 times its size was needed: 5 GB for a file of 50 MB."""
+    data = b'{"a":"' + b"\\n." * 50_000 + b'"}'
+    tracemalloc.start()
+    try:
+        parse_fastjson(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * len(data)
