@@ -91,7 +91,9 @@ Chain Chains::walk(int64_t pos, int64_t size) const {
   Chain chain{pos, size, pos, pos + size, 1};
   is_reusable_ = true;
   passed_.clear();
+  visits_ = 0;
   extend(chain);
+  WalkedChains::visits() += visits_;
   for (const auto& [entry, number] : passed_) {
     const int64_t length = chain.length - number + 1;
     if (length >= WalkedChains::kInterval) walked_.add(entry, {chain.last, chain.end, length});
@@ -101,13 +103,14 @@ Chain Chains::walk(int64_t pos, int64_t size) const {
 
 // Walks to the end of a chain, which has its first entry, and finds how it ends.
 void Chains::extend(Chain& chain) const {
-  for (int64_t steps = 0; chain.end - chain.first < kSpanWindow; steps++) {
+  // The first entry of the search is not remembered, because most chains are short.
+  for (int64_t steps = 1; chain.end - chain.first < kSpanWindow; steps++) {
     if (join_walked(chain)) {
       steps = -1;
       continue;
     }
     if (steps % WalkedChains::kInterval == 0) passed_.emplace_back(chain.last, chain.length);
-    WalkedChains::visits()++;
+    visits_++;
     if (following_ != nullptr && chain.end == following_->pos) {
       chain.closed = true;
       return;

@@ -63,6 +63,7 @@ class Chains {
   const KnownFrame* following_;
   WalkedChains& walked_;
   mutable bool is_reusable_ = false;
+  mutable uint64_t visits_ = 0;                              // of the latest walk
   mutable std::vector<std::pair<int64_t, int64_t>> passed_;  // some entries of the latest walk, and their numbers
   // The rest of each walked chain after its first entry: the latest one, and others by the position where they begin.
   Chain rest_;

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <new>
 
+#include "bytes.hpp"
+
 namespace dledger {
 namespace {
 
@@ -60,7 +62,8 @@ class Pool {
 
  private:
   static Pool* make() {
-    // Otherwise a child that is forked while another thread has the lock could never take it.
+    // Otherwise a child that is forked while another thread has the lock could
+    // never take it.
     pthread_atfork([] { shared().mutex_.lock(); }, [] { shared().mutex_.unlock(); }, [] { shared().mutex_.unlock(); });
     return new Pool;
   }
@@ -110,10 +113,12 @@ void Column::append_bool(bool value) {
 
 void Column::append_repeated(const std::string& text, int64_t rows) {
   size_t end = values_.size();
-  uint8_t* to = values_.extend(text.size() * static_cast<size_t>(rows));
+  const size_t all = text.size() * static_cast<size_t>(rows);
+  uint8_t* const to = values_.extend(all);
+  if (all > 0) std::memcpy(to, text.data(), text.size());
+  for (size_t done = text.size(); done < all; done *= 2) std::memcpy(to + done, to, std::min(done, all - done));
   auto* const offsets = reinterpret_cast<int32_t*>(offsets_.extend(sizeof(int32_t) * static_cast<size_t>(rows)));
-  for (int64_t i = 0; i < rows; i++, to += text.size()) {
-    if (!text.empty()) std::memcpy(to, text.data(), text.size());
+  for (int64_t i = 0; i < rows; i++) {
     end += text.size();
     offsets[i] = static_cast<int32_t>(end);
   }
@@ -138,7 +143,15 @@ void Column::append_validity(int64_t rows, const uint8_t* valid) {
     std::memset(validity_.extend(more), 0, more);
   }
   uint8_t* const bits = validity_.data();
-  for (int64_t i = 0; i < rows; i++) {
+  int64_t i = 0;
+  for (; valid != nullptr && length_ % 8 == 0 && i + 8 <= rows; i += 8) {
+    // The lowest bits of eight bytes, which are 0 or 1, become the eight bits
+    // of one.
+    const auto eight = static_cast<uint8_t>(load_le64(valid + i) * 0x0102040810204080u >> 56);
+    bits[(length_ + i) / 8] = eight;
+    nulls_ += 8 - __builtin_popcount(eight);
+  }
+  for (; i < rows; i++) {
     const int64_t row = length_ + i;
     const auto bit = static_cast<uint8_t>(1u << (row % 8));
     if (valid == nullptr || valid[i] != 0) {

@@ -1,4 +1,5 @@
-// Arrow columns that grow row by row and leave through the Arrow C Data Interface without a copy.
+// Arrow columns that grow row by row and leave through the Arrow C Data
+// Interface without a copy.
 // https://arrow.apache.org/docs/format/CDataInterface.html
 #pragma once
 
@@ -41,7 +42,8 @@ struct ArrowArray {
 
 namespace dledger {
 
-// A copy without a call, for the many short texts of a row. The first and the last part may overlap.
+// A copy without a call, for the many short texts of a row. The first and the
+// last part may overlap.
 inline void copy_inline(uint8_t* to, const uint8_t* from, size_t n) {
   const auto move = [&](auto part, size_t at) {
     std::memcpy(&part, from + at, sizeof part);
@@ -69,8 +71,9 @@ inline void copy_inline(uint8_t* to, const uint8_t* from, size_t n) {
   }
 }
 
-// A copy around the cache, for bodies: a batch of them is larger than the cache, and the lines need not be fetched
-// before they are overwritten. Call `finish_streaming` before another thread reads the copy.
+// A copy around the cache, for bodies: a batch of them is larger than the
+// cache, and the lines need not be fetched before they are overwritten. Call
+// `finish_streaming` before another thread reads the copy.
 inline void copy_streaming(uint8_t* to, const uint8_t* from, size_t n) {
 #if defined(__SSE2__)
   for (; n > 0 && reinterpret_cast<uintptr_t>(to) % sizeof(__m128i) != 0; n--) *to++ = *from++;
@@ -87,8 +90,8 @@ inline void finish_streaming() {
 #endif
 }
 
-// Growable memory, aligned to 64 bytes. Freed memory goes to a small pool: the kernel's zeroing of fresh pages would
-// cost as much as filling them.
+// Growable memory, aligned to 64 bytes. Freed memory goes to a small pool: the
+// kernel's zeroing of fresh pages would cost as much as filling them.
 class Buffer {
  public:
   Buffer() = default;
@@ -117,6 +120,9 @@ class Buffer {
   void append(const void* p, size_t n) {
     if (n > 0) copy_inline(extend(n), static_cast<const uint8_t*>(p), n);
   }
+  size_t capacity() const { return capacity_; }
+  // Sets the size, where the caller has filled the bytes up to it.
+  void resize(size_t size) { size_ = size; }
 
  private:
   void swap(Buffer& other) noexcept;
@@ -126,9 +132,19 @@ class Buffer {
   size_t size_ = 0, capacity_ = 0;
 };
 
+// A text to append. The `readable` bytes from p on, at least `size`, may be
+// read.
+struct TextBytes {
+  const uint8_t* p = nullptr;
+  size_t size = 0, readable = 0;
+};
+
 enum class Type { Int32, Int64, Timestamp, Bool, String, Binary, Map };
 
-// One column. A chunk of rows is appended at a time: first its values, then its validity.
+class TextAppender;
+
+// One column. A chunk of rows is appended at a time: first its values, then its
+// validity.
 class Column {
  public:
   Column(std::string name, Type type);
@@ -137,7 +153,8 @@ class Column {
   const std::string& name() const { return name_; }
   int64_t length() const { return length_; }
 
-  // Reserving the sizes of the last batch avoids that the column grows step by step.
+  // Reserving the sizes of the last batch avoids that the column grows step by
+  // step.
   struct Sizes {
     size_t values = 0, offsets = 0;
   };
@@ -153,33 +170,32 @@ class Column {
     return reinterpret_cast<T*>(values_.extend(sizeof(T) * static_cast<size_t>(rows)));
   }
   void append_bool(bool value);
-  void append_text(const void* p, size_t n) {
-    values_.append(p, n);
-    append_nothing();
-  }
   void append_body(const uint8_t* p, size_t n) {
     if (n > 0) copy_streaming(values_.extend(n), p, n);
     append_nothing();
   }
-  void append_text(const std::string& text) { append_text(text.data(), text.size()); }
   void append_repeated(const std::string& text, int64_t rows);
   void append_nothing() { append_offset(values_.size()); }
 
-  // Map columns: append the pairs of a row, then close the row.
-  void append_pair(const void* key, size_t key_size, const void* item, size_t item_size) {
-    children_[0]->append_text(key, key_size);
-    children_[1]->append_text(item, item_size);
-    pairs_++;
+  // Map columns: the columns of keys and values, which get the pairs of a row,
+  // and then the number of these pairs.
+  Column& keys() { return *children_[0]; }
+  Column& items() { return *children_[1]; }
+  void close_map(int64_t pairs) {
+    pairs_ += pairs;
+    append_offset(static_cast<size_t>(pairs_));
   }
-  void close_map() { append_offset(static_cast<size_t>(pairs_)); }
 
-  // Closes a chunk of `rows` rows. valid[i] is 0 for a null; without `valid` all are valid.
+  // Closes a chunk of `rows` rows. valid[i] is 0 for a null; without `valid`
+  // all are valid.
   void close_chunk(int64_t rows, const uint8_t* valid);
 
   void export_schema(ArrowSchema* out) const;
   void export_array(ArrowArray* out);  // moves the data out
 
  private:
+  friend class TextAppender;
+
   void append_offset(size_t offset) {
     const auto value = static_cast<int32_t>(offset);
     std::memcpy(offsets_.extend(sizeof value), &value, sizeof value);
@@ -191,6 +207,49 @@ class Column {
   Buffer values_, offsets_, validity_;
   int64_t length_ = 0, nulls_ = 0, bools_ = 0, pairs_ = 0;
   std::vector<std::unique_ptr<Column>> children_;
+};
+
+// Appends `rows` texts to a column, with its memory in local variables; it must
+// get all of them.
+class TextAppender {
+ public:
+  TextAppender(Column& column, int64_t rows)
+      : values_(column.values_),
+        offset_(column.offsets_.extend(sizeof(int32_t) * static_cast<size_t>(rows))),
+        data_(values_.data()),
+        size_(values_.size()),
+        capacity_(values_.capacity()) {}
+  ~TextAppender() { values_.resize(size_); }
+  TextAppender(const TextAppender&) = delete;
+  TextAppender& operator=(const TextAppender&) = delete;
+
+  void append(const TextBytes& text) {
+    if (size_ + text.size + kShort > capacity_) grow(text.size + kShort);
+    if (text.size <= kShort && text.readable >= kShort) {
+      std::memcpy(data_ + size_, text.p,
+                  kShort);  // what is too much is overwritten
+    } else {
+      copy_inline(data_ + size_, text.p, text.size);
+    }
+    size_ += text.size;
+    const auto offset = static_cast<int32_t>(size_);
+    std::memcpy(offset_, &offset, sizeof offset);
+    offset_ += sizeof offset;
+  }
+
+ private:
+  static constexpr size_t kShort = 16;
+
+  void grow(size_t more) {
+    values_.resize(size_);
+    values_.reserve(size_ + more);
+    data_ = values_.data();
+    capacity_ = values_.capacity();
+  }
+
+  Buffer& values_;
+  uint8_t *offset_, *data_;
+  size_t size_, capacity_;
 };
 
 // A finished record batch: a struct array of its columns.

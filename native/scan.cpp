@@ -1,11 +1,16 @@
 #include "scan.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_map>
 
 #include "check.hpp"
 #include "puts.hpp"
 #include "text.hpp"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace dledger {
 
@@ -70,6 +75,42 @@ bool contains(const TextCondition& values, const uint8_t* p, size_t n) {
   });
 }
 
+// Bit i is set if byte i of the 64 at p separates properties, or names from
+// values.
+uint64_t separators(const uint8_t* p) {
+  uint64_t found = 0;
+#if defined(__SSE2__)
+  const __m128i pair = _mm_set1_epi8(kPropertySeparator), name = _mm_set1_epi8(kNameValueSeparator);
+  for (int i = 0; i < 64; i += 16) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i));
+    const __m128i either = _mm_or_si128(_mm_cmpeq_epi8(bytes, pair), _mm_cmpeq_epi8(bytes, name));
+    found |= static_cast<uint64_t>(static_cast<uint32_t>(_mm_movemask_epi8(either))) << i;
+  }
+#else
+  for (int i = 0; i < 64; i++) {
+    found |= uint64_t{p[i] == kPropertySeparator || p[i] == kNameValueSeparator} << i;
+  }
+#endif
+  return found;
+}
+
+// Whether short texts are equal, without a call.
+bool is_equal(const uint8_t* a, const uint8_t* b, size_t n) {
+  const auto differ = [&](auto part, size_t at) {
+    auto other = part;
+    std::memcpy(&part, a + at, sizeof part);
+    std::memcpy(&other, b + at, sizeof other);
+    return part != other;
+  };
+  if (n > 16) return std::memcmp(a, b, n) == 0;
+  if (n >= 8) return !differ(uint64_t{}, 0) && !differ(uint64_t{}, n - 8);
+  if (n >= 4) return !differ(uint32_t{}, 0) && !differ(uint32_t{}, n - 4);
+  for (size_t i = 0; i < n; i++) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
+}
+
 bool is_message_column(ColumnId id) {
   if (id == ColumnId::Kind || id == ColumnId::Problem) return true;
   return (id >= ColumnId::Topic && id <= ColumnId::Body) || id == ColumnId::PutId;
@@ -128,12 +169,14 @@ std::unique_ptr<Batch> Scan::next() {
     try {
       batch = build(view);
     } catch (const std::runtime_error&) {
-      file_.readable();  // throws MissingFault if the fault comes from bytes that a partial copy does not have
+      file_.readable();  // throws MissingFault if the fault comes from bytes
+                         // that a partial copy does not have
       throw;
     }
     const int64_t now = file_.readable();
     if (now >= readable) return batch;
-    // The file shrank or failed during the scan: the batch may contain bytes that were never in it.
+    // The file shrank or failed during the scan: the batch may contain bytes
+    // that were never in it.
     readable = now;
     pos_ = pos;
     corrupt_ = corrupt;
@@ -154,6 +197,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   }
   int64_t bytes = 0;
   count_ = 0;
+  named_.properties = 0;
   while (batch->rows + count_ < request_.max_rows) {
     if (count_ > 0 && file_.is_full()) flush(*batch);
     file_.hold(count_ > 0);
@@ -165,7 +209,8 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
       is_stepped = true;
       if (!accept(view, row, info)) continue;
     } catch (const std::runtime_error&) {
-      // The rows before are returned first. The next call finds the same fault again.
+      // The rows before are returned first. The next call finds the same fault
+      // again.
       if (batch->rows + count_ == 0) throw;
       if (is_stepped) put_back(row);
       break;
@@ -209,7 +254,8 @@ bool Scan::step(const SegmentView& view, Row& row) {
       pos_ += size;
       continue;
     }
-    // An entry right at the end counts: the walk of the next range starts there.
+    // An entry right at the end counts: the walk of the next range starts
+    // there.
     const int64_t found = resync_.next(view, pos_, end_ + 1);
     const bool is_found = found >= 0 && found <= end_;
     const bool is_short = !is_found && view.file_end() < end_;
@@ -228,8 +274,8 @@ void Scan::put_back(const Row& row) {
   if (row.kind != Kind::Corrupt) resync_.history.remove_last();
 }
 
-// Prefetches the next bytes: all of them if bodies are read, else the parts of the next entries that are read. Those
-// usually have the size of this one.
+// Prefetches the next bytes: all of them if bodies are read, else the parts of
+// the next entries that are read. Those usually have the size of this one.
 void Scan::prefetch(const SegmentView& view, int64_t size) {
   if (needs_body_) {
     view.stream(pos_, size, streamed_);
@@ -242,7 +288,8 @@ void Scan::prefetch(const SegmentView& view, int64_t size) {
   for (int line = 1; line <= 3; line++) __builtin_prefetch(view.near(next - line * kCacheLine));
 }
 
-// If the walk passes over a planned end, rows would be returned twice or not at all.
+// If the walk passes over a planned end, rows would be returned twice or not at
+// all.
 void Scan::check_boundary(const char* what, int64_t size) const {
   if (!request_.end_is_boundary || pos_ + size <= end_) return;
   throw StoreFault(request_.segment.path + ": a split at " + text(end_) + " is not on an entry boundary: the " + what +
@@ -312,12 +359,14 @@ bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
     if (row.problem >= 0 && request_.mode == Mode::FailFast) {
       throw MalformedFault(request_.segment.path + ": " + kKindNames[static_cast<int>(row.kind)] + " at " +
                            text(row.pos) + ": " + problems_[static_cast<size_t>(row.problem)] +
-                           "; mode=PERMISSIVE keeps such rows with their problem, DROPMALFORMED drops them");
+                           "; mode=PERMISSIVE keeps such rows with their "
+                           "problem, DROPMALFORMED drops them");
     }
     keep = row.problem < 0 || request_.mode == Mode::Permissive;
   }
   if (!keep) {
     properties_.resize(properties);
+    named_.properties = 0;
     problems_.resize(problems);
     texts_.resize(texts);
   }
@@ -364,73 +413,120 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
   if (needs_properties_) parse_properties(info);
 }
 
-// As MessageDecoder.string2messageProperties of 5.x: a pair needs a name and a value; the last of equal names wins.
+// As MessageDecoder.string2messageProperties of 5.x: a pair needs a name and a
+// value; the last of equal names wins.
 void Scan::parse_properties(MessageInfo& info) {
   const uint8_t* p = info.message.properties;
   size_t length = info.message.properties_length;
+  info.properties_end = info.message.p + info.message.size;
   if (!is_utf8(p, length)) {
     // Replacing malformed bytes moves no separator: both are below 0x80.
     texts_.push_back(sanitize_utf8(p, length));
     p = reinterpret_cast<const uint8_t*>(texts_.back().data());
     length = texts_.back().size();
+    info.properties_end = p + length;
   }
-  const uint8_t* const end = p + length;
-  while (p < end) {
-    const auto* stop = static_cast<const uint8_t*>(std::memchr(p, kPropertySeparator, static_cast<size_t>(end - p)));
-    if (stop == nullptr) stop = end;
-    const auto* const equals =
-        static_cast<const uint8_t*>(std::memchr(p, kNameValueSeparator, static_cast<size_t>(stop - p)));
-    if (equals != nullptr && equals > p && equals + 1 < stop) {
-      add_property(info, {p, equals + 1, static_cast<uint32_t>(equals - p), static_cast<uint32_t>(stop - equals - 1)});
-    }
-    p = stop + 1;
-  }
-  if (info.properties > kManyProperties) merge_properties(info);
-  for (uint32_t i = 0; i < info.properties; i++) {
-    const uint32_t at = info.first_property + i;
-    const Property& property = properties_[at];
-    const auto is = [&](const char* name, size_t n) {
-      return property.key_length == n && std::memcmp(property.key, name, n) == 0;
+  split_properties(info, p, p + length);
+  if (has_same_names(info)) {
+    const auto here = [&](int32_t at) {
+      return at < 0 ? at : at + static_cast<int32_t>(info.first_property - named_.first_property);
     };
-    if (is("TAGS", 4)) info.tags = static_cast<int32_t>(at);
-    if (is("KEYS", 4)) info.keys = static_cast<int32_t>(at);
-    if (is("UNIQ_KEY", 8)) info.uniq_key = static_cast<int32_t>(at);
-    if (is(kPropertyId, sizeof kPropertyId - 1)) info.put_id = static_cast<int32_t>(at);
+    info.tags = here(named_.tags);
+    info.keys = here(named_.keys);
+    info.uniq_key = here(named_.uniq_key);
+    info.put_id = here(named_.put_id);
+    return;
   }
+  merge_properties(info);
+  find_properties(info);
+  named_ = info;
 }
 
-void Scan::add_property(MessageInfo& info, const Property& property) {
-  if (info.properties <= kManyProperties) {
-    for (uint32_t i = 0; i < info.properties; i++) {
-      Property& other = properties_[info.first_property + i];
-      if (other.key_length == property.key_length && other.key[0] == property.key[0] &&
-          std::memcmp(other.key, property.key, other.key_length) == 0) {
-        other.value = property.value;
-        other.value_length = property.value_length;
-        return;
+// Adds the pairs in [begin, end), also those with equal names.
+void Scan::split_properties(MessageInfo& info, const uint8_t* begin, const uint8_t* end) {
+  const uint8_t *start = begin, *equals = nullptr;
+  const auto add = [&](const uint8_t* stop) {
+    if (equals != nullptr && equals > start && equals + 1 < stop) {
+      properties_.push_back(
+          {start, equals + 1, static_cast<uint32_t>(equals - start), static_cast<uint32_t>(stop - equals - 1)});
+    }
+    start = stop + 1;
+    equals = nullptr;
+  };
+  // At least 64 bytes of a message come before its properties.
+  const bool is_in_message = begin == info.message.properties;
+  for (const uint8_t* block = begin; block < end; block += kBlock) {
+    const auto left = static_cast<size_t>(end - block);
+    uint64_t found = 0;
+    if (left >= kBlock) {
+      found = separators(block);
+    } else if (is_in_message) {
+      found = separators(end - kBlock) >> (kBlock - left);
+    } else {
+      uint8_t rest[kBlock] = {};
+      std::memcpy(rest, block, left);
+      found = separators(rest);
+    }
+    for (; found != 0; found &= found - 1) {
+      const uint8_t* const at = block + __builtin_ctzll(found);
+      if (*at == kPropertySeparator) {
+        add(at);
+      } else if (equals == nullptr) {
+        equals = at;
       }
     }
   }
-  properties_.push_back(property);
-  info.properties++;
+  if (start < end) add(end);
+  info.properties = static_cast<uint32_t>(properties_.size()) - info.first_property;
 }
 
-// Merges equal names if there are too many properties to compare each pair.
+// Whether the names are those of `named_`, which are different, in the same
+// order.
+bool Scan::has_same_names(const MessageInfo& info) const {
+  if (info.properties != named_.properties) return false;
+  const Property *one = &properties_[info.first_property], *other = &properties_[named_.first_property];
+  for (uint32_t i = 0; i < info.properties; i++, one++, other++) {
+    if (one->key_length != other->key_length || !is_equal(one->key, other->key, one->key_length)) return false;
+  }
+  return info.properties > 0;
+}
+
+// Merges equal names. With many properties, comparing each pair would take too
+// long.
 void Scan::merge_properties(MessageInfo& info) {
+  Property* const first = properties_.data() + info.first_property;
   std::unordered_map<std::string, uint32_t> numbers;
   uint32_t kept = 0;
   for (uint32_t i = 0; i < info.properties; i++) {
-    const Property property = properties_[info.first_property + i];
-    const std::string key(reinterpret_cast<const char*>(property.key), property.key_length);
-    const auto [number, is_new] = numbers.emplace(key, kept);
-    properties_[info.first_property + number->second] =
-        is_new ? property
-               : Property{properties_[info.first_property + number->second].key, property.value, property.key_length,
-                          property.value_length};
-    if (is_new) kept++;
+    const Property property = first[i];
+    const std::string_view key(reinterpret_cast<const char*>(property.key), property.key_length);
+    uint32_t number = 0;
+    if (info.properties > kManyProperties) {
+      number = numbers.emplace(std::string(key), kept).first->second;
+    } else {
+      const auto has_key = [&](const Property& other) {
+        return other.key_length == key.size() && is_equal(other.key, property.key, key.size());
+      };
+      number = static_cast<uint32_t>(std::find_if(first, first + kept, has_key) - first);
+    }
+    const uint8_t* const name = number < kept ? first[number].key : property.key;
+    first[number] = {name, property.value, property.key_length, property.value_length};
+    kept = std::max(kept, number + 1);
   }
   info.properties = kept;
   properties_.resize(info.first_property + kept);
+}
+
+void Scan::find_properties(MessageInfo& info) const {
+  for (uint32_t i = 0; i < info.properties; i++) {
+    const uint32_t at = info.first_property + i;
+    const Property& property = properties_[at];
+    const std::string_view key(reinterpret_cast<const char*>(property.key), property.key_length);
+    if (key == "TAGS") info.tags = static_cast<int32_t>(at);
+    if (key == "KEYS") info.keys = static_cast<int32_t>(at);
+    if (key == "UNIQ_KEY") info.uniq_key = static_cast<int32_t>(at);
+    if (key == kPropertyId) info.put_id = static_cast<int32_t>(at);
+  }
 }
 
 void Scan::add_problem(Row& row, std::string problem) {
@@ -439,7 +535,8 @@ void Scan::add_problem(Row& row, std::string problem) {
   problems_.push_back(std::move(problem));
 }
 
-// Finds the row's first problem. One that was found while parsing comes after that of the header.
+// Finds the row's first problem. One that was found while parsing comes after
+// that of the header.
 void Scan::check(Row& row, const MessageInfo& info) {
   if (row.kind == Kind::Corrupt) return;
   if (request_.segment.is_dledger && request_.verify_crc) {
@@ -489,6 +586,7 @@ void Scan::flush(Batch& batch) {
   count_ = 0;
   problems_.clear();
   properties_.clear();
+  named_.properties = 0;
   texts_.clear();
 }
 
@@ -503,14 +601,11 @@ void Scan::fill(Column& column, const uint8_t* valid, Get get) {
   column.close_chunk(count_, valid);
 }
 
-template <typename Append>
-void Scan::fill_text(Column& column, const uint8_t* valid, Append append) {
-  for (int i = 0; i < count_; i++) {
-    if (valid == nullptr || valid[i]) {
-      append(i);
-    } else {
-      column.append_nothing();
-    }
+template <typename TextOf>
+void Scan::fill_text(Column& column, const uint8_t* valid, TextOf text_of) {
+  {
+    TextAppender appender(column, count_);
+    for (int i = 0; i < count_; i++) appender.append(valid[i] ? text_of(i) : TextBytes());
   }
   column.close_chunk(count_, valid);
 }
@@ -529,7 +624,7 @@ void Scan::fill_host(Column& column, bool born) {
       last = p;
       last_length = length;
     }
-    column.append_text(host, host_length);
+    return TextBytes{reinterpret_cast<const uint8_t*>(host), host_length, sizeof host};
   });
 }
 
@@ -538,7 +633,8 @@ void Scan::fill_property(Column& column, int32_t MessageInfo::* which) {
   for (int i = 0; i < count_; i++) valid[i] = message_valid_[i] && infos_[i].*which >= 0;
   fill_text(column, valid, [&](int i) {
     const Property& property = properties_[static_cast<size_t>(infos_[i].*which)];
-    column.append_text(property.value, property.value_length);
+    return TextBytes{property.value, property.value_length,
+                     static_cast<size_t>(infos_[i].properties_end - property.value)};
   });
 }
 
@@ -550,7 +646,7 @@ void Scan::fill_put_id(Column& column) {
     const Property& property = properties_[static_cast<size_t>(infos_[i].put_id)];
     valid[i] = read_id_text({reinterpret_cast<const char*>(property.value), property.value_length}, ids[i]);
   }
-  fill_text(column, valid, [&](int i) { column.append_text(ids[i], kIdSize); });
+  fill_text(column, valid, [&](int i) { return TextBytes{ids[i], kIdSize, kIdSize}; });
 }
 
 void Scan::fill_timestamp(Column& column, bool born) {
@@ -564,7 +660,8 @@ void Scan::fill_timestamp(Column& column, bool born) {
   fill<int64_t>(column, valid, [&](int i) { return milliseconds[i] * 1000; });
 }
 
-// A column of few different names, which are usually the same from row to row; a null pointer is a null.
+// A column of few different names, which are usually the same from row to row;
+// a null pointer is a null.
 template <typename NameOf>
 void Scan::fill_names(Column& column, NameOf name_of) {
   static const std::string kNothing;
@@ -609,22 +706,30 @@ void Scan::fill_offset_msg_id(Column& column) {
       last_length = length;
     }
     write_hex(message.p + kPhysicalOffsetAt, 8, id + 2 * length);
-    column.append_text(id, static_cast<size_t>(2 * (length + 8)));
+    return TextBytes{reinterpret_cast<const uint8_t*>(id), static_cast<size_t>(2 * (length + 8)), sizeof id};
   });
 }
 
 void Scan::fill_properties(Column& column) {
+  int64_t pairs = 0;
+  for (int i = 0; i < count_; i++) pairs += message_valid_[i] ? infos_[i].properties : 0;
+  TextAppender keys(column.keys(), pairs), items(column.items(), pairs);
   for (int i = 0; i < count_; i++) {
-    for (uint32_t k = 0; message_valid_[i] && k < infos_[i].properties; k++) {
-      const Property& property = properties_[infos_[i].first_property + k];
-      column.append_pair(property.key, property.key_length, property.value, property.value_length);
+    const MessageInfo& info = infos_[i];
+    const uint32_t count = message_valid_[i] ? info.properties : 0;
+    for (uint32_t k = 0; k < count; k++) {
+      const Property& property = properties_[info.first_property + k];
+      const auto readable = [&](const uint8_t* p) { return static_cast<size_t>(info.properties_end - p); };
+      keys.append({property.key, property.key_length, readable(property.key)});
+      items.append({property.value, property.value_length, readable(property.value)});
     }
-    column.close_map();
+    column.close_map(count);
   }
   column.close_chunk(count_, message_valid_);
 }
 
-// Copies bodies row by row during the walk, so that the segment is read once, front to back.
+// Copies bodies row by row during the walk, so that the segment is read once,
+// front to back.
 void Scan::append_bodies(const Row& row, const MessageInfo& info) {
   if (body_ != nullptr) {
     if (row.kind == Kind::Message) {
@@ -656,7 +761,10 @@ void Scan::fill_committed(Column& column) {
 void Scan::fill_problem(Column& column) {
   uint8_t valid[kChunk];
   for (int i = 0; i < count_; i++) valid[i] = rows_[i].problem >= 0;
-  fill_text(column, valid, [&](int i) { column.append_text(problems_[static_cast<size_t>(rows_[i].problem)]); });
+  fill_text(column, valid, [&](int i) {
+    const std::string& problem = problems_[static_cast<size_t>(rows_[i].problem)];
+    return TextBytes{reinterpret_cast<const uint8_t*>(problem.data()), problem.size(), problem.size()};
+  });
 }
 
 void Scan::fill_column(Column& column, ColumnId id) {
@@ -696,8 +804,10 @@ void Scan::fill_column(Column& column, ColumnId id) {
     case ColumnId::Problem:
       return fill_problem(column);
     case ColumnId::Topic:
-      return fill_text(column, message_valid_,
-                       [&](int i) { column.append_text(infos_[i].topic, infos_[i].topic_length); });
+      return fill_text(column, message_valid_, [&](int i) {
+        const size_t size = infos_[i].topic_length;
+        return TextBytes{infos_[i].topic, size, size};
+      });
     case ColumnId::QueueId:
       return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).queue_id(); });
     case ColumnId::QueueOffset:

@@ -1,4 +1,5 @@
-// One pass over a range of a segment: walk, check, filter, build Arrow columns. Only requested columns are built.
+// One pass over a range of a segment: walk, check, filter, build Arrow columns.
+// Only requested columns are built.
 #pragma once
 
 #include <cstdint>
@@ -107,10 +108,12 @@ struct Batch {
 
 class Scan {
  public:
-  // Throws StoreFault if the file cannot be mapped, std::invalid_argument for an unknown column.
+  // Throws StoreFault if the file cannot be mapped, std::invalid_argument for
+  // an unknown column.
   explicit Scan(Request request);
 
-  // The next batch, or null at the end of the range. Throws StoreFault and MalformedFault.
+  // The next batch, or null at the end of the range. Throws StoreFault and
+  // MalformedFault.
   std::unique_ptr<Batch> next();
 
  private:
@@ -132,6 +135,7 @@ class Scan {
     Message message;
     const uint8_t* topic;
     uint32_t topic_length;
+    const uint8_t* properties_end;  // of the memory that has them
     uint32_t first_property, properties;
     int32_t tags, keys, uniq_key, put_id;  // in properties_; -1 without one
   };
@@ -149,8 +153,10 @@ class Scan {
   void read_message(const SegmentView& view, Row& row, MessageInfo& info);
   bool keeps_message(const Row& row, const MessageInfo& info) const;
   void parse_properties(MessageInfo& info);
-  void add_property(MessageInfo& info, const Property& property);
+  void split_properties(MessageInfo& info, const uint8_t* begin, const uint8_t* end);
+  bool has_same_names(const MessageInfo& info) const;
   void merge_properties(MessageInfo& info);
+  void find_properties(MessageInfo& info) const;
   bool is_committed(const Row& row) const;
   void check(Row& row, const MessageInfo& info);
   void add_problem(Row& row, std::string text);
@@ -162,8 +168,8 @@ class Scan {
   void fill_column(Column& column, ColumnId id);
   template <typename T, typename Get>
   void fill(Column& column, const uint8_t* valid, Get get);
-  template <typename Append>
-  void fill_text(Column& column, const uint8_t* valid, Append append);
+  template <typename TextOf>
+  void fill_text(Column& column, const uint8_t* valid, TextOf text_of);
   void fill_host(Column& column, bool born);
   void fill_timestamp(Column& column, bool born);
   void fill_property(Column& column, int32_t MessageInfo::* which);
@@ -179,6 +185,7 @@ class Scan {
 
   static constexpr int kChunk = 128;
   static constexpr uint32_t kManyProperties = 32;
+  static constexpr size_t kBlock = 64;
 
   Request request_;
   std::vector<ColumnId> ids_;
@@ -206,10 +213,13 @@ class Scan {
   uint8_t entry_valid_[kChunk], message_valid_[kChunk], body_valid_[kChunk];
   std::vector<std::string> problems_;
   std::vector<Property> properties_;
+  MessageInfo named_ = {};         // the last message of the chunk with other names of
+                                   // properties than the one before
   std::deque<std::string> texts_;  // sanitised bytes that properties and topics point to
 };
 
-// The columns in the order of ColumnId; module.cpp gives their names to the tests.
+// The columns in the order of ColumnId; module.cpp gives their names to the
+// tests.
 struct ColumnSpec {
   const char* name;
   Type type;

@@ -4,8 +4,28 @@
 
 #include "bytes.hpp"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace dledger {
 namespace {
+
+// The decimal digits of each byte and, last, their number.
+struct ByteDigits {
+  uint8_t of[256][4] = {};
+
+  constexpr ByteDigits() {
+    for (int byte = 0; byte < 256; byte++) {
+      uint8_t count = 0;
+      for (int unit = byte < 10 ? 1 : byte < 100 ? 10 : 100; unit > 0; unit /= 10) {
+        of[byte][count++] = static_cast<uint8_t>('0' + byte / unit % 10);
+      }
+      of[byte][3] = count;
+    }
+  }
+};
+constexpr ByteDigits kDigits;
 
 bool is_continuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
@@ -32,6 +52,12 @@ int sequence_length(const uint8_t* p, const uint8_t* end) {
 bool is_utf8(const uint8_t* p, size_t n) {
   const uint8_t* const end = p + n;
   while (p < end) {
+#if defined(__SSE2__)
+    if (end - p >= 16 && _mm_movemask_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))) == 0) {
+      p += 16;
+      continue;
+    }
+#endif
     if (end - p >= 8) {
       uint64_t eight;
       std::memcpy(&eight, p, 8);
@@ -95,7 +121,9 @@ struct Writer {
   void put_ipv4(const uint8_t* p) {
     for (int i = 0; i < 4; i++) {
       if (i > 0) put('.');
-      put_decimal(p[i]);
+      std::memcpy(at, kDigits.of[p[i]],
+                  3);  // there is room for more than the digits
+      at += kDigits.of[p[i]][3];
     }
   }
 };
