@@ -72,6 +72,10 @@ class FaultyWriter(StreamWriter):  # type: ignore[misc]
     def __init__(self, options: WriteOptions, schema: StructType, folder: Path, driver: int) -> None:
         super().__init__(options, schema)
         self.folder, self.driver = folder, driver
+        # Spark also makes a writer to abort a micro-batch, and that starts a process if there is none.
+        sinks = folder / "sinks"
+        sinks.mkdir(exist_ok=True)
+        (sinks / str(self.target.pid)).touch()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         self._strike("begin")
@@ -92,9 +96,6 @@ class FaultyWriter(StreamWriter):  # type: ignore[misc]
 
     def _strike(self, point: str) -> None:
         assert isinstance(self.target, PathTarget)
-        sinks = self.folder / "sinks"
-        sinks.mkdir(exist_ok=True)
-        (sinks / str(self.target.pid)).touch()
         for victim in (*VICTIMS, "all"):
             try:
                 (self.folder / "faults" / f"{point}-{victim}").unlink()
