@@ -483,12 +483,12 @@ void Scan::split_properties(MessageInfo& info, const uint8_t* begin, const uint8
 // Whether the names are those of `named_`, which are different, in the same
 // order.
 bool Scan::has_same_names(const MessageInfo& info) const {
-  if (info.properties != named_.properties) return false;
+  if (info.properties == 0 || info.properties != named_.properties) return false;
   const Property *one = &properties_[info.first_property], *other = &properties_[named_.first_property];
   for (uint32_t i = 0; i < info.properties; i++, one++, other++) {
     if (one->key_length != other->key_length || !is_equal(one->key, other->key, one->key_length)) return false;
   }
-  return info.properties > 0;
+  return true;
 }
 
 // Merges equal names. With many properties, comparing each pair would take too
