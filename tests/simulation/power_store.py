@@ -339,6 +339,8 @@ class PowerStore(MmapFileStore):
         self._lock.release()
         self._is_started = False
         self.disk.room = None
+        # An append can fail after the power was lost in it.
+        self.kept = self.kept._replace(unsure=dict(self.unsure))
         if self.after_loss is None:
             after._use(self.folder, self.kept)
             after.waits_for_others = self.waits_for_others
