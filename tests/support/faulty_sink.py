@@ -167,6 +167,8 @@ class FixedSource(DataSource):
 def new_session(settings: Settings) -> SparkSession:
     builder = SparkSession.builder.master(settings.master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+    # Otherwise no file of less than 4 MiB is divided, with any number of cores.
+    builder = builder.config("spark.sql.files.openCostInBytes", "1")
     spark = builder.config(map=dict(settings.conf)).getOrCreate()
     spark.dataSource.register(FaultySink)
     spark.dataSource.register(FixedSource)
@@ -230,8 +232,11 @@ def serve(settings: Settings) -> None:
         folder, query = json.loads(line)
         outcome = run(spark, Query(**query), Path(folder))
         for sink in (Path(folder) / "sinks").glob("*"):
-            with suppress(ProcessLookupError):
-                os.kill(int(sink.name), signal.SIGKILL)
+            # After its end another process may get its number.
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(int(sink.name))
+                if "pyspark_dledger.spark.sink.sink_process" in process.cmdline():
+                    process.kill()
             sink.unlink()
         sys.stdout.write(f"{outcome}\n")
         sys.stdout.flush()
