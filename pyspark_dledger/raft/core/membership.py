@@ -235,7 +235,9 @@ class Membership:
             earlier = [found] if 0 <= found.index < self.unknown_before else []
             self._saved = [*earlier, *(each for each in self._saved if each.index >= self.unknown_before)]
             self._lists = self._of_log()
-            self.unknown_before = -1
+            # A list that the log does not have yet is forgotten at the next start.
+            if found.index < self.unknown_before:
+                self.unknown_before = -1
         if found[:2] >= self.current[:2]:
             self._heard = found
         self._take_over()
