@@ -80,6 +80,23 @@ def test_a_member_that_may_have_led_follows_a_leader() -> None:
     assert (core.core.term, core.core.leader_id) == (4, "n1")
 
 
+def test_a_member_that_may_have_led_and_follows_does_not_lead_that_term_later() -> None:
+    """A member that lied was its leader, and it may have truncated its log for that one."""
+    store = filled(1, 4)
+    store.save_term(4, "n0")
+    core = OneCore(store)
+    core.follow(4)
+    core.sent.clear()
+    while not core.sent:
+        core.tick(10)
+    vote = core.sent[0].token
+    assert requested_terms(core) == [4]
+    core.core.handle_response(vote, VoteResponse(vote_result=VoteResult.ACCEPT, term=4), core.now)
+    assert core.core.role is Role.CANDIDATE
+    core.tick(10)
+    assert requested_terms(core) == [5]
+
+
 def test_a_member_that_voted_for_another_does_not_lead_that_term() -> None:
     store = filled(1, 4)
     store.save_term(4, "n2")

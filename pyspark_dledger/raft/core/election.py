@@ -127,7 +127,9 @@ class Election:
         if member.term != self._take_leadership_term or member.role is not Role.CANDIDATE:
             self._take_leadership_term = -1
         if member.role is not Role.CANDIDATE or member.vote != member.self_id:
-            self._must_raise_term = self._may_have_led = False
+            self._must_raise_term = False
+        # A follower with its own vote may have truncated its log for a member that lied.
+        self._may_have_led = member.vote == member.self_id and (self._may_have_led or member.role is Role.FOLLOWER)
 
     def _members_changed(self) -> None:
         """Votes of earlier members do not count."""
