@@ -186,21 +186,33 @@ class Follower:
         )
 
     def _reply(self, durable_index: int, token: object, response: PushResponse) -> None:
-        """Respond, in order, when the log is durable up to that index."""
+        """Respond, in order, when the log is durable up to that index, and this member has joined if it is about to.
+
+        The response tells the leader that it can vote.
+        """
         member = self._member
-        if not member.is_sync or (not self._delayed and durable_index <= member.durable_index):
+        if member.members.is_joining:
+            durable_index = max(durable_index, self._joins_at)
+        if not self._delayed and durable_index <= self._durable_index:
             member.reply(token, response)
         else:
             self._delayed.append(_DelayedReply(durable_index, token, response))
 
+    @property
+    def _durable_index(self) -> int:
+        """The last index that responses may be for: of a member that is about to join, the last one on its disk."""
+        member = self._member
+        is_about_to_join = member.members.is_joining and self._joins_at >= 0
+        return min(member.durable_index, member.store.flushed_index) if is_about_to_join else member.durable_index
+
     def persisted(self) -> None:
-        # Before the responses: they tell the leader that this member can vote.
+        # Before the responses.
         if self._member.members.is_joining:
             self._check_joined(self._leader_committed)
         delayed = self._delayed
         if not delayed:
             return
-        durable = self._member.durable_index
+        durable = self._durable_index
         while delayed and delayed[0].index <= durable:
             done = delayed.popleft()
             self._member.reply(done.token, done.response)
