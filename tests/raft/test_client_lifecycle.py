@@ -84,7 +84,7 @@ def test_unsent_append_can_be_cancelled() -> None:
 
 
 def test_callback_may_submit_but_not_wait() -> None:
-    fake = FakeMember()
+    fake = FakeMember(leader_id=None)
     found: list[object] = []
 
     def called(_: Future[Appended]) -> None:
@@ -100,6 +100,8 @@ def test_callback_may_submit_but_not_wait() -> None:
 
     with connected(fake) as client:
         client.submit(b"first").add_done_callback(called)
+        # Not before: the callback of a finished future runs in this thread.
+        fake.leader_id = "n0"
         eventually(lambda: found)
     assert found[0].result(30).index == 1  # type: ignore[attr-defined]
 
