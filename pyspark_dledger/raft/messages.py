@@ -287,7 +287,8 @@ class TopicsResponse(Response):
 class PutRequest(AppendRequest):
     """Extension: the bodies are messages that the leader's application turns into entries. Binary only.
 
-    In a pipeline it counts as an append. New topics get ``queue_nums`` queues.
+    In a pipeline it counts as an append. New topics get ``queue_nums`` queues. A leader of another term than ``term``
+    rejects it with EXPIRED_TERM; with -1 any leader takes it.
     """
 
     queue_nums: int = 4
@@ -318,7 +319,8 @@ class ProducerRequest(Request):
     """Extension: requests what the leader's log has of a producer's messages. Binary only.
 
     ``producer`` is the first 8 bytes of their identities, ``run`` a run of its job. Identities of entries from
-    ``from_index`` on are returned, none for -1. With -2 the leader also takes new messages from no other run.
+    ``from_index`` on are returned, none for -1. With -2 the leader also takes new messages from no other run, in its
+    term.
     """
 
     producer: bytes = bytes(8)

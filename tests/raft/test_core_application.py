@@ -172,6 +172,17 @@ def test_a_put_is_rejected_with_the_applications_reason() -> None:
     assert core.core.status().problem == ""
 
 
+def test_a_put_with_a_term_is_taken_only_in_that_term() -> None:
+    core, _ = core_with_application(peers=1)
+    core.tick(1000)
+    request = puts(1)
+    request.term = core.core.term + 1
+    assert core.request(request).code == ResponseCode.EXPIRED_TERM
+    assert core.store.ledger_end_index == -1
+    request.term -= 1
+    assert core.request(request).code == ResponseCode.SUCCESS
+
+
 def test_a_leader_returns_topics_and_metadata() -> None:
     core, _ = core_with_application(peers=1)
     core.tick(1000)

@@ -410,10 +410,10 @@ def test_a_claim_of_a_later_run_rejects_new_messages_of_earlier_ones(tmp_path: P
         client.put_messages(replace_ids(puts(batch), producer, tagged(ids[:count], run, 0)))
 
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:
-        assert client.producer(producer, 1, CLAIM) == ProducerState()
+        assert client.producer(producer, 1, CLAIM) == ProducerState(term=0)
         put(client, 1, 3)
         assert client.producer(producer, 2, CLAIM).other_runs == 3
-        assert client.producer(producer, 1, CLAIM) == ProducerState(3, 0) == client.producer(producer, 1)
+        assert client.producer(producer, 1, CLAIM) == ProducerState(3, 0, term=0) == client.producer(producer, 1)
         put(client, 1, 3)
         put(client, 1, 6, other)
         put(client, 2, 2)
@@ -432,11 +432,11 @@ def test_the_state_of_a_producer_has_its_runs_and_identities(tmp_path: Path, mon
     batch, producer = rows(6), b"producer"
     ids = read_ids(puts(batch))
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:
-        assert client.producer(producer, 1) == ProducerState()
+        assert client.producer(producer, 1) == ProducerState(term=0)
         for run in (1, 2):
             client.put_messages(replace_ids(puts(batch), producer, tagged(ids, run, 0)))
             if run == 1:
-                assert client.producer(producer, 1) == ProducerState(6)
+                assert client.producer(producer, 1) == ProducerState(6, term=0)
                 assert client.producer(producer, 9).other_runs == 6
         client.put_messages(puts(rows(3)))
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import random
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_dledger.errors import DLedgerError, OptionError
-from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import CLAIM, read_ids, replace_ids, tagged
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import PutResult
 from pyspark_dledger.spark.sink import repeated_job
-from pyspark_dledger.spark.sink.job_identity import Job, txn_producer
-from pyspark_dledger.spark.sink.task_writer import WrittenRange, _write_messages
+from pyspark_dledger.spark.sink.job_identity import Job, begin, txn_producer
+from pyspark_dledger.spark.sink.task_writer import MessageSender, WrittenRange, _write_messages
 from tests.support.jobs import Jobs, Killed, divided, rows_of
 from tests.support.long_runs import mostly_slow
 from tests.support.message_nodes import MessageNodes, message_nodes
@@ -52,10 +50,11 @@ def start(group: MessageNodes) -> int:
     return end + 1
 
 
-def bodies(group: MessageNodes, start: int) -> Counter[str]:
-    log = open_log(group.root("n0"), committedBound="end")
+def bodies(group: MessageNodes, start: int, node_id: str = "n0") -> Counter[str]:
+    log = open_log(group.root(node_id), committedBound="end")
     rows = [row for batch in log.scan(columns=["index", "body"]) for row in batch.to_pylist()]
-    return Counter(row["body"].decode() for row in rows if row["index"] >= start)
+    # A new leader may append an entry without a body.
+    return Counter(row["body"].decode() for row in rows if row["index"] >= start and row["body"])
 
 
 def new_jobs(client: Client, **options: Any) -> Jobs:
@@ -131,28 +130,68 @@ def test_a_task_of_an_earlier_run_writes_no_row_again(
     assert bodies(group, start) == Counter(DISTINCT)
 
 
-class _ForgottenClaim:
-    """A client of a driver whose leader takes the same rows of an earlier run, too, after it forgot the claim."""
+class _Interrupted:
+    """A client of a driver that does something else before its first put."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, interrupt: Callable[[], None]) -> None:
+        self._client, self._interrupts = client, [interrupt]
         self.producer, self.topics = client.producer, client.topics
 
-    def put_messages(self, bodies: Bodies, queue_nums: int) -> PutResult:
-        result = self._client.put_messages(bodies, queue_nums)
-        producer = base64.urlsafe_b64decode(bytes(bodies.block)[-33:-1])[:8]
-        self._client.producer(producer, 7, CLAIM)
-        self._client.put_messages(replace_ids(bodies, producer, tagged(read_ids(bodies), 7, 0)), queue_nums)
-        return result
+    def put_messages(self, *given: Any, **options: Any) -> PutResult:
+        while self._interrupts:
+            self._interrupts.pop()()
+        return self._client.put_messages(*given, **options)
 
 
-def test_rows_of_an_earlier_run_after_a_change_of_the_leader_are_an_error(client: Client) -> None:
-    jobs, chance = new_jobs(client), random.Random(0)
-    jobs.run([DISTINCT[:30]], chance, is_killed=False)
-    other: Any = _ForgottenClaim(client)
-    jobs.client = other
-    with pytest.raises(DLedgerError, match=r"expected 60 messages in the log, found \d+: a task of an earlier run"):
-        jobs.run([DISTINCT], chance, is_killed=False)
+class _Task:
+    """A task of a first run, which outlives its driver."""
+
+    def __init__(self, client: Client, jobs: Jobs) -> None:
+        job = Job(jobs.name, str(uuid.uuid4()), "the batch", is_micro_batch=jobs.options.txn_app_id is None)
+        attempt = begin(client, job, 0, jobs.format.id_columns)
+        self._sender = MessageSender(client, jobs.format, jobs.options, attempt, 0)
+
+    def write(self, first: int, last: int) -> None:
+        for batch in rows_of(DISTINCT[first:last], last):
+            for part in self._sender.encode(batch, first):
+                self._sender.send(part)
+            first += len(batch)
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MessageNodes]:
+    with message_nodes(tmp_path_factory.mktemp("trio"), 3) as found:
+        yield found
+
+
+def _change_leader(trio: MessageNodes, client: Client) -> None:
+    leader = trio.ready_leader()
+    client.transfer(next(node_id for node_id in trio.ids if node_id != leader))
+
+
+@pytest.mark.parametrize("moment", ["before a put of the later run", "after the later run"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_task_writes_no_row_again_after_a_change_of_the_leader(trio: MessageNodes, mode: str, moment: str) -> None:
+    """The new leader knows nothing of the later run that claimed the job."""
+    app = {"txn_app_id": str(uuid.uuid4())} if "txn_version" in MODES[mode] else {}
+    with connect(group="g", peers=trio.peers) as client:
+        start = client.status(trio.leader()).end_index + 1
+        jobs = new_jobs(client, **MODES[mode], **app)
+        task = _Task(client, jobs)
+        task.write(0, 10)
+        _change_leader(trio, client)
+        task.write(10, 20)
+        change = partial(_change_leader, trio, client)
+        if moment == "after the later run":
+            jobs.run([DISTINCT], random.Random(0), is_killed=False)
+            change()
+            with nullcontext() if mode == "idColumns" else pytest.raises(DLedgerError, match="another run wrote"):
+                task.write(20, 40)
+        else:
+            driver: Any = _Interrupted(client, lambda: (change(), task.write(20, 40)))
+            jobs.client = driver
+            jobs.run([DISTINCT], random.Random(0), is_killed=False)
+        assert bodies(trio, start, trio.leader()) == Counter(DISTINCT)
 
 
 def test_a_repeated_job_with_other_rows_is_refused(group: MessageNodes, client: Client, start: int) -> None:

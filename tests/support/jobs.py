@@ -72,11 +72,11 @@ class _MortalClient:
         self._puts = puts
         self.producer = client.producer
 
-    def put_messages(self, *given: Any) -> Any:
+    def put_messages(self, *given: Any, **options: Any) -> Any:
         if self._puts == 0:
             raise Killed
         self._puts -= 1
-        return self._client.put_messages(*given)
+        return self._client.put_messages(*given, **options)
 
 
 def rows_of(rows: Sequence[str], until: int) -> Iterator[pa.RecordBatch]:

@@ -23,7 +23,7 @@ _Bytes = npt.NDArray[np.void]
 MAX_PARTITIONS = 1 << 20
 CLAIM = -2
 """As ``from_index`` of a request: the leader takes new messages of the producer from this run only, until a later one
-claims it. It forgets that when it stops leading."""
+claims it, or until it stops leading."""
 _RUN_BITS, _PARTITION_BITS = 24, 20
 _TAG_BITS = _RUN_BITS + _PARTITION_BITS
 _RUN_MASK = np.uint64((1 << _RUN_BITS) - 1)

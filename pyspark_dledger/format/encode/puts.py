@@ -87,7 +87,7 @@ class ProducerState(NamedTuple):
     ``other_runs``: how many are of other runs than the requested one. ``last_number``: the highest number in their
     identities, see `numbered_id`. ``ids``: identities without the producer, 16 bytes each, in the order of the log;
     more follow from ``next_index`` on, none if that is -1. ``last_index``: the last entry that was counted, -1 if the
-    counts are those of one run.
+    counts are those of one run. ``term``: of the leader that a client asked.
     """
 
     count: int = 0  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
@@ -96,6 +96,7 @@ class ProducerState(NamedTuple):
     next_index: int = -1
     ids: Buffer = b""
     last_index: int = -1
+    term: int = -1
 
 
 class Ordinals(Protocol):

@@ -164,7 +164,7 @@ class Client:
             batch.abandon()
 
     def put_messages(
-        self, bodies: Bodies | Sequence[Buffer], queue_nums: int = 4, *, is_idempotent: bool = True
+        self, bodies: Bodies | Sequence[Buffer], queue_nums: int = 4, *, is_idempotent: bool = True, term: int = -1
     ) -> PutResult:
         """Append encoded RocketMQ messages, and wait until all are committed. Returns positions and queue offsets.
 
@@ -172,7 +172,8 @@ class Client:
         identity (property ``__DLEDGER_ID``) is already in the log, is not appended again and gets its first position.
         So messages with an unknown outcome are sent again, to the leader of that time, until ``max_retries`` attempts
         in a row failed. Messages without identities could become duplicates: use ``is_idempotent=False`` for them; then
-        an unknown outcome is an error as in `append_batch`.
+        an unknown outcome is an error as in `append_batch`. With a ``term`` of `producer`, only the leader of that term
+        takes them; another one rejects them with code EXPIRED_TERM (403).
 
         They are sent in requests of about 1 MiB, several at a time; of each request all new messages are appended.
         Raises GroupError if nothing was appended, with code UNSUPPORTED (303) if the leader does not serve messages,
@@ -185,7 +186,7 @@ class Client:
         if not isinstance(bodies, (Bodies, list, tuple)):
             bodies = list(bodies)
         sizes = sizes_of(bodies)
-        puts = PutCall(len(sizes), index(queue_nums), is_idempotent)
+        puts = PutCall(len(sizes), index(queue_nums), is_idempotent, term)
         try:
             self._add(puts, bodies, sizes)
             return puts.result()

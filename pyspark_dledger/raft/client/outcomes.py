@@ -40,6 +40,7 @@ _TEMPORARY = frozenset(
 _PERMANENT = frozenset(
     (
         ResponseCode.UNSUPPORTED,
+        ResponseCode.EXPIRED_TERM,
         ResponseCode.UNKNOWN_GROUP,
         ResponseCode.UNKNOWN_MEMBER,
         ResponseCode.UNEXPECTED_ARGUMENT,
@@ -51,7 +52,7 @@ _TRANSFER_NOT_STARTED = (
     _TEMPORARY
     | _PERMANENT
     | {ResponseCode.INCONSISTENT_TERM, ResponseCode.INCONSISTENT_LEADER, ResponseCode.FALL_BEHIND_TOO_MUCH}
-)
+) - {ResponseCode.EXPIRED_TERM}
 # The node is of another group, or has another id.
 WRONG_MEMBER = frozenset((ResponseCode.UNKNOWN_GROUP, ResponseCode.UNKNOWN_MEMBER))
 # Another member leads, or will soon.
@@ -61,6 +62,7 @@ _ADVICE: dict[int, str] = {
     ResponseCode.NOT_LEADER: "the group has no stable leader, look at its nodes",
     ResponseCode.LEADER_PENDING_FULL: "its followers do not keep up, look at them or send less at a time",
     ResponseCode.DISK_FULL: "make room on its disk",
+    ResponseCode.EXPIRED_TERM: "the leader has changed, put them again",
     ResponseCode.UNKNOWN_GROUP: "use the group name of its nodes",
     ResponseCode.UNKNOWN_MEMBER: "the ids in peers must be those of the nodes at these addresses",
     ResponseCode.UNSUPPORTED: "it needs a node of pyspark_dledger, not a Java node",

@@ -50,8 +50,8 @@ class Owner(Protocol):
 class RequestUnit:
     """The bodies of one request, appended all or none; ``first`` is the number of its first body in the call.
 
-    They are messages if ``queue_nums`` is set. An idempotent unit may be sent again after an unknown outcome, the
-    latest of which is ``unknown_outcome``.
+    They are messages if ``queue_nums`` is set; then ``term`` is that of the request. An idempotent unit may be sent
+    again after an unknown outcome, the latest of which is ``unknown_outcome``.
     """
 
     __slots__ = (
@@ -63,17 +63,25 @@ class RequestUnit:
         "owner",
         "queue_nums",
         "size",
+        "term",
         "unknown_outcome",
     )
 
     def __init__(
-        self, owner: Owner, first: int, bodies: Bodies, queue_nums: int | None = None, is_idempotent: bool = False
+        self,
+        owner: Owner,
+        first: int,
+        bodies: Bodies,
+        queue_nums: int | None = None,
+        is_idempotent: bool = False,
+        term: int = -1,
     ) -> None:
         self.owner = owner
         self.first = first
         self.bodies = bodies
         self.queue_nums = queue_nums
         self.is_idempotent = is_idempotent
+        self.term = term
         self.unknown_outcome: UnknownOutcomeError | None = None
         self.size = len(bodies.block) + ENTRY_HEADER_SIZE * bodies.count
         self.attempts = 0
@@ -102,6 +110,7 @@ class RequestUnit:
             bodies=self.bodies,
             is_restart=is_restart,
             queue_nums=self.queue_nums,
+            term=self.term,
         )
 
     def matches(self, response: object) -> bool:
@@ -163,6 +172,8 @@ class BulkCall(ABC):
         self._done: list[range] = []
         self._unknown: list[range] = []
         self._error: GroupError | UnknownOutcomeError | None = None
+        # Of the first error.
+        self._code = 0
         self._is_finished = False
 
     @property
@@ -205,7 +216,9 @@ class BulkCall(ABC):
             self._is_finished = True
             if is_unknown:
                 self._unknown.append(unit.ordinals)
-            if self._error is None or (is_unknown and not isinstance(self._error, UnknownOutcomeError)):
+            if self._error is None:
+                self._error, self._code = error, error.code
+            elif is_unknown and not isinstance(self._error, UnknownOutcomeError):
                 self._error = error
             self._finish_unit(unit)
 
@@ -229,7 +242,7 @@ class BulkCall(ABC):
             f"of {self._count} {what} {len(result)} were appended, {sum(map(len, unknown))} have an unknown outcome, "
         )
         text += f"and {sum(map(len, rest))} were not appended: {self._error}"
-        raise PartialAppendError(text, self._error.code, self._error.leader_id, result, unknown, rest) from self._error
+        raise PartialAppendError(text, self._code, self._error.leader_id, result, unknown, rest) from self._error
 
 
 class BatchCall(BulkCall):
@@ -257,14 +270,15 @@ class BatchCall(BulkCall):
 class PutCall(BulkCall):
     """The messages of one ``put_messages``."""
 
-    def __init__(self, count: int, queue_nums: int, is_idempotent: bool) -> None:
+    def __init__(self, count: int, queue_nums: int, is_idempotent: bool, term: int) -> None:
         super().__init__(count)
+        self._term = term
         self._queue_nums = queue_nums
         self._is_idempotent = is_idempotent
         self._ranges: list[PutRange] = []
 
     def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
-        return RequestUnit(self, first, bodies, self._queue_nums, self._is_idempotent)
+        return RequestUnit(self, first, bodies, self._queue_nums, self._is_idempotent, self._term)
 
     def _add_response(self, unit: RequestUnit, response: PutResponse) -> None:
         self._ranges.append(PutRange(unit.first, unit.count, bytes(response.positions)))

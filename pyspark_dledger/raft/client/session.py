@@ -180,7 +180,8 @@ class Session:
         """What the log has of a producer's messages. Raises GroupError if the leader does not serve messages."""
         request = ProducerRequest(producer=producer, run=run, from_index=from_index)
         found = await self._request_messages(request, ProducerResponse, "for the messages of a producer")
-        return ProducerState(found.count, found.other_runs, found.last_number, found.next_index, bytes(found.ids))
+        ids = bytes(found.ids)
+        return ProducerState(found.count, found.other_runs, found.last_number, found.next_index, ids, term=found.term)
 
     async def config(self) -> dict[str, bytes]:
         """The metadata files of the leader. Raises GroupError if it does not serve messages."""

@@ -15,6 +15,8 @@ from pyspark_dledger.rocketmq.service.leader_tables import LeaderTables
 _MAX_IDS = MAX_STATE_IDS // CONTENT_SIZE
 # Each task of a micro-batch asks about its job: more than so many jobs at once are counted again.
 _MAX_KNOWN = 1024
+# The leader forgets the claims of earlier jobs.
+_MAX_CLAIMED = 1 << 16
 
 
 def producer_state(
@@ -45,7 +47,9 @@ def _claim(tables: LeaderTables, producer: int, run: int) -> None:
     runs = tables.claims.setdefault(producer, [])
     if run not in runs:
         runs.append(run)
-    if len(tables.claims) > _MAX_KNOWN:
+        # Until now only the last run wrote.
+        tables.only_runs.pop(producer, None)
+    if len(tables.claims) > _MAX_CLAIMED:
         del tables.claims[next(iter(tables.claims))]
 
 

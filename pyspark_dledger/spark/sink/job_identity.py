@@ -6,13 +6,13 @@ may have other partitions, write nothing: the driver compares the job's rows wit
 (`repeated_job`). Only in a micro-batch with ``idColumns`` do they write: identities do not contain the run then.
 
 Each task claims the job for its run, and so does the driver: the leader then rejects new messages of earlier runs, as
-of a task that outlived its driver. Claims end with the leadership. Such a task can write rows again between an election
-and the next claim, and if the leader changes after the job; the driver of a repeated micro-batch finds the former.
+of a task that outlived its driver. Claims end with the leadership, see `job_claim`.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -21,7 +21,6 @@ from pyspark import TaskContext
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.format.encode.put_ids import (
-    CLAIM,
     MAX_PARTITIONS,
     digest_word,
     read_ids,
@@ -32,7 +31,9 @@ from pyspark_dledger.format.encode.put_ids import (
 from pyspark_dledger.format.encode.puts import producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.raft.client import Client
+from pyspark_dledger.raft.client.results import PutResult
 from pyspark_dledger.spark.sink.id_columns import IdColumns
+from pyspark_dledger.spark.sink.job_claim import JobClaim
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _QUERY_ID, _BATCH_ID, _RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
@@ -125,16 +126,17 @@ class KeyIdentities:
 
 
 class Attempt(NamedTuple):
-    """How a task writes: with these identities, or, in a later run, not at all."""
+    """How a task writes: with these identities by ``put``, or, in a later run, not at all."""
 
     identities: Identities
+    put: Callable[[Bodies, int], PutResult]
     is_repeated: bool = False
 
 
 def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -> Attempt:
     """Find out from the log how a task has to write. Raises DLedgerError if an earlier run had other identities."""
     if not job.is_repeatable:
-        return Attempt(PartitionIdentities(job.name, partition))
+        return Attempt(PartitionIdentities(job.name, partition), client.put_messages)
     if partition >= MAX_PARTITIONS:
         raise OptionError(f"expected at most {MAX_PARTITIONS} partitions, found partition {partition}: coalesce them")
     if job.is_micro_batch:
@@ -144,12 +146,15 @@ def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -
             return _begin_with_keys(client, job, columns, before.producer)
         _refuse_if_written(client, job, job.key_producer, "with idColumns")
         if client.producer(before.producer).count:
-            return Attempt(before)
+            return Attempt(before, client.put_messages)
     run = run_tag(job.run)
-    is_repeated = client.producer(job.producer, run, CLAIM).other_runs > 0
-    if columns is not None:
-        return Attempt(KeyIdentities(job.producer, columns, run), is_repeated)
-    return Attempt(RunIdentities(job, partition), is_repeated)
+    claim = JobClaim(client, job.title, job.producer, run)
+    identities = RunIdentities(job, partition) if columns is None else KeyIdentities(job.producer, columns, run)
+
+    def put(bodies: Bodies, queue_nums: int) -> PutResult:
+        return claim.repeated(lambda: claim.put(bodies, queue_nums), is_first_run=True)
+
+    return Attempt(identities, put, claim.is_repeated)
 
 
 def _begin_with_keys(client: Client, job: Job, columns: IdColumns, before: bytes) -> Attempt:
@@ -158,7 +163,7 @@ def _begin_with_keys(client: Client, job: Job, columns: IdColumns, before: bytes
         raise _changed(job, "with other idColumns")
     for producer in (job.producer, before):
         _refuse_if_written(client, job, producer, "without idColumns")
-    return Attempt(KeyIdentities(job.key_producer, columns, tag))
+    return Attempt(KeyIdentities(job.key_producer, columns, tag), client.put_messages)
 
 
 def _refuse_if_written(client: Client, job: Job, producer: bytes, how: str) -> None:

@@ -8,17 +8,18 @@ version, which says that the version is complete.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import CLAIM, content_keys, numbered_id, read_ids, replace_ids, words_of
+from pyspark_dledger.format.encode.put_ids import content_keys, numbered_id, read_ids, replace_ids, words_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.client.results import PutResult
+from pyspark_dledger.spark.sink.job_claim import JobClaim
 
 _CODEC = "zstd"
 # Bytes of messages that are put together.
@@ -64,16 +65,30 @@ def complete(
     if the log has rows that are not the job's, before anything is written, or if ``idColumns`` do not identify rows.
     """
     job = left[0]
-    if job.run is not None:
-        client.producer(job.producer, job.run, CLAIM)
+    if job.run is None:
+        return _complete(client, left, sent, queue_nums, version, client.put_messages)
+    claim = JobClaim(client, job.title, job.producer, job.run)
+    # An earlier run may have written until the claim.
+    return claim.repeated(
+        lambda: _complete(client, left, sent, queue_nums, version, claim.put), is_first_run=not job.is_repeated
+    )
+
+
+def _complete(
+    client: Client,
+    left: Sequence[LeftRows],
+    sent: int,
+    queue_nums: int,
+    version: tuple[bytes, int] | None,
+    put: Callable[[Bodies, int], PutResult],
+) -> list[PutResult]:
+    job = left[0]
     messages = list(_missing(client, left))
     is_marked = version is not None and bool(messages)
-    results = [client.put_messages(part, queue_nums) for part in _parts(messages[: len(messages) - is_marked])]
+    results = [put(part, queue_nums) for part in _parts(messages[: len(messages) - is_marked])]
     rows = sum(part.count for each in left for part in each.rows)
     if job.key_tag is not None:
         _check_keys(client, job, sent + rows - is_marked)
-    if job.is_repeated and job.run is not None and version is None:
-        _check_alone(client, job, job.run, rows)
     if version is not None and is_marked:
         producer, number = version
         last = replace_ids(Bodies.of(messages[-1:]), producer, numbered_id(number))
@@ -130,16 +145,6 @@ def _parts(messages: Sequence[bytes]) -> Iterator[Bodies]:
         size += len(message)
     if size:
         yield Bodies.of(messages[start:])
-
-
-def _check_alone(client: Client, job: LeftRows, run: int, expected: int) -> None:
-    """Raise DLedgerError for messages of an earlier run that a new leader took, which forgets claims."""
-    found = client.producer(job.producer, run).count
-    if found > expected:
-        raise DLedgerError(
-            f"{job.title}: expected {expected} messages in the log, found {found}: a task of an earlier run wrote "
-            "rows again while the leader changed; end that run"
-        )
 
 
 def _check_keys(client: Client, job: LeftRows, expected: int) -> None:

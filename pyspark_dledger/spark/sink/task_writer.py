@@ -29,7 +29,7 @@ from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.spark.sink.driver import own_address, session_of
 from pyspark_dledger.spark.sink.job_identity import (
-    Identities,
+    Attempt,
     Job,
     KeyIdentities,
     PartitionIdentities,
@@ -98,7 +98,7 @@ def _write_messages(
     """Write messages, but leave to the driver those of a repeated job, and with ``txnAppId`` the last one."""
     columns = rows.id_columns
     attempt = begin(client, job, written.partition, columns)
-    sender = MessageSender(client, rows, options, attempt.identities, written.partition)
+    sender = MessageSender(client, rows, options, attempt, written.partition)
     left: list[PackedBodies] = []
     if attempt.is_repeated:
         left += map(PackedBodies.of, _encoded(batches, sender))
@@ -196,17 +196,17 @@ class MessageSender:
     """Encodes and sends rows as messages. It first asks the leader how many queues each topic has."""
 
     def __init__(
-        self, client: Client, rows: RowFormat, options: WriteOptions, identities: Identities, partition: int
+        self, client: Client, rows: RowFormat, options: WriteOptions, attempt: Attempt, partition: int
     ) -> None:
         self._client = client
         self._rows = rows
         self._queue_nums = options.queue_nums
-        self._identities = identities
+        self._identities, self._put = attempt.identities, attempt.put
         self._engine = get_engine()
         self._ordinals = self._engine.new_ordinals()
         self._queue_counts: dict[str, int] = {}
         self._settings = PutSettings(
-            producer=identities.producer,
+            producer=attempt.identities.producer,
             born_timestamp=0,
             born_host=encode_host(own_address(), 0),
             store_host=b"",
@@ -244,7 +244,7 @@ class MessageSender:
             self._settings = self._settings._replace(store_host=response.store_host)
 
     def send(self, bodies: Bodies) -> Any:
-        return self._client.put_messages(bodies, self._queue_nums)
+        return self._put(bodies, self._queue_nums)
 
 
 def _slices(batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -90,6 +90,8 @@ class Appends:
             return ResponseCode.NOT_LEADER
         if member.transferee is not None:
             return ResponseCode.LEADER_TRANSFERRING
+        if isinstance(request, PutRequest) and request.term not in (-1, member.term):
+            return ResponseCode.EXPIRED_TERM
         if len(self._pending) >= config.max_pending_requests_num or self._bytes > config.max_pending_bytes:
             return ResponseCode.LEADER_PENDING_FULL
         if not request.bodies.count:
