@@ -21,7 +21,6 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import cast
 
@@ -29,6 +28,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.raft.client.append_future import AppendFuture
 from pyspark_dledger.raft.client.append_pipeline import MAX_WINDOW, AppendPipeline
 from pyspark_dledger.raft.client.members import Members
 from pyspark_dledger.raft.client.outcomes import (
@@ -42,12 +42,11 @@ from pyspark_dledger.raft.client.outcomes import (
     serves_no_messages,
 )
 from pyspark_dledger.raft.client.request_units import UNIT_BYTES, RequestUnit, SingleAppends
-from pyspark_dledger.raft.client.results import Appended
 from pyspark_dledger.raft.loops import backoff, cancel
 
 log = logging.getLogger(__name__)
 
-Single = tuple[bytes, "Future[Appended]"]
+Single = tuple[bytes, AppendFuture]
 
 # The maximum of single appends in one request.
 _MAX_TOGETHER = 4096
@@ -69,7 +68,8 @@ class Appender:
         self._thread = threading.get_ident()
         # Filled by any thread.
         self._queue: deque[Single | RequestUnit] = deque()
-        self._space = threading.Condition()
+        self._lock = threading.RLock()
+        self._space = threading.Condition(self._lock)
         self._queued_bytes = 0
         self._is_woken = False
         self._closed: str | None = None
@@ -84,34 +84,35 @@ class Appender:
 
     # Called by any thread
 
-    def submit(self, body: bytes, future: Future[Appended]) -> None:
+    def submit(self, body: bytes) -> AppendFuture:
         """Queue a single append. Blocks while the queue is full, except in the loop's own thread (in a callback)."""
-        with self._space:
+        future = AppendFuture(self._lock)
+        with self._lock:
             if self._queued_bytes > _MAX_QUEUED and threading.get_ident() != self._thread:
                 self._space.wait_for(lambda: self._queued_bytes <= _MAX_QUEUED or self._closed is not None)
-            self._check_open()
+            if self._closed is not None:
+                raise self._not_sent_error(self._closed)
             self._queued_bytes += len(body) + _SINGLE_OVERHEAD
             self._queue.append((body, future))
-        self._wake()
+        if not self._is_woken:
+            self._wake()
+        return future
 
     def add(self, unit: RequestUnit) -> None:
         """Queue bodies of one request. The caller limits the number of outstanding units."""
-        with self._space:
-            self._check_open()
+        with self._lock:
+            if self._closed is not None:
+                raise self._not_sent_error(self._closed)
             self._queue.append(unit)
-        self._wake()
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise self._not_sent_error(self._closed)
+        if not self._is_woken:
+            self._wake()
 
     def _wake(self) -> None:
         # The loop clears the flag before it looks into the queue, so no unit is missed.
-        if not self._is_woken:
-            self._is_woken = True
-            # A loop that has ended has failed all queued units.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._woken)
+        self._is_woken = True
+        # A loop that has ended has failed all queued units.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._woken)
 
     # Called by the loop's thread
 
@@ -177,7 +178,7 @@ class Appender:
     def _next_queued(self, is_single: bool = False) -> RequestUnit | None:
         """The first queued unit; consecutive single appends are combined."""
         bodies: list[bytes] = []
-        futures: list[Future[Appended]] = []
+        futures: list[AppendFuture] = []
         size = taken = 0
         maximum = 1 if is_single else _MAX_TOGETHER
         while self._queue and len(bodies) < maximum:

@@ -140,9 +140,7 @@ class Client:
         """
         body = check_body(body)
         self._check_usable()
-        future: Future[Appended] = Future()
-        self._session.appender.submit(body, future)
-        return future
+        return self._session.appender.submit(body)
 
     def append_batch(self, bodies: Bodies | Sequence[Buffer]) -> BatchResult:
         """Append one entry for each body, in their order, and wait until all are committed.

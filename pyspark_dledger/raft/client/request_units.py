@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from copy import copy
 from itertools import accumulate
 from typing import Any, Protocol
@@ -17,8 +16,8 @@ from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.raft.client.append_future import AppendFuture
 from pyspark_dledger.raft.client.results import (
-    Appended,
     AppendedRange,
     BatchResult,
     PartialAppendError,
@@ -141,7 +140,7 @@ class SingleAppends:
 
     is_finished = False
 
-    def __init__(self, bodies: Sequence[bytes], futures: Sequence[Future[Appended]]) -> None:
+    def __init__(self, bodies: Sequence[bytes], futures: Sequence[AppendFuture]) -> None:
         self._sizes = list(map(len, bodies))
         self._futures = futures
 
