@@ -14,8 +14,11 @@ HEADERS = sorted(str(path) for path in Path("native").glob("*.hpp"))
 # A warning of a compiler that we do not know must not stop a user's build, so the Makefile asks for errors.
 WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if os.environ.get("DLEDGER_WERROR") == "1" else [])]
 
-# The tests of the wheel need no fast code, and without optimization the build takes half of the time.
+# For the tests of the wheel: they take object files that are up to date, and need no fast code.
 OPTIMIZATION = os.environ.get("DLEDGER_OPTIMIZATION", "-O3")
+
+# A folder that stays, one per Python: an editable install would else compile everything again in a fresh one.
+OBJECTS = f"build/{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 
 
 def outdated(target: str, source: str) -> bool:
@@ -44,6 +47,5 @@ setup(
             ],
         )
     ],
-    # A folder that stays, one per Python: an editable install would else compile everything again in a fresh one.
-    options={"build_ext": {"build_temp": f"build/{sys.implementation.cache_tag}-{sysconfig.get_platform()}"}},
+    options={"build_ext": {"build_temp": os.environ.get("DLEDGER_OBJECTS", OBJECTS)}},
 )

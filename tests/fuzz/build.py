@@ -22,7 +22,6 @@ LEFT_OUT = {"module.cpp", "module_puts.cpp", "bytes.cpp"}
 SANITIZE = "-fsanitize=address,undefined"
 FLAGS = [
     "-std=c++17",
-    "-O1",
     "-g1",
     "-fno-omit-frame-pointer",
     "-fno-sanitize-recover=all",
@@ -123,9 +122,9 @@ def _compile(tools: Toolchain, source: Path, folder: Path) -> Path:
     newest = max(path.stat().st_mtime for path in (source, *NATIVE.glob("*.hpp"), *FOLDER.glob("*.hpp")))
     if not made.exists() or made.stat().st_mtime < newest:
         flags = [*FLAGS, "-I", str(NATIVE), "-I", str(FOLDER)]
-        # Coverage of the targets' own checks is useless and would cost most of the time.
-        if tools.has_libfuzzer and source.parent == NATIVE:
-            flags += ["-O2", "-fsanitize=fuzzer-no-link"]
+        if tools.has_libfuzzer:
+            # Coverage of the targets' own checks is useless and would cost most of the time.
+            flags += ["-O2", "-fsanitize=fuzzer-no-link"] if source.parent == NATIVE else ["-O1"]
         _run([*tools.command, *flags, "-c", str(source), "-o", str(made)])
     return made
 

@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz import corpus, differential
 from tests.fuzz.build import ENVIRONMENT, TARGETS, build, standalone
 
-ITERATIONS = {"fuzz_scan": 300, "fuzz_walk": 1000, "fuzz_codec": 3000, "fuzz_append": 5000, "fuzz_puts": 5000}
+ITERATIONS = {"fuzz_scan": 200, "fuzz_walk": 500, "fuzz_codec": 2000, "fuzz_append": 3000, "fuzz_puts": 3000}
 CASES = 150
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -66,7 +67,11 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in sources():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, copy / name)
-    made = run("make", "wheel", cwd=copy, PYTHON=sys.executable, DLEDGER_OPTIMIZATION="-O0")
+    objects = folder / "objects"
+    if (built := ROOT / "build" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}").is_dir():
+        shutil.copytree(built, objects)
+    options = {"DLEDGER_OPTIMIZATION": "-O0", "DLEDGER_OBJECTS": str(objects), "PIP_NO_COMPILE": "1"}
+    made = run("make", "wheel", cwd=copy, PYTHON=sys.executable, **options)
     assert made.returncode == 0, made.stdout + made.stderr
     return copy / "dist"
 
