@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "text.hpp"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -77,8 +79,10 @@ inline void copy_inline(uint8_t* to, const uint8_t* from, size_t n) {
 inline void copy_streaming(uint8_t* to, const uint8_t* from, size_t n) {
 #if defined(__SSE2__)
   for (; n > 0 && reinterpret_cast<uintptr_t>(to) % sizeof(__m128i) != 0; n--) *to++ = *from++;
-  for (; n >= sizeof(__m128i); n -= sizeof(__m128i), to += sizeof(__m128i), from += sizeof(__m128i)) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  for (; n >= 64; n -= 64, to += 64, from += 64) {
+    for (int i = 0; i < 64; i += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+    }
   }
 #endif
   copy_inline(to, from, n);
@@ -130,13 +134,6 @@ class Buffer {
 
   uint8_t* data_ = nullptr;
   size_t size_ = 0, capacity_ = 0;
-};
-
-// A text to append. The `readable` bytes from p on, at least `size`, may be
-// read.
-struct TextBytes {
-  const uint8_t* p = nullptr;
-  size_t size = 0, readable = 0;
 };
 
 enum class Type { Int32, Int64, Timestamp, Bool, String, Binary, Map };
@@ -226,19 +223,44 @@ class TextAppender {
   void append(const TextBytes& text) {
     if (size_ + text.size + kShort > capacity_) grow(text.size + kShort);
     if (text.size <= kShort && text.readable >= kShort) {
-      std::memcpy(data_ + size_, text.p,
-                  kShort);  // what is too much is overwritten
+      std::memcpy(data_ + size_, text.p, kShort);  // what is too much is overwritten
     } else {
       copy_inline(data_ + size_, text.p, text.size);
     }
     size_ += text.size;
-    const auto offset = static_cast<int32_t>(size_);
-    std::memcpy(offset_, &offset, sizeof offset);
-    offset_ += sizeof offset;
+    append_offset(size_);
+  }
+
+  // Appends `count` texts that stand one after the other at p, with their ends. kTextPadding bytes more may be read.
+  void append_all(const uint8_t* p, size_t size, const int32_t* ends, size_t count) {
+    if (size_ + size + kShort > capacity_) grow(size + kShort);
+    for (size_t i = 0; i < size; i += kShort) std::memcpy(data_ + size_ + i, p + i, kShort);
+    for (size_t i = 0; i < count; i++) append_offset(size_ + static_cast<size_t>(ends[i]));
+    size_ += size;
+  }
+
+  // Appends `count` disjoint parts of the `size` bytes at p. kTextPadding bytes more may be read.
+  void append_parts(const uint8_t* p, size_t size, const uint16_t* at, const uint16_t* sizes, size_t count) {
+    if (size_ + size + kShort > capacity_) grow(size + kShort);
+    uint8_t* to = data_ + size_;
+    for (size_t i = 0; i < count; i++) {
+      const uint8_t* const from = p + at[i];
+      std::memcpy(to, from, kShort);
+      if (sizes[i] > kShort) copy_inline(to, from, sizes[i]);
+      to += sizes[i];
+      append_offset(static_cast<size_t>(to - data_));
+    }
+    size_ = static_cast<size_t>(to - data_);
   }
 
  private:
-  static constexpr size_t kShort = 16;
+  static constexpr size_t kShort = 32;
+
+  void append_offset(size_t end) {
+    const auto offset = static_cast<int32_t>(end);
+    std::memcpy(offset_, &offset, sizeof offset);
+    offset_ += sizeof offset;
+  }
 
   void grow(size_t more) {
     values_.resize(size_);

@@ -1,16 +1,10 @@
 #include "scan.hpp"
 
 #include <algorithm>
-#include <string_view>
-#include <unordered_map>
 
 #include "check.hpp"
 #include "puts.hpp"
 #include "text.hpp"
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 namespace dledger {
 
@@ -69,47 +63,13 @@ const std::string kCompressionNames[] = {"zlib", "lz4", "zstd", "zlib"};
 const std::string kTransactionNames[] = {"none", "prepared", "commit", "rollback"};
 const std::string kNone = "none", kLedger = "dledger", kCommitLog = "commitlog";
 
-bool contains(const TextCondition& values, const uint8_t* p, size_t n) {
+bool contains(const TextCondition& values, const TextBytes& text) {
   return std::any_of(values.begin(), values.end(), [&](const std::string& value) {
-    return value.size() == n && std::memcmp(value.data(), p, n) == 0;
+    return value.size() == text.size && std::memcmp(value.data(), text.p, text.size) == 0;
   });
 }
 
-// Bit i is set if byte i of the 64 at p separates properties, or names from
-// values.
-uint64_t separators(const uint8_t* p) {
-  uint64_t found = 0;
-#if defined(__SSE2__)
-  const __m128i pair = _mm_set1_epi8(kPropertySeparator), name = _mm_set1_epi8(kNameValueSeparator);
-  for (int i = 0; i < 64; i += 16) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i));
-    const __m128i either = _mm_or_si128(_mm_cmpeq_epi8(bytes, pair), _mm_cmpeq_epi8(bytes, name));
-    found |= static_cast<uint64_t>(static_cast<uint32_t>(_mm_movemask_epi8(either))) << i;
-  }
-#else
-  for (int i = 0; i < 64; i++) {
-    found |= uint64_t{p[i] == kPropertySeparator || p[i] == kNameValueSeparator} << i;
-  }
-#endif
-  return found;
-}
-
-// Whether short texts are equal, without a call.
-bool is_equal(const uint8_t* a, const uint8_t* b, size_t n) {
-  const auto differ = [&](auto part, size_t at) {
-    auto other = part;
-    std::memcpy(&part, a + at, sizeof part);
-    std::memcpy(&other, b + at, sizeof other);
-    return part != other;
-  };
-  if (n > 16) return std::memcmp(a, b, n) == 0;
-  if (n >= 8) return !differ(uint64_t{}, 0) && !differ(uint64_t{}, n - 8);
-  if (n >= 4) return !differ(uint32_t{}, 0) && !differ(uint32_t{}, n - 4);
-  for (size_t i = 0; i < n; i++) {
-    if (a[i] != b[i]) return false;
-  }
-  return true;
-}
+const uint8_t* bytes_of(const std::string& text) { return reinterpret_cast<const uint8_t*>(text.data()); }
 
 bool is_message_column(ColumnId id) {
   if (id == ColumnId::Kind || id == ColumnId::Problem) return true;
@@ -133,7 +93,8 @@ Scan::Scan(Request request)
       resync_(request_.segment, request_.start),
       pos_(request_.start),
       end_(std::min(request_.end, request_.segment.base + request_.segment.size)),
-      populated_(request_.start) {
+      populated_(request_.start),
+      copies_(new uint8_t[kChunk * kMaxCopy + kTextPadding]) {
   for (const std::string& name : request_.columns) need(name);
   const Conditions& where = request_.conditions;
   needs_problem_ = needs_problem_ || request_.mode != Mode::Permissive;
@@ -197,7 +158,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   }
   int64_t bytes = 0;
   count_ = 0;
-  named_.properties = 0;
+  copied_ = 0;
   while (batch->rows + count_ < request_.max_rows) {
     if (count_ > 0 && file_.is_full()) flush(*batch);
     file_.hold(count_ > 0);
@@ -336,15 +297,13 @@ bool Scan::keeps_message(const Row& row, const MessageInfo& info) const {
   if (row.kind != Kind::Message) return false;
   const Message& message = info.message;
   if (where.queue_id && !where.queue_id->allows(message.queue_id())) return false;
-  if (where.topic && !contains(*where.topic, info.topic, info.topic_length)) return false;
+  if (where.topic && !contains(*where.topic, info.topic)) return false;
   if (where.store_timestamp) {
     const int64_t ms = message.store_timestamp();
     if (!is_representable(ms) || !where.store_timestamp->allows(ms * 1000)) return false;
   }
   if (!where.tags) return true;
-  if (info.tags < 0) return false;
-  const Property& tags = properties_[static_cast<size_t>(info.tags)];
-  return contains(*where.tags, tags.value, tags.value_length);
+  return info.named.tags >= 0 && contains(*where.tags, value(info, info.named.tags));
 }
 
 // Whether the row is kept; completes it then.
@@ -352,6 +311,7 @@ bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
   if (has_entry_conditions_ && !keeps_entry(row)) return false;
   if (!needs_message_) return true;
   const size_t properties = properties_.size(), problems = problems_.size(), texts = texts_.size();
+  const size_t copied = copied_;
   read_message(view, row, info);
   bool keep = !has_message_conditions_ || keeps_message(row, info);
   if (keep && needs_problem_) {
@@ -366,9 +326,9 @@ bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
   }
   if (!keep) {
     properties_.resize(properties);
-    named_.properties = 0;
     problems_.resize(problems);
     texts_.resize(texts);
+    copied_ = copied;
   }
   return keep;
 }
@@ -399,134 +359,69 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
     return;
   }
   row.kind = Kind::Message;
-  const Message& message = info.message;
-  info.topic = message.topic;
-  info.topic_length = message.topic_length;
-  if (!is_utf8(message.topic, message.topic_length)) {
-    texts_.push_back(sanitize_utf8(message.topic, message.topic_length));
-    info.topic = reinterpret_cast<const uint8_t*>(texts_.back().data());
-    info.topic_length = static_cast<uint32_t>(texts_.back().size());
-  }
-  info.first_property = static_cast<uint32_t>(properties_.size());
-  info.properties = 0;
-  info.tags = info.keys = info.uniq_key = info.put_id = -1;
+  read_texts(info);
   if (needs_properties_) parse_properties(info);
 }
 
-// As MessageDecoder.string2messageProperties of 5.x: a pair needs a name and a
-// value; the last of equal names wins.
-void Scan::parse_properties(MessageInfo& info) {
-  const uint8_t* p = info.message.properties;
-  size_t length = info.message.properties_length;
-  info.properties_end = info.message.p + info.message.size;
-  if (!is_utf8(p, length)) {
-    // Replacing malformed bytes moves no separator: both are below 0x80.
-    texts_.push_back(sanitize_utf8(p, length));
-    p = reinterpret_cast<const uint8_t*>(texts_.back().data());
-    length = texts_.back().size();
-    info.properties_end = p + length;
+// Copies topic and properties to memory in which the bytes after them may be read, unless they are long.
+void Scan::read_texts(MessageInfo& info) {
+  const Message& message = info.message;
+  const uint8_t* from = message.topic;
+  const auto size = static_cast<size_t>(message.p + message.size - from);
+  info.padding = 0;
+  if (size <= kMaxCopy) {
+    uint8_t* const to = copies_.get() + copied_;
+    copy_inline(to, from, size);
+    std::memset(to + size, 0, kTextPadding);
+    copied_ += size;
+    info.padding = kTextPadding;
+    from = to;
   }
-  split_properties(info, p, p + length);
-  if (has_same_names(info)) {
-    const auto here = [&](int32_t at) {
-      return at < 0 ? at : at + static_cast<int32_t>(info.first_property - named_.first_property);
-    };
-    info.tags = here(named_.tags);
-    info.keys = here(named_.keys);
-    info.uniq_key = here(named_.uniq_key);
-    info.put_id = here(named_.put_id);
+  info.topic = {from, message.topic_length, message.topic_length + info.padding};
+  info.text = from + (message.properties - message.topic);
+  if (!is_utf8(message.topic, message.topic_length)) {
+    texts_.push_back(sanitize_utf8(from, message.topic_length));
+    info.topic = {bytes_of(texts_.back()), texts_.back().size(), texts_.back().size()};
+  }
+}
+
+void Scan::parse_properties(MessageInfo& info) {
+  size_t size = info.message.properties_length;
+  const bool can_have_shape = info.padding > 0 && size > 0 && size <= PropertyShape::kMaxSize;
+  info.shape = can_have_shape ? shapes_.find(info.text, size) : nullptr;
+  const bool is_valid = (can_have_shape && shapes_.is_ascii()) || is_utf8(info.text, size);
+  if (info.shape != nullptr && is_valid) {
+    info.properties = info.shape->pairs;
+    info.named = info.shape->named;
     return;
   }
-  merge_properties(info);
-  find_properties(info);
-  named_ = info;
+  info.shape = nullptr;
+  if (!is_valid) {
+    // Replacing malformed bytes moves no separator: both are below 0x80.
+    texts_.push_back(sanitize_utf8(info.text, size));
+    info.text = bytes_of(texts_.back());
+    info.padding = 0;
+    size = texts_.back().size();
+  }
+  const size_t first = properties_.size();
+  split_properties(info.text, info.text + size, properties_);
+  const size_t found = properties_.size();
+  merge_properties(properties_, first);
+  info.first_property = static_cast<uint32_t>(first);
+  info.properties = static_cast<uint32_t>(properties_.size() - first);
+  info.named = find_named(properties_.data() + first, info.properties);
+  if (can_have_shape && is_valid && properties_.size() == found) {
+    shapes_.learn(info.text, size, properties_.data() + first, info.properties);
+  }
 }
 
-// Adds the pairs in [begin, end), also those with equal names.
-void Scan::split_properties(MessageInfo& info, const uint8_t* begin, const uint8_t* end) {
-  const uint8_t *start = begin, *equals = nullptr;
-  const auto add = [&](const uint8_t* stop) {
-    if (equals != nullptr && equals > start && equals + 1 < stop) {
-      properties_.push_back(
-          {start, equals + 1, static_cast<uint32_t>(equals - start), static_cast<uint32_t>(stop - equals - 1)});
-    }
-    start = stop + 1;
-    equals = nullptr;
-  };
-  // At least 64 bytes of a message come before its properties.
-  const bool is_in_message = begin == info.message.properties;
-  for (const uint8_t* block = begin; block < end; block += kBlock) {
-    const auto left = static_cast<size_t>(end - block);
-    uint64_t found = 0;
-    if (left >= kBlock) {
-      found = separators(block);
-    } else if (is_in_message) {
-      found = separators(end - kBlock) >> (kBlock - left);
-    } else {
-      uint8_t rest[kBlock] = {};
-      std::memcpy(rest, block, left);
-      found = separators(rest);
-    }
-    for (; found != 0; found &= found - 1) {
-      const uint8_t* const at = block + __builtin_ctzll(found);
-      if (*at == kPropertySeparator) {
-        add(at);
-      } else if (equals == nullptr) {
-        equals = at;
-      }
-    }
+TextBytes Scan::value(const MessageInfo& info, int32_t number) const {
+  if (info.shape != nullptr) {
+    const size_t size = info.shape->value_size[number];
+    return {info.text + info.shape->value_at[number], size, size + kTextPadding};
   }
-  if (start < end) add(end);
-  info.properties = static_cast<uint32_t>(properties_.size()) - info.first_property;
-}
-
-// Whether the names are those of `named_`, which are different, in the same
-// order.
-bool Scan::has_same_names(const MessageInfo& info) const {
-  if (info.properties == 0 || info.properties != named_.properties) return false;
-  const Property *one = &properties_[info.first_property], *other = &properties_[named_.first_property];
-  for (uint32_t i = 0; i < info.properties; i++, one++, other++) {
-    if (one->key_length != other->key_length || !is_equal(one->key, other->key, one->key_length)) return false;
-  }
-  return true;
-}
-
-// Merges equal names. With many properties, comparing each pair would take too
-// long.
-void Scan::merge_properties(MessageInfo& info) {
-  Property* const first = properties_.data() + info.first_property;
-  std::unordered_map<std::string, uint32_t> numbers;
-  uint32_t kept = 0;
-  for (uint32_t i = 0; i < info.properties; i++) {
-    const Property property = first[i];
-    const std::string_view key(reinterpret_cast<const char*>(property.key), property.key_length);
-    uint32_t number = 0;
-    if (info.properties > kManyProperties) {
-      number = numbers.emplace(std::string(key), kept).first->second;
-    } else {
-      const auto has_key = [&](const Property& other) {
-        return other.key_length == key.size() && is_equal(other.key, property.key, key.size());
-      };
-      number = static_cast<uint32_t>(std::find_if(first, first + kept, has_key) - first);
-    }
-    const uint8_t* const name = number < kept ? first[number].key : property.key;
-    first[number] = {name, property.value, property.key_length, property.value_length};
-    kept = std::max(kept, number + 1);
-  }
-  info.properties = kept;
-  properties_.resize(info.first_property + kept);
-}
-
-void Scan::find_properties(MessageInfo& info) const {
-  for (uint32_t i = 0; i < info.properties; i++) {
-    const uint32_t at = info.first_property + i;
-    const Property& property = properties_[at];
-    const std::string_view key(reinterpret_cast<const char*>(property.key), property.key_length);
-    if (key == "TAGS") info.tags = static_cast<int32_t>(at);
-    if (key == "KEYS") info.keys = static_cast<int32_t>(at);
-    if (key == "UNIQ_KEY") info.uniq_key = static_cast<int32_t>(at);
-    if (key == kPropertyId) info.put_id = static_cast<int32_t>(at);
-  }
+  const Property& property = properties_[info.first_property + static_cast<size_t>(number)];
+  return {property.value, property.value_length, property.value_length + info.padding};
 }
 
 void Scan::add_problem(Row& row, std::string problem) {
@@ -586,8 +481,9 @@ void Scan::flush(Batch& batch) {
   count_ = 0;
   problems_.clear();
   properties_.clear();
-  named_.properties = 0;
+  shapes_.release();
   texts_.clear();
+  copied_ = 0;
 }
 
 template <typename T, typename Get>
@@ -611,40 +507,27 @@ void Scan::fill_text(Column& column, const uint8_t* valid, TextOf text_of) {
 }
 
 void Scan::fill_host(Column& column, bool born) {
-  const uint8_t* last = nullptr;
-  int last_length = 0;
-  char host[kMaxHostText];
-  size_t host_length = 0;
+  HostText host;
   fill_text(column, message_valid_, [&](int i) {
     const Message& message = infos_[i].message;
-    const uint8_t* const p = born ? message.born_host() : message.store_host();
-    const int length = born ? message.born_host_length() : message.store_host_length();
-    if (last == nullptr || length != last_length || std::memcmp(p, last, static_cast<size_t>(length)) != 0) {
-      host_length = host_text(p, length, host);
-      last = p;
-      last_length = length;
-    }
-    return TextBytes{reinterpret_cast<const uint8_t*>(host), host_length, sizeof host};
+    return born ? host.text(message.born_host(), message.born_host_length())
+                : host.text(message.store_host(), message.store_host_length());
   });
 }
 
-void Scan::fill_property(Column& column, int32_t MessageInfo::* which) {
+void Scan::fill_property(Column& column, int32_t NamedProperties::* which) {
   uint8_t valid[kChunk];
-  for (int i = 0; i < count_; i++) valid[i] = message_valid_[i] && infos_[i].*which >= 0;
-  fill_text(column, valid, [&](int i) {
-    const Property& property = properties_[static_cast<size_t>(infos_[i].*which)];
-    return TextBytes{property.value, property.value_length,
-                     static_cast<size_t>(infos_[i].properties_end - property.value)};
-  });
+  for (int i = 0; i < count_; i++) valid[i] = message_valid_[i] && infos_[i].named.*which >= 0;
+  fill_text(column, valid, [&](int i) { return value(infos_[i], infos_[i].named.*which); });
 }
 
 void Scan::fill_put_id(Column& column) {
   uint8_t valid[kChunk], ids[kChunk][kIdSize];
   for (int i = 0; i < count_; i++) {
-    valid[i] = message_valid_[i] && infos_[i].put_id >= 0;
+    valid[i] = message_valid_[i] && infos_[i].named.put_id >= 0;
     if (valid[i] == 0) continue;
-    const Property& property = properties_[static_cast<size_t>(infos_[i].put_id)];
-    valid[i] = read_id_text({reinterpret_cast<const char*>(property.value), property.value_length}, ids[i]);
+    const TextBytes id = value(infos_[i], infos_[i].named.put_id);
+    valid[i] = read_id_text({reinterpret_cast<const char*>(id.p), id.size}, ids[i]);
   }
   fill_text(column, valid, [&](int i) { return TextBytes{ids[i], kIdSize, kIdSize}; });
 }
@@ -693,18 +576,11 @@ void Scan::fill_transaction(Column& column) {
 }
 
 void Scan::fill_offset_msg_id(Column& column) {
-  const uint8_t* last = nullptr;
-  int last_length = 0;
   char id[56];
   fill_text(column, message_valid_, [&](int i) {
     const Message& message = infos_[i].message;
-    const uint8_t* const host = message.store_host();
     const int length = message.store_host_length();
-    if (last == nullptr || length != last_length || std::memcmp(host, last, static_cast<size_t>(length)) != 0) {
-      write_hex(host, length, id);
-      last = host;
-      last_length = length;
-    }
+    write_hex(message.store_host(), length, id);
     write_hex(message.p + kPhysicalOffsetAt, 8, id + 2 * length);
     return TextBytes{reinterpret_cast<const uint8_t*>(id), static_cast<size_t>(2 * (length + 8)), sizeof id};
   });
@@ -717,13 +593,18 @@ void Scan::fill_properties(Column& column) {
   for (int i = 0; i < count_; i++) {
     const MessageInfo& info = infos_[i];
     const uint32_t count = message_valid_[i] ? info.properties : 0;
+    column.close_map(count);
+    if (count > 0 && info.shape != nullptr) {
+      const PropertyShape& shape = *info.shape;
+      keys.append_all(shape.names, shape.names_size, shape.name_ends, count);
+      items.append_parts(info.text, shape.size, shape.value_at, shape.value_size, count);
+      continue;
+    }
     for (uint32_t k = 0; k < count; k++) {
       const Property& property = properties_[info.first_property + k];
-      const auto readable = [&](const uint8_t* p) { return static_cast<size_t>(info.properties_end - p); };
-      keys.append({property.key, property.key_length, readable(property.key)});
-      items.append({property.value, property.value_length, readable(property.value)});
+      keys.append({property.key, property.key_length, property.key_length + info.padding});
+      items.append({property.value, property.value_length, property.value_length + info.padding});
     }
-    column.close_map(count);
   }
   column.close_chunk(count_, message_valid_);
 }
@@ -804,10 +685,7 @@ void Scan::fill_column(Column& column, ColumnId id) {
     case ColumnId::Problem:
       return fill_problem(column);
     case ColumnId::Topic:
-      return fill_text(column, message_valid_, [&](int i) {
-        const size_t size = infos_[i].topic_length;
-        return TextBytes{infos_[i].topic, size, size};
-      });
+      return fill_text(column, message_valid_, [&](int i) { return infos_[i].topic; });
     case ColumnId::QueueId:
       return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).queue_id(); });
     case ColumnId::QueueOffset:
@@ -841,11 +719,11 @@ void Scan::fill_column(Column& column, ColumnId id) {
     case ColumnId::Compression:
       return fill_compression(column);
     case ColumnId::Tags:
-      return fill_property(column, &MessageInfo::tags);
+      return fill_property(column, &NamedProperties::tags);
     case ColumnId::Keys:
-      return fill_property(column, &MessageInfo::keys);
+      return fill_property(column, &NamedProperties::keys);
     case ColumnId::UniqKey:
-      return fill_property(column, &MessageInfo::uniq_key);
+      return fill_property(column, &NamedProperties::uniq_key);
     case ColumnId::OffsetMsgId:
       return fill_offset_msg_id(column);
     case ColumnId::Properties:

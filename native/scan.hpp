@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "columns.hpp"
+#include "properties.hpp"
 #include "ranges.hpp"
+#include "text.hpp"
 
 namespace dledger {
 
@@ -117,12 +119,6 @@ class Scan {
   std::unique_ptr<Batch> next();
 
  private:
-  struct Property {
-    const uint8_t* key;
-    const uint8_t* value;
-    uint32_t key_length, value_length;
-  };
-
   struct Row {
     Kind kind;
     const uint8_t* p;  // the entry's header or the message; null in a corrupt row
@@ -133,11 +129,12 @@ class Scan {
   // A row's message.
   struct MessageInfo {
     Message message;
-    const uint8_t* topic;
-    uint32_t topic_length;
-    const uint8_t* properties_end;  // of the memory that has them
+    TextBytes topic;
+    const uint8_t* text;         // of the properties
+    size_t padding;              // bytes after topic and properties that may be read
+    const PropertyShape* shape;  // of the properties, or nullptr: then they are in properties_
     uint32_t first_property, properties;
-    int32_t tags, keys, uniq_key, put_id;  // in properties_; -1 without one
+    NamedProperties named;
   };
 
   void need(const std::string& name);
@@ -152,11 +149,9 @@ class Scan {
   bool keeps_entry(const Row& row) const;
   void read_message(const SegmentView& view, Row& row, MessageInfo& info);
   bool keeps_message(const Row& row, const MessageInfo& info) const;
+  void read_texts(MessageInfo& info);
   void parse_properties(MessageInfo& info);
-  void split_properties(MessageInfo& info, const uint8_t* begin, const uint8_t* end);
-  bool has_same_names(const MessageInfo& info) const;
-  void merge_properties(MessageInfo& info);
-  void find_properties(MessageInfo& info) const;
+  TextBytes value(const MessageInfo& info, int32_t number) const;
   bool is_committed(const Row& row) const;
   void check(Row& row, const MessageInfo& info);
   void add_problem(Row& row, std::string text);
@@ -172,7 +167,7 @@ class Scan {
   void fill_text(Column& column, const uint8_t* valid, TextOf text_of);
   void fill_host(Column& column, bool born);
   void fill_timestamp(Column& column, bool born);
-  void fill_property(Column& column, int32_t MessageInfo::* which);
+  void fill_property(Column& column, int32_t NamedProperties::* which);
   void fill_put_id(Column& column);
   template <typename NameOf>
   void fill_names(Column& column, NameOf name_of);
@@ -184,8 +179,7 @@ class Scan {
   void fill_problem(Column& column);
 
   static constexpr int kChunk = 128;
-  static constexpr uint32_t kManyProperties = 32;
-  static constexpr size_t kBlock = 64;
+  static constexpr size_t kMaxCopy = 640;
 
   Request request_;
   std::vector<ColumnId> ids_;
@@ -213,8 +207,9 @@ class Scan {
   uint8_t entry_valid_[kChunk], message_valid_[kChunk], body_valid_[kChunk];
   std::vector<std::string> problems_;
   std::vector<Property> properties_;
-  MessageInfo named_ = {};         // the last message of the chunk with other names of
-                                   // properties than the one before
+  PropertyShapes shapes_;
+  std::unique_ptr<uint8_t[]> copies_;  // topics and properties
+  size_t copied_ = 0;
   std::deque<std::string> texts_;  // sanitised bytes that properties and topics point to
 };
 

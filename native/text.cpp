@@ -1,5 +1,6 @@
 #include "text.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "bytes.hpp"
@@ -11,17 +12,21 @@
 namespace dledger {
 namespace {
 
-// The decimal digits of each byte and, last, their number.
+// The decimal digits of each byte and a dot.
 struct ByteDigits {
-  uint8_t of[256][4] = {};
+  struct Text {
+    char text[4] = {};
+    uint8_t size = 0;
+  };
+  Text of[256];
 
   constexpr ByteDigits() {
     for (int byte = 0; byte < 256; byte++) {
-      uint8_t count = 0;
+      Text& digits = of[byte];
       for (int unit = byte < 10 ? 1 : byte < 100 ? 10 : 100; unit > 0; unit /= 10) {
-        of[byte][count++] = static_cast<uint8_t>('0' + byte / unit % 10);
+        digits.text[digits.size++] = static_cast<char>('0' + byte / unit % 10);
       }
-      of[byte][3] = count;
+      digits.text[digits.size++] = '.';
     }
   }
 };
@@ -58,11 +63,12 @@ bool is_utf8(const uint8_t* p, size_t n) {
       continue;
     }
 #endif
-    if (end - p >= 8) {
-      uint64_t eight;
-      std::memcpy(&eight, p, 8);
-      if ((eight & 0x8080808080808080ull) == 0) {
-        p += 8;
+    if (n >= 8) {
+      const uint8_t* const eight = std::min(p, end - 8);
+      uint64_t bytes;
+      std::memcpy(&bytes, eight, sizeof bytes);
+      if ((bytes & 0x8080808080808080ull) == 0) {
+        p = eight + 8;
         continue;
       }
     }
@@ -120,11 +126,11 @@ struct Writer {
   }
   void put_ipv4(const uint8_t* p) {
     for (int i = 0; i < 4; i++) {
-      if (i > 0) put('.');
-      std::memcpy(at, kDigits.of[p[i]],
-                  3);  // there is room for more than the digits
-      at += kDigits.of[p[i]][3];
+      const ByteDigits::Text& digits = kDigits.of[p[i]];
+      std::memcpy(at, digits.text, sizeof digits.text);  // there is room for more than the digits
+      at += digits.size;
     }
+    at--;
   }
 };
 
@@ -177,8 +183,41 @@ size_t host_text(const uint8_t* p, int n, char* text) {
   return static_cast<size_t>(out.at - text);
 }
 
+TextBytes HostText::text(const uint8_t* p, int n) {
+  uint64_t host = 0;
+  std::memcpy(&host, p, sizeof host);
+  if (n != sizeof host) {
+    size_ = host_text(p, n, text_);
+    port_size_ = 0;
+  } else if (port_size_ == 0 || std::memcmp(p + 4, reinterpret_cast<const char*>(&ipv4_) + 4, 4) != 0) {
+    size_ = host_text(p, n, text_);
+    const char* const colon = static_cast<const char*>(std::memchr(text_, ':', size_));
+    port_size_ = static_cast<size_t>(text_ + size_ - colon);
+    std::memcpy(port_, colon, port_size_);
+  } else if (host != ipv4_) {
+    Writer out{text_};
+    out.put_ipv4(p);
+    std::memcpy(out.at, port_, sizeof port_);
+    size_ = static_cast<size_t>(out.at - text_) + port_size_;
+  }
+  ipv4_ = host;
+  return {reinterpret_cast<const uint8_t*>(text_), size_, sizeof text_};
+}
+
 void write_hex(const uint8_t* p, int n, char* text) {
-  for (int i = 0; i < n; i++) {
+  int i = 0;
+#if defined(__SSE2__)
+  for (; i + 8 <= n; i += 8) {
+    const __m128i low_bits = _mm_set1_epi8(0xF);
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + i));
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), low_bits), low = _mm_and_si128(bytes, low_bits);
+    const __m128i digits = _mm_unpacklo_epi8(high, low);
+    const __m128i letters = _mm_and_si128(_mm_cmpgt_epi8(digits, _mm_set1_epi8(9)), _mm_set1_epi8('A' - '0' - 10));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(text + 2 * i),
+                     _mm_add_epi8(_mm_add_epi8(digits, _mm_set1_epi8('0')), letters));
+  }
+#endif
+  for (; i < n; i++) {
     text[2 * i] = "0123456789ABCDEF"[p[i] >> 4];
     text[2 * i + 1] = "0123456789ABCDEF"[p[i] & 0xF];
   }

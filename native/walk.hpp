@@ -75,8 +75,12 @@ class SegmentView {
   // Prefetches all bytes from pos to some KiB after its `size` bytes; `streamed` is the end of the last call.
   void stream(int64_t pos, int64_t size, int64_t& streamed) const {
     const int64_t until = pos + size + kStreamAhead;
-    for (streamed = std::max(streamed, pos); streamed < until; streamed += kCacheLine) {
-      __builtin_prefetch(near(streamed), 0, 0);
+    for (streamed = std::max(streamed, pos); streamed < until; streamed += 4 * kCacheLine) {
+      const uint8_t* const p = near(streamed);
+      __builtin_prefetch(p, 0, 0);
+      __builtin_prefetch(p + kCacheLine, 0, 0);
+      __builtin_prefetch(p + 2 * kCacheLine, 0, 0);
+      __builtin_prefetch(p + 3 * kCacheLine, 0, 0);
     }
   }
 

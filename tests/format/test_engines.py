@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError, UnreadableError
-from pyspark_dledger.format import codec, layout
+from pyspark_dledger.format import codec, layout, message
 from pyspark_dledger.format import engine as engines
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.engine import Engine, get_engine
@@ -710,6 +710,42 @@ def test_rows_without_columns_are_counted(reader: Engine, tmp_path: Path, mode: 
     request = request_of(segment, columns=(), end=store.end, mode=mode if mode != "FAILFAST" else "PERMISSIVE")
     batches = list(expand(reader.scan(request), request))
     assert [batch.num_rows for batch in batches] == [5 if mode != "DROPMALFORMED" else 4]
+
+
+def test_messages_with_alike_texts_are_read_one_by_one(both: tuple[Engine, Engine], tmp_path: Path) -> None:
+    pairs = b"TAGS\1ab\2KEYS\1cd\2e\1f\2"
+    texts = [
+        *[pairs, b"TAGS\1xy\2KEYS\1zz\2e\1g\2", b"TAGz\1ab\2KEYS\1cd\2e\1f\2", b"TAGS\1ab\2TAGS\1cd\2e\1f\2"],
+        *[b"TAGS\2ab\1KEYS\1cd\2e\1f\2", b"TAGS\1ab\2KEYS\2cd\1e\1f\2", b"TAGS\1ab\2\2\2\2\2\1cd\2e\1f\2"],
+        *[pairs.replace(b"ab", "é".encode()), pairs.replace(b"ab", b"\xff\xfe"), pairs.replace(b"f", b"\0")],
+        *[pairs[:-1] + b"x", b"\1" + pairs[1:], b"", b"\2"],
+        *[b"UNIQ_KEY\1" + b"u" * size + b"\2WAIT\1true\2" for size in (15, 16, 31, 32, 33, 63, 64, 65, 600)],
+        *[b"".join(b"%d\1v\2" % number for number in range(count)) for count in (32, 33, 60)],
+    ]
+    hosts = [
+        ("0.0.0.0", 0),
+        ("10.200.255.9", 10911),
+        ("10.200.25.9", 10911),
+        ("1.1.1.1", -1),
+        ("::", 0),
+        ("fe80::1", 7),
+    ]
+    random_choice = random.Random(3).choice
+    messages = [
+        message.encode_message(
+            random_choice([b"T" * 9, "тема".encode(), b"\xff", b"t" * 300]),
+            *(b"body", 0),
+            properties=random_choice(texts),
+            born_host=message.encode_host(*random_choice(hosts)),
+            store_host=message.encode_host(*random_choice(hosts)),
+        )
+        for _ in range(1500)
+    ]
+    store = write_dledger(tmp_path, [raw(content) for content in messages], file_size=2**20)
+    names = ("topic", "tags", "keys", "uniqKey", "properties", "bornHost", "storeHost", "offsetMsgId")
+    native, python = (read(engine, request_of(store.segments[0], columns=names, end=store.end)) for engine in both)
+    assert len(native) == len(messages)
+    assert native == python
 
 
 @pytest.mark.parametrize("name", COLUMN_NAMES)
