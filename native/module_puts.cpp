@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "dispatched_rows.hpp"
 #include "identities.hpp"
 #include "put_rows.hpp"
 #include "python_values.hpp"
@@ -139,6 +140,26 @@ py::bytearray java_hashes(const py::object& strings) {
   return made;
 }
 
+// The fields of a DispatchedRows, arrays as bytes. Without `batch_topics`, batches are dispatched.
+py::tuple dispatch_rows(const py::object& batch, int64_t header_size, bool has_tags,
+                        const std::optional<std::vector<std::string>>& batch_topics) {
+  DispatchSettings settings;
+  settings.header_size = header_size;
+  settings.has_tags = has_tags;
+  settings.skips_batches = batch_topics.has_value();
+  if (batch_topics) settings.batch_topics = *batch_topics;
+  const HeldArrow held(batch);
+  const DispatchedRows rows = [&] {
+    const py::gil_scoped_release release;
+    return dispatched_rows(held.schema(), held.array(), settings);
+  }();
+  return py::make_tuple(rows.queues, rows.counts, array_of(rows.queue_offset), array_of(rows.units),
+                        py::make_tuple(array_of(rows.key_offset), array_of(rows.key_stored), array_of(rows.key_hash)),
+                        py::make_tuple(array_of(rows.id_index), bytes_of(rows.ids), array_of(rows.id_stored)),
+                        rows.first_index, rows.last_index, rows.last_term, rows.first_stored, rows.last_stored,
+                        rows.messages, rows.batches, rows.skipped, rows.first_skipped);
+}
+
 void add_identities(IdentityTable& table, const py::object& ids, const py::object& index) {
   const HeldBytes held(ids, "identities"), numbers(index, "index");
   const Identities added(held.range());
@@ -198,6 +219,7 @@ void add_puts(py::module_& module) {
         return array_of(filter.candidates(Identities(HeldBytes(ids, "identities").range())));
       });
   module.def("java_hashes", &java_hashes);
+  module.def("dispatched_rows", &dispatch_rows);
 }
 
 }  // namespace dledger

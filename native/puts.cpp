@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <unordered_map>
 
 #include "crc32.hpp"
+#include "queue_numbers.hpp"
 #include "text.hpp"
 
 namespace dledger {
@@ -111,28 +111,6 @@ bool check_properties(std::string_view properties, uint8_t* id) {
   }
   return has_id;
 }
-
-// Numbers queues in their first order.
-class QueueNumbers {
- public:
-  explicit QueueNumbers(std::vector<std::pair<std::string, int32_t>>& queues) : queues_(queues) {}
-
-  int32_t operator()(const std::string& topic, int32_t queue_id) {
-    if (of_topic_ == nullptr || topic != topic_) {
-      topic_ = topic;
-      of_topic_ = &numbers_[topic];
-    }
-    const auto [found, is_new] = of_topic_->try_emplace(queue_id, static_cast<int32_t>(queues_.size()));
-    if (is_new) queues_.emplace_back(topic, queue_id);
-    return found->second;
-  }
-
- private:
-  std::vector<std::pair<std::string, int32_t>>& queues_;
-  std::unordered_map<std::string, std::unordered_map<int32_t, int32_t>> numbers_;
-  std::string topic_;
-  std::unordered_map<int32_t, int32_t>* of_topic_ = nullptr;  // of the last topic
-};
 
 int64_t stamped_size(const Message& message, const Stamp& stamp) {
   return message.size - message.store_host_length() + static_cast<int64_t>(stamp.host.size());

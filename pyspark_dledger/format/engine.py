@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import mmap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.dispatched_rows import DispatchedRows
     from pyspark_dledger.format.encode.identities import IdentityFilter, IdentityTable
     from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
     from pyspark_dledger.format.json_text import BytesForm
@@ -188,6 +189,16 @@ class Engine(Protocol):
 
     def new_identity_filter(self, min_ids: int) -> IdentityFilter:
         """A filter with a capacity of at least `min_ids`."""
+
+    def dispatched_rows(
+        self, batch: pa.RecordBatch, header_size: int, has_tags: bool, batch_topics: Collection[str] | None
+    ) -> DispatchedRows:
+        """Units, keys and identities of rows with `dispatched_rows.DISPATCHED_COLUMNS`, in the order of the log.
+
+        A unit points to ``header_size`` bytes after its row's position. Prepared and rolled back messages have no unit,
+        rolled back ones no keys. Of each message its UNIQ_KEY is a key, then those of KEYS, and if `has_tags` its TAGS,
+        as in RocketMQ 5.5.0. With `batch_topics`, their messages and inner batches have no unit.
+        """
 
     def java_hashes(self, strings: pa.StringArray) -> npt.NDArray[np.int32]:
         """Java's ``String.hashCode`` of each string, 0 for null. Invalid UTF-8 counts as Java decodes it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, Puts, PutSettings, check_stamps
+from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, PutIds, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.file_bytes import read_exactly
 from pyspark_dledger.format.layout import COMPRESSIONS
 from pyspark_dledger.format.spec import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from pyspark_dledger.format.dispatched_rows import DispatchedRows
     from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
     from pyspark_dledger.format.json_text import BytesForm
 
@@ -176,6 +177,26 @@ def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:
     return _array(_native.java_hashes(strings), "i4")
 
 
+def dispatched_rows(
+    batch: pa.RecordBatch, header_size: int, has_tags: bool, batch_topics: Collection[str] | None
+) -> DispatchedRows:
+    from pyspark_dledger.format.dispatched_rows import UNIT_DTYPE, DispatchedRows, Keys  # only this call needs it
+
+    topics = None if batch_topics is None else list(batch_topics)
+    queues, counts, queue_offset, units, keys, (index, ids, stored), *rest = _native.dispatched_rows(
+        batch, header_size, has_tags, topics
+    )
+    return DispatchedRows(
+        queues,
+        counts,
+        _array(queue_offset, "i8"),
+        _array(units, UNIT_DTYPE),
+        Keys(*(_array(each, "i8") for each in keys)),
+        PutIds(_array(index, "i8"), ids, _array(stored, "i8")),
+        *rest,
+    )
+
+
 def json_lines(batch: pa.RecordBatch, form: BytesForm) -> Iterator[bytes]:
     from pyspark_dledger.format import json_text
     from pyspark_dledger.format.columns import ALL_COLUMNS
@@ -195,7 +216,7 @@ def _contiguous(values: Longs) -> Longs:
     return np.ascontiguousarray(values, np.int64)
 
 
-def _array(data: bytearray, kind: str) -> npt.NDArray[Any]:
+def _array(data: bytearray, kind: npt.DTypeLike) -> npt.NDArray[Any]:
     import numpy as np  # most calls do not need it
 
     return np.frombuffer(data, kind)

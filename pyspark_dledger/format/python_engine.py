@@ -17,6 +17,7 @@ from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import DLedgerError, StoreError
 from pyspark_dledger.format import codec, json_text
 from pyspark_dledger.format.columns import SCANNED_COLUMNS, arrow_schema
+from pyspark_dledger.format.dispatched_rows import dispatched_rows as dispatched_rows
 from pyspark_dledger.format.encode import entry_encoding, identities, message_copies, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.encode.message_copies import CopiedMessages

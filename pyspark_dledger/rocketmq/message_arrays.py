@@ -15,6 +15,8 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import signed32
 from pyspark_dledger.format.column_values import is_valid, texts_of, values_of
+from pyspark_dledger.format.dispatched_rows import Longs as Longs
+from pyspark_dledger.format.dispatched_rows import QueueName as QueueName
 from pyspark_dledger.format.distinct_numbers import numbered
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
@@ -27,9 +29,6 @@ COLUMNS = (
     "committed",
 )
 """The columns of the ``log`` table that `arrays_of_batches` reads."""
-
-Longs = npt.NDArray[np.int64]
-QueueName = tuple[str, int]
 
 
 class QueueNames:
@@ -93,42 +92,20 @@ def arrays_of_batches(engine: Engine, batches: Iterable[pa.RecordBatch], names: 
         return arrays_of_messages([], names)
     (batch,) = rows
     in_ledger = pc.equal(batch["source"], DLEDGER).to_numpy(zero_copy_only=False)
-    return arrays_of_rows(
-        engine,
-        batch,
-        values_of(batch["pos"]) + np.where(in_ledger, layout.ENTRY_HEADER_SIZE, 0),
-        *texts_of(batch["topic"]),
-        names,
-        unknown_time=np.iinfo(np.int64).min,
-        is_committed=pc.fill_null(batch["committed"], fill_value=False).to_numpy(zero_copy_only=False),
-    )
-
-
-def arrays_of_rows(
-    engine: Engine,
-    batch: pa.RecordBatch,
-    offset: Longs,
-    topics: list[str],
-    topic: Longs,
-    names: QueueNames,
-    *,
-    unknown_time: int,
-    is_committed: npt.NDArray[np.bool_],
-) -> MessageArrays:
-    """The messages of a batch that has only messages, with their commitLogOffsets; ``topic`` indexes `topics`."""
+    topics, topic = texts_of(batch["topic"])
     queue_id = values_of(batch["queueId"]).astype(np.int64) & 0xFFFFFFFF
     unique, number = numbered(topic << 32 | queue_id)
     numbers = [names.number((topics[key >> 32], signed32(key))) for key in unique.tolist()]
     stored = values_of(batch["storeTimestamp"]) // 1000
     return MessageArrays(
-        offset=offset,
+        offset=values_of(batch["pos"]) + np.where(in_ledger, layout.ENTRY_HEADER_SIZE, 0),
         size=values_of(batch["storeSize"]).astype(np.int64),
         queue=np.array(numbers, np.int64)[number],
         queue_offset=values_of(batch["queueOffset"]),
         tags_code=_tags_codes(engine, batch["tags"]),
         sys_flag=values_of(batch["sysFlag"]).astype(np.int64),
-        stored=np.where(is_valid(batch["storeTimestamp"]), stored, unknown_time),
-        is_committed=is_committed,
+        stored=np.where(is_valid(batch["storeTimestamp"]), stored, np.iinfo(np.int64).min),
+        is_committed=pc.fill_null(batch["committed"], fill_value=False).to_numpy(zero_copy_only=False),
     )
 
 

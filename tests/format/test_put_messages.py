@@ -289,8 +289,8 @@ def segment_of(folder: Path, data: bytes, base: int) -> Segment:
 
 def ids_in(segment: Segment, start: int, end: int) -> PutIds:
     """The identities that dispatch finds, with lists instead of arrays."""
-    parts = [read_part(engine, segment, start, end, DELAYS_MS, has_ids=True).ids for engine in (NATIVE, PYTHON)]
-    plain = [PutIds(ids.index.tolist(), ids.ids, ids.store_timestamps.tolist()) for ids in parts if ids is not None]
+    parts = [read_part(engine, segment, start, end, DELAYS_MS).rows.ids for engine in (NATIVE, PYTHON)]
+    plain = [PutIds(ids.index.tolist(), ids.ids, ids.store_timestamps.tolist()) for ids in parts]
     assert plain[0] == plain[1]
     return plain[0]
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import pyspark_dledger as dl
 from pyspark_dledger.format import codec, layout
+from pyspark_dledger.format.dispatched_rows import Keys
 from pyspark_dledger.log.io import key_files, queue_files
 from pyspark_dledger.log.io.queue_files import queues, read_units, written_units
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
@@ -38,7 +39,6 @@ from pyspark_dledger.log.verify.findings import (
 from pyspark_dledger.log.verify.report import MAX_LISTED
 from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings, verify
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
-from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from tests.support import golden
 from tests.support.generate import (
     YEAR_10000,

@@ -807,7 +807,7 @@ def test_the_times_of_a_part_include_old_messages_among_new_ones() -> None:
     now = time.time_ns() // 1_000_000
     for stamps in ([now - 5, now, 1_000], [now + 10**9, now - 5], []):
         ids = PutIds(np.arange(len(stamps)), b"", np.array(stamps, np.int64))
-        found = covered_range(DispatchedPart(3, 8, 2, 900, {}, ids, now - 5, 1_000), ids)
+        found = covered_range(DispatchedPart(3, 8, 2, 900, {}, ids, now - 5, 1_000))
         assert (found.first_index, found.last_index, found.last_term) == (3, 8, 2)
         assert found.first_store_timestamp == min([*stamps, now - 5])
         assert found.last_store_timestamp == 1_000 if not stamps else found.last_store_timestamp >= now

@@ -22,12 +22,12 @@ from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.errors import DLedgerError, StoreError, UnreadableError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import ConsumeQueueUnit, encode_consume_queue_unit, encode_entry
+from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.rocketmq.backup.member_files import ROOT
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import MAX_QUEUE_OFFSET
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.known_defects import should

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records, record_struct
+from pyspark_dledger.format.dispatched_rows import key_hash as key_hash
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
     INDEX_FILE_HEADER_SIZE,
@@ -132,12 +132,6 @@ def _fits(path: Path, header: IndexHeader, size: int, slots: int) -> bool:
         and int(units[1]["commitLogOffset"][0]) == header.end_phy_offset
         and newest_unit(path, int(units[1]["keyHash"][0]) % slots) == last
     )
-
-
-def key_hash(topic: str, key: str) -> int:
-    """The hash of a message's key, or uniqKey, in its units (``IndexFile.indexKeyHashMethod``)."""
-    found = abs(java_hash(f"{topic}#{key}"))
-    return 0 if found > MAX_HASH else found
 
 
 def hashes_of_keys(topic: str, properties: Mapping[str, str]) -> set[int]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +46,7 @@ from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 UNITS_PER_FILE = 300_000
 """RocketMQ's default (``mappedFileSizeConsumeQueue``)."""
 
-MAX_QUEUE_OFFSET = 2**62 // CONSUME_QUEUE_UNIT_SIZE
-"""The last queueOffset that a unit can have: files are named by their first byte."""
-
-# A topic is a folder's name; RocketMQ's own limit, in characters, is lower.
-_MAX_TOPIC_SIZE = 255
 _FILLERS_PER_WRITE = 64 * 1024
-_MAX_UINT16 = 1 << 16
 # For gaps that the log has no room for, such as those of an export that closed the gaps of the log.
 _SPARE_FILLERS = 300_000
 # A pull that reads a unit begins at most so many units before it: 800 (maxFilterMessageSize), or as many as a consumer
@@ -159,13 +153,6 @@ def first_file_end(segments: Sequence[Segment]) -> int:
     return segments[0].end if segments and not segments[0].base else 0
 
 
-def is_valid_queue(name: QueueName) -> bool:
-    """Whether a topic and a queue id can be folders: a log may contain any topic."""
-    topic, queue_id = name
-    size = len(topic.encode("utf-8", "surrogatepass"))
-    return 0 < size <= _MAX_TOPIC_SIZE and not {"/", "\0"} & set(topic) and topic not in (".", "..") and queue_id >= 0
-
-
 class QueueWriter:
     """Writes the queues below ``root/consumequeue``, from one thread. Raises OSError if the disk fails.
 
@@ -240,22 +227,18 @@ class QueueWriter:
                 if end != state.end:
                     state.end, state.last_offset = end, 0
 
-    def put(self, names: list[QueueName], queue: Longs, queue_offset: Longs, units: Units) -> dict[QueueName, int]:
-        """Write units in the order of the log; ``queue`` indexes `names`. Returns the new end of each queue written.
+    def put(
+        self, names: list[QueueName], counts: Sequence[int], queue_offset: Longs, units: Units
+    ) -> dict[QueueName, int]:
+        """Write the units of each queue, in the order of the log. Returns the new end of each queue.
 
         Of two messages with one queueOffset the first stays, as in RocketMQ. Gaps become fillers, or copies of the
         following unit, because for RocketMQ a queue ends at the first unwritten unit.
         """
-        if not len(queue):
-            return {}
-        # numpy sorts 16-bit numbers by counting.
-        order = np.argsort(queue.astype(np.uint16) if len(names) <= _MAX_UINT16 else queue, kind="stable")
-        queue_offset, units_of_queues = queue_offset[order], units[order]
         ends, start = {}, 0
-        for number, count in enumerate(np.bincount(queue, minlength=len(names)).tolist()):
+        for name, count in zip(names, counts, strict=True):
             part = slice(start, start := start + count)
-            if count:
-                ends[names[number]] = self._put(names[number], queue_offset[part], units_of_queues[part])
+            ends[name] = self._put(name, queue_offset[part], units[part])
         self._spare += int(units["size"][has_message(units)].sum()) // CONSUME_QUEUE_UNIT_SIZE
         return ends
 
@@ -370,10 +353,3 @@ def _check_sizes(found: list[Queue], units: int) -> None:
                     f"{file.path}: expected a ConsumeQueue file of {units} units like most others, found {file.units}: "
                     "delete the folder consumequeue; all queues are then rebuilt from the log"
                 )
-
-
-def units_of(offset: Longs, size: Longs, tags_code: Longs) -> Units:
-    """Units as on disk."""
-    units: npt.NDArray[Any] = np.empty(len(offset), UNIT_DTYPE)
-    units["commitLogOffset"], units["size"], units["tagsCode"] = offset, size, tags_code
-    return units

@@ -129,7 +129,7 @@ class DispatchedPart(NamedTuple):
     last_term: int
     end_pos: int
     ends: dict[QueueName, int]
-    ids: PutIds | None
+    ids: PutIds
     first_store_timestamp: int
     last_store_timestamp: int
 
@@ -297,27 +297,27 @@ class Dispatcher:
         end = min(limit, segment.end, start + self._settings.chunk_bytes)
         if end <= start:
             return None
-        return read_part(self._engine, segment, start, end, self._settings.delays_ms, has_ids=True)
+        return read_part(self._engine, segment, start, end, self._settings.delays_ms)
 
     def _dispatch(self, limit: int) -> None:
         part = self._read(self.dispatched_offset, limit)
         end = limit
         is_index_level = self._index_pos >= self.dispatched_offset
         if part is not None:
-            queue, queue_offset, units = part.units()
+            rows = part.rows
             self._queues.first_file_end = first_file_end(self._files.segments)
-            ends = self._queues.put(part.names.names, queue, queue_offset, units)
+            ends = self._queues.put(rows.queues, rows.counts, rows.queue_offset, rows.units)
             end = min(part.end, limit)
             if self._settings.has_index and is_index_level:
                 self._put_keys(part)
             self._notify(part, end, ends)
             self._skipped.add(part)
-            self._stored = part.last_stored or self._stored
+            self._stored = rows.last_stored or self._stored
         self._is_dirty = True
         if is_index_level:
             self._index_pos = end
-        if part is not None and part.last_index >= 0:
-            self.dispatched_index = part.last_index
+        if part is not None and part.rows.last_index >= 0:
+            self.dispatched_index = part.rows.last_index
         if end >= self._committed.pos:
             # Also if the last entries are damaged or expired: a new leader waits for the committed index.
             self.dispatched_index = max(self.dispatched_index, self._committed.index)
@@ -332,12 +332,13 @@ class Dispatcher:
 
     def _put_keys(self, part: LogPart) -> None:
         """Add the keys of a part. After a retry the writer skips the keys that it has."""
-        self._index.put(part.keys(self._engine))
-        self._index_stored = part.last_stored or self._index_stored
+        self._index.put(part.rows.keys)
+        self._index_stored = part.rows.last_stored or self._index_stored
 
     def _notify(self, part: LogPart, end: int, ends: dict[QueueName, int]) -> None:
-        bounds = part.first_index, part.last_index, part.last_term
-        self._listener(DispatchedPart(*bounds, end, ends, part.ids, part.first_stored, part.last_stored))
+        rows = part.rows
+        bounds = rows.first_index, rows.last_index, rows.last_term
+        self._listener(DispatchedPart(*bounds, end, ends, rows.ids, rows.first_stored, rows.last_stored))
 
     # On disk
 
@@ -371,9 +372,9 @@ class _SkippedEntries:
         self._report_at = 0.0
 
     def add(self, part: LogPart) -> None:
-        if part.skipped:
+        if part.rows.skipped:
             self._first = self._first or f"{part.segment.path} {part.first_skipped}"
-            self._count += part.skipped
+            self._count += part.rows.skipped
         if time.monotonic() >= self._report_at:
             self.report()
 

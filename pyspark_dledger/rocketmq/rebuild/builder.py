@@ -308,15 +308,16 @@ class QueueSink:
     def put(self, chunk: DispatchedUnits) -> None:
         if self._expired is not None:
             self._keep_expired(self._expired, chunk)
-        self._received += len(chunk.queue)
-        self._writer.put(chunk.names, chunk.queue, chunk.queue_offset, chunk.units)
+        self._received += len(chunk.units)
+        self._writer.put(chunk.names, chunk.unit_counts, chunk.queue_offset, chunk.units)
 
     def _keep_expired(self, expired: ExpiredUnits, chunk: DispatchedUnits) -> None:
         """Write the units of expired messages, for queues that have their first messages in this chunk."""
-        for number in np.flatnonzero([name in expired for name in chunk.names]).tolist():
-            offsets = chunk.queue_offset[chunk.queue == number]
-            if len(offsets):
-                self._kept += expired.write_to(self._writer, chunk.names[number], int(offsets[0]))
+        first = 0
+        for name, count in zip(chunk.names, chunk.unit_counts, strict=True):
+            if name in expired:
+                self._kept += expired.write_to(self._writer, name, int(chunk.queue_offset[first]))
+            first += count
 
     def finish(self, built: BuildReport) -> BuildReport:
         if self._expired is not None:

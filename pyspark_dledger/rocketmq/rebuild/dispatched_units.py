@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO, RawIOBase
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypedDict
 
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import FLAG_INNER_BATCH
+from pyspark_dledger.format.dispatched_rows import Keys
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.queue_files import Units
@@ -29,7 +28,6 @@ from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
-from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
@@ -60,6 +58,19 @@ class UnitSpec:
     engine: str
     index_tags: bool = False
 
+    @property
+    def arguments(self) -> PartArguments:
+        """Arguments of `read_part` and `part_of`."""
+        return {"delays_ms": self.delays_ms, "has_tags": self.index_tags, "batch_topics": self.batch_topics}
+
+
+class PartArguments(TypedDict):
+    """As in `read_part`."""
+
+    delays_ms: tuple[int, ...]
+    has_tags: bool
+    batch_topics: frozenset[str]
+
 
 class ChunkCounts(NamedTuple):
     """The numbers of messages in a chunk.
@@ -77,11 +88,11 @@ class ChunkCounts(NamedTuple):
 
 
 class DispatchedUnits(NamedTuple):
-    """The units and keys of a chunk of the log, which ends at position ``end``; ``queue`` indexes ``names``."""
+    """The units and keys of a chunk of the log, which ends at position ``end``; as in `DispatchedRows`."""
 
     end: int
     names: list[QueueName]
-    queue: Longs
+    unit_counts: list[int]
     queue_offset: Longs
     units: Units
     keys: Keys
@@ -134,25 +145,17 @@ def read_range(spec: UnitSpec, each: SegmentRange) -> Iterator[DispatchedUnits]:
     engine = engine_of(spec.engine, each.segment)
     pos = each.start
     while pos < each.end:
-        chunk = read_part(engine, each.segment, pos, min(each.end, pos + _CHUNK_BYTES), spec.delays_ms)
-        yield units_of_chunk(engine, spec, chunk)
+        chunk = read_part(engine, each.segment, pos, min(each.end, pos + _CHUNK_BYTES), **spec.arguments)
+        yield units_of_chunk(spec, chunk)
         pos = chunk.end
 
 
-def units_of_chunk(engine: Engine, spec: UnitSpec, chunk: LogPart) -> DispatchedUnits:
+def units_of_chunk(spec: UnitSpec, chunk: LogPart) -> DispatchedUnits:
     """The units and keys of the messages of a chunk."""
-    queue, queue_offset, units = chunk.units()
-    is_batch = (chunk.found.sys_flag & FLAG_INNER_BATCH) != 0
-    of_batch_topic = np.array([topic in spec.batch_topics for topic, _ in chunk.names.names], bool)
-    if of_batch_topic.any():
-        is_batch |= of_batch_topic[chunk.found.queue]
-    if is_batch.any():
-        is_single = ~is_batch[chunk.found.is_dispatched]
-        queue, queue_offset, units = queue[is_single], queue_offset[is_single], units[is_single]
-    keys = chunk.keys(engine, spec.index_tags) if spec.index else Keys(*(np.empty(0, np.int64) for _ in range(3)))
-    messages = len(chunk.found)
-    counts = ChunkCounts(messages, chunk.skipped, chunk.first_skipped, int(is_batch.sum()), chunk.last_stored)
-    return DispatchedUnits(chunk.end, chunk.names.names, queue, queue_offset, units, keys, counts)
+    rows = chunk.rows
+    counts = ChunkCounts(rows.messages, rows.skipped, chunk.first_skipped, rows.batches, rows.last_stored)
+    keys = rows.keys if spec.index else rows.keys[:0]
+    return DispatchedUnits(chunk.end, rows.queues, rows.counts, rows.queue_offset, rows.units, keys, counts)
 
 
 # Ranges that other processes read
@@ -172,9 +175,9 @@ def _read_into(spec: UnitSpec, folder: Path, each: SegmentRange) -> tuple[int, P
 def save_units(file: BinaryIO | RawIOBase, found: DispatchedUnits) -> None:
     """Write the units of a chunk: a line of JSON, then the arrays in numpy's format. Raises OSError."""
     data = BytesIO()  # numpy reports a full disk without its error number
-    data.write(json.dumps([found.end, found.names, found.counts]).encode() + b"\n")
+    data.write(json.dumps([found.end, found.names, found.unit_counts, found.counts]).encode() + b"\n")
     keys = found.keys
-    for array in (found.queue, found.queue_offset, found.units, keys.offset, keys.stored, keys.key_hash):
+    for array in (found.queue_offset, found.units, keys.offset, keys.stored, keys.key_hash):
         np.save(data, array, allow_pickle=False)
     file.write(data.getbuffer())
 
@@ -191,8 +194,8 @@ def read_units(file: BinaryIO) -> DispatchedUnits | None:
     line = file.readline()
     if not line:
         return None
-    end, names, counts = json.loads(line)
-    queue, queue_offset, units, offset, stored, key_hash = (np.load(file, allow_pickle=False) for _ in range(6))
+    end, names, unit_counts, counts = json.loads(line)
+    queue_offset, units, offset, stored, key_hash = (np.load(file, allow_pickle=False) for _ in range(5))
     keys = Keys(offset, stored, key_hash)
     named = [(topic, number) for topic, number in names]
-    return DispatchedUnits(end, named, queue, queue_offset, units, keys, ChunkCounts(*counts))
+    return DispatchedUnits(end, named, unit_counts, queue_offset, units, keys, ChunkCounts(*counts))

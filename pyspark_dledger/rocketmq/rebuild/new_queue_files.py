@@ -15,6 +15,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.dispatched_rows import is_valid_queue
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
@@ -29,7 +30,7 @@ from pyspark_dledger.log.io.queue_files import (
 )
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter, is_valid_queue
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.consume_queue.sparse_files import SparseFiles
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
 from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
@@ -278,7 +279,7 @@ class ExpiredUnits:
             is_message = self._is_expired(found)
             kept_units = found.astype(UNIT_DTYPE)
             kept_units[~is_message] = _FILLER
-            writer.put([name], np.zeros(len(offsets), np.int64), offsets, kept_units)
+            writer.put([name], [len(offsets)], offsets, kept_units)
             kept += int(is_message.sum())
         return kept
 

@@ -19,6 +19,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
 from pyspark_dledger.format.column_values import values_of
+from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
 from pyspark_dledger.format.layout import (
     BLANK,
     ENTRY_HEADER_SIZE,
@@ -37,7 +38,7 @@ from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
-from pyspark_dledger.rocketmq.dispatch.log_part import COLUMNS, all_rows, part_of
+from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
 from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
 from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, left_path, new_file, read_back_error
@@ -194,7 +195,7 @@ def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[
     segment = Segment(window.path, segment_name(part.base), part.base + window.start, size, part.source)
     engine = engine_of(part.engine, segment)
     spec = part.units
-    columns = _CHECKED_COLUMNS if spec is None else tuple(dict.fromkeys((*_CHECKED_COLUMNS, *COLUMNS)))
+    columns = _CHECKED_COLUMNS if spec is None else tuple(dict.fromkeys((*_CHECKED_COLUMNS, *DISPATCHED_COLUMNS)))
     request = ScanRequest(segment, start, end, columns)
     batch = all_rows(engine, request)
     if spec is None:
@@ -202,7 +203,7 @@ def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[
     count = len(batch)
     if part.committed is not None:
         count = int(np.searchsorted(values_of(batch["index"]), part.committed, "right"))
-    return batch, units_of_chunk(engine, spec, part_of(engine, request, batch.slice(0, count), spec.delays_ms))
+    return batch, units_of_chunk(spec, part_of(engine, request, batch.slice(0, count), **spec.arguments))
 
 
 def _checked(part: FilePart, batch: pa.RecordBatch, damaged: Sequence[int], at: int) -> int:

@@ -13,7 +13,6 @@ import numpy as np
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.identities import IdentityTable
-from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
@@ -86,9 +85,8 @@ class DispatchedTables:
         with self._lock:
             self._queues.raise_to(part.ends)
             self._pos = part.end_pos
-            if part.ids is not None and part.last_index >= 0:
-                self._identities.add(covered_range(part, part.ids), part.ids.ids, part.ids.index)
             if part.last_index >= 0:
+                self._identities.add(covered_range(part), part.ids.ids, part.ids.index)
                 self._dispatched = EntryId(part.last_index, part.last_term)
                 self._advance()
 
@@ -129,9 +127,9 @@ class DispatchedTables:
             return TopicQueues(self._queues.ends()), self._pos, self._identities.pending()
 
 
-def covered_range(part: DispatchedPart, ids: PutIds) -> EntryRange:
+def covered_range(part: DispatchedPart) -> EntryRange:
     """The entries of a part, with the times of its identities, which may be older for raw entries."""
-    now, stamps = now_ms(), ids.store_timestamps
+    now, stamps = now_ms(), part.ids.store_timestamps
     if len(stamps):
         first, last = int(stamps.min()), int(stamps.max())
     else:
@@ -203,14 +201,12 @@ class LogTail:
     identities: list[IdentityArrays] = field(default_factory=list)
 
     def add(self, part: LogPart) -> None:
-        queue, queue_offset, _ = part.units()
-        ends = np.zeros(len(part.names.names), np.int64)
-        np.maximum.at(ends, queue, queue_offset + 1)
-        for name, end in zip(part.names.names, ends.tolist(), strict=True):
-            if end > self.ends.get(name, 0):
-                self.ends[name] = end
-        if part.ids is not None:
-            self.identities.append(identity_arrays(part.ids.ids, part.ids.index))
+        rows = part.rows
+        firsts = np.cumsum([0, *rows.counts[:-1]])
+        last = np.maximum.reduceat(rows.queue_offset, firsts) if rows.counts else rows.queue_offset
+        for name, offset in zip(rows.queues, last.tolist(), strict=True):
+            self.ends[name] = max(self.ends.get(name, 0), offset + 1)
+        self.identities.append(identity_arrays(rows.ids.ids, rows.ids.index))
 
 
 def read_tail(
@@ -231,7 +227,7 @@ def read_tail(
         stop = min(segment.end, end, begin + _CHUNK_BYTES)
         if stop <= begin:
             break
-        part = read_part(engine, segment, begin, stop, DELAYS_MS, has_ids=True)
+        part = read_part(engine, segment, begin, stop, DELAYS_MS)
         tail.add(part)
         pos = part.end
     return tail

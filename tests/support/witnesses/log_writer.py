@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format import codec, layout
+from pyspark_dledger.format.dispatched_rows import Keys
 from pyspark_dledger.log.io.key_files import key_hash
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
-from pyspark_dledger.rocketmq.index_file.message_keys import Keys
 
 Body = Callable[[int], bytes]
 """A body for the position at which it begins; always of the same length."""

@@ -19,10 +19,11 @@ import pyarrow as pa
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
-from pyspark_dledger.rocketmq.dispatch.log_part import COLUMNS, all_rows, part_of
+from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FilePart, PartOutcome, is_intact
 from pyspark_dledger.rocketmq.export.commit_log.offsets import OutputBytes, pieces_of_file
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
@@ -117,8 +118,8 @@ def _write_file(
             left_temporary = opened.enter_context(new_file(target, left_path(number)))
             with left_temporary.open("xb") as stream:
                 for request, batch in checked:
-                    chunk = part_of(engine, request, batch, part.units.delays_ms)
-                    save_units(stream, units_of_chunk(engine, part.units, chunk))
+                    chunk = part_of(engine, request, batch, **part.units.arguments)
+                    save_units(stream, units_of_chunk(part.units, chunk))
             sync_file(left_temporary)
             messages = sum(span.messages for span in spans)
             left = file_report(left_temporary, left_path(number), messages)
@@ -170,7 +171,7 @@ def _checked(
     engine: Engine, file: DirectFile, path: str, part: FilePart, spans: list[_Span]
 ) -> Iterator[tuple[ScanRequest, pa.RecordBatch]]:
     """The rows of each span as read back. Raises StoreError unless they are contiguous intact messages."""
-    columns = _CHECKED_COLUMNS if part.units is None else tuple(dict.fromkeys((*COLUMNS, *_CHECKED_COLUMNS)))
+    columns = _CHECKED_COLUMNS if part.units is None else tuple(dict.fromkeys((*DISPATCHED_COLUMNS, *_CHECKED_COLUMNS)))
     base = part.segment.base
     for span, window in _read_back(file, path, spans):
         if not span.messages:
