@@ -12,8 +12,10 @@ namespace {
 constexpr size_t kIdentitySize = sizeof(Identity);
 static_assert(kIdentitySize == 24);
 constexpr size_t kMinSlots = 1024;
-constexpr size_t kMinWords = 1 << 14;
-constexpr size_t kIdsPerWord = 4;
+constexpr size_t kMinLines = 1 << 11;
+constexpr size_t kIdsPerLine = 32;
+constexpr int kBitsPerId = 7;
+constexpr uint64_t kBitsKey = 0x9E3779B97F4A7C15;
 // Identities that are hashed together, so that their places are fetched from memory at the same time.
 constexpr size_t kTogether = 64;
 
@@ -23,8 +25,11 @@ uint64_t mix(uint64_t one, uint64_t other) {
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-uint64_t bits_of(uint64_t hash) {
-  return uint64_t{1} << (hash >> 58) | uint64_t{1} << (hash >> 52 & 63) | uint64_t{1} << (hash >> 46 & 63);
+// Calls work(word, bit) for each bit of an identity in its line.
+template <typename Work>
+void for_each_bit(uint64_t hash, Work work) {
+  uint64_t numbers = mix(hash, kBitsKey);
+  for (int i = 0; i < kBitsPerId; i++, numbers >>= 9) work(numbers >> 6 & 7, uint64_t{1} << (numbers & 63));
 }
 
 // Calls fetch(hash) for some identities, then work(ordinal, hash) for the same ones.
@@ -147,28 +152,31 @@ IdentityTable::Found IdentityTable::of_producer(uint64_t producer, int64_t cover
 }
 
 IdentityFilter::IdentityFilter(int64_t min_ids) {
-  size_t size = kMinWords;
-  while (size * kIdsPerWord < static_cast<size_t>(min_ids)) size *= 2;
-  words_.assign(size, 0);
+  size_t size = kMinLines;
+  while (size * kIdsPerLine < static_cast<size_t>(min_ids)) size *= 2;
+  lines_.resize(size);
 }
 
-int64_t IdentityFilter::capacity() const { return static_cast<int64_t>(words_.size() * kIdsPerWord); }
+int64_t IdentityFilter::capacity() const { return static_cast<int64_t>(lines_.size() * kIdsPerLine); }
 
 void IdentityFilter::add(const Identities& ids) {
-  const size_t mask = words_.size() - 1;
   for_each_hash(
-      hash_, ids, [&](uint64_t hash) { return &words_[hash & mask]; },
-      [&](size_t, uint64_t hash) { words_[hash & mask] |= bits_of(hash); });
+      hash_, ids, [&](uint64_t hash) { return &lines_[line_of(hash)]; },
+      [&](size_t, uint64_t hash) {
+        Line& line = lines_[line_of(hash)];
+        for_each_bit(hash, [&](uint64_t word, uint64_t bit) { line.words[word] |= bit; });
+      });
 }
 
 std::vector<int64_t> IdentityFilter::candidates(const Identities& ids) const {
-  const size_t mask = words_.size() - 1;
   std::vector<int64_t> found;
   for_each_hash(
-      hash_, ids, [&](uint64_t hash) { return &words_[hash & mask]; },
+      hash_, ids, [&](uint64_t hash) { return &lines_[line_of(hash)]; },
       [&](size_t i, uint64_t hash) {
-        const uint64_t bits = bits_of(hash);
-        if ((words_[hash & mask] & bits) == bits) found.push_back(static_cast<int64_t>(i));
+        const Line& line = lines_[line_of(hash)];
+        uint64_t missing = 0;
+        for_each_bit(hash, [&](uint64_t word, uint64_t bit) { missing |= bit & ~line.words[word]; });
+        if (missing == 0) found.push_back(static_cast<int64_t>(i));
       });
   return found;
 }

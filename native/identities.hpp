@@ -80,7 +80,7 @@ class IdentityTable {
   std::vector<uint32_t> slots_;  // 0, or the number of a record after 1
 };
 
-// A Bloom filter with three bits of one word for each identity.
+// A Bloom filter with seven bits of one cache line for each identity.
 class IdentityFilter {
  public:
   // Throws std::bad_alloc.
@@ -92,8 +92,14 @@ class IdentityFilter {
   std::vector<int64_t> candidates(const Identities& ids) const;
 
  private:
+  struct alignas(64) Line {
+    uint64_t words[8] = {};
+  };
+
+  size_t line_of(uint64_t hash) const { return hash & (lines_.size() - 1); }
+
   IdentityHash hash_;
-  std::vector<uint64_t> words_;
+  std::vector<Line> lines_;
 };
 
 }  // namespace dledger

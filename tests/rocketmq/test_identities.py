@@ -388,7 +388,8 @@ def test_a_filter_finds_all_that_were_added_and_few_others(reader: Engine) -> No
     ids = rng.randbytes(ID_SIZE * bits.capacity)
     bits.add(ids)
     assert np.frombuffer(bits.candidates(ids), np.int64).tolist() == list(range(bits.capacity))
-    assert len(np.frombuffer(bits.candidates(rng.randbytes(ID_SIZE * 10_000)), np.int64)) < 500
+    few = 50 if reader.NAME == "native" else 500
+    assert len(np.frombuffer(bits.candidates(rng.randbytes(ID_SIZE * 10_000)), np.int64)) < few
 
 
 def test_bytes_that_are_no_identities_are_rejected(reader: Engine) -> None:
