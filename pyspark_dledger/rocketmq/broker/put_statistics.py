@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 
 from pyspark_dledger.common.log_records import record
@@ -43,7 +44,7 @@ class PutStatistics:
         self.all_messages += messages
         self.all_duplicates += duplicates
         self._slowest = max(self._slowest, milliseconds)
-        self._slots[sum(milliseconds > slot for slot in _SLOTS_MS)] += 1
+        self._slots[bisect_left(_SLOTS_MS, milliseconds)] += 1
         if milliseconds > _SLOW_MS:
             record(
                 logging.WARNING,

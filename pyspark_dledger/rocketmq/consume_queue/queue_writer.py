@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -252,7 +253,8 @@ class QueueWriter:
             cuts = np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1
         if not len(offsets):
             return max(state.end, 0)
-        for first, part in zip(offsets[[0, *cuts]].tolist(), np.split(units, cuts), strict=True):
+        for start, stop in pairwise((0, *cuts.tolist(), len(offsets))):
+            first, part = int(offsets[start]), units[start:stop]
             if first != state.end:
                 self._fill_gap(name, state.end, first, part[:1])
             self._write(name, first, part)

@@ -87,7 +87,8 @@ class PutHandler:
         # Raw entries may be messages with queueOffsets of their own, which are known once they are dispatched.
         tables.queues.raise_to(self.dispatched.ends(puts.queues))
         is_new = np.ones(bodies.count, np.bool_)
-        is_new[[*copies, *repeats]] = False
+        if copies or repeats:
+            is_new[[*copies, *repeats]] = False
         check_claims(tables, puts.ids, is_new & puts.has_id)
         numbered = self.engine.number_puts(puts, is_new, [tables.queues.end(queue) for queue in puts.queues])
         stamped = None
