@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -180,3 +182,16 @@ def test_threads_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
             list(read_parallel(range(5), read, 3, is_ordered=is_ordered))
         assert threading.active_count() == before
         assert sum(1 for _ in read_parallel([0, 1, 3, 4], read, 3, is_ordered=is_ordered)) == 12
+
+
+def test_a_process_exits_with_reads_that_are_not_finished(log: dl.Log) -> None:
+    code = f"""
+import pyspark_dledger as dl
+log = dl.open_log({str(log.path)!r}, maxPartitionBytes=256)
+log.dataset().head(3)
+readers = [log.reader(threads=8) for _ in range(8)]
+for reader in readers:
+    reader.read_next_batch()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")

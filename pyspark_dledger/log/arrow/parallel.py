@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.spec import Filters
+from pyspark_dledger.log.arrow.stream import check_running, stream_of
 from pyspark_dledger.log.conditions import ALL_ROWS
 from pyspark_dledger.log.lookups import Lookup
 from pyspark_dledger.log.plan import Partition
@@ -51,27 +52,18 @@ def reader_opener(plan: PlanParts, read: _Read[Partition], threads: int | None, 
     if threads is not None and threads < 1:
         raise OptionError(f"threads: expected 1 or more, found {threads}")
 
+    def read_running(part: Partition) -> Iterator[pa.RecordBatch]:
+        check_running()
+        return read(part)
+
     def open_reader(
         names: tuple[str, ...], filters: Filters = ALL_ROWS, lookup: Lookup | None = None
     ) -> pa.RecordBatchReader:
         parts = plan(names, filters, lookup, _PART_BYTES)
-        batches = read_parallel(parts, read, threads or os.cpu_count() or 1, is_ordered=is_ordered)
+        batches = read_parallel(parts, read_running, threads or os.cpu_count() or 1, is_ordered=is_ordered)
         return stream_of(arrow_schema(names), batches)
 
     return open_reader
-
-
-def stream_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """A reader of batches. It has at least one: Polars finds no schema without."""
-
-    def at_least_one() -> Iterator[pa.RecordBatch]:
-        batch = None
-        for batch in batches:
-            yield batch
-        if batch is None:
-            yield pa.RecordBatch.from_pylist([], schema)
-
-    return pa.RecordBatchReader.from_batches(schema, at_least_one())
 
 
 def read_parallel(
