@@ -40,6 +40,10 @@ for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SI
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, handler)
 
+# Each of the workers and of hundreds of processes would else compile the tests, or the package, again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Spark and the Java judges run for minutes: less compilation makes them faster.
 for name, flags in {**SHORT_LIVED, **spark_archive.environment()}.items():
     os.environ.setdefault(name, flags)
