@@ -23,7 +23,7 @@ LOW_WATER = 256 * 1024
 # Parts of frames up to this size are joined before they are written: a copy costs less than a call.
 _JOINED = 64 * 1024
 # Larger parts are written in pieces of this size: a transport of TLS encrypts all that it gets at once.
-_PIECE = 256 * 1024
+_PIECE = 1024 * 1024 + 16 * 1024
 
 
 class Channel(asyncio.BufferedProtocol):

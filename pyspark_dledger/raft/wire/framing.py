@@ -7,6 +7,7 @@ Kind 0 is a JSON header, 1 RocketMQ's own binary header (rejected: DLedger's cod
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import NamedTuple
 
@@ -23,10 +24,15 @@ KIND_JSON = 0
 KIND_ROCKETMQ = 1
 KIND_BINARY = 0x44
 
+# A bytearray whose bytes are not cleared: only received ones are read.
+_new_block = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_block.restype, _new_block.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+
 _PREFIX = struct.Struct(">iI")
 _LENGTH_SIZE = 4
 _FIRST_BLOCK = 16 * 1024
-_LAST_BLOCK = 256 * 1024
+# A request or push of a busy connection fits with its header, so that it is received at once and never moved.
+_LAST_BLOCK = 1024 * 1024 + 16 * 1024
 # A buffer with less room is replaced, so that one system call can read more.
 _MIN_ROOM = 4 * 1024
 # The memory for a peer that announces a large frame and sends nothing.
@@ -149,7 +155,7 @@ class FrameReader:
     def _move_to(self, size: int) -> None:
         """Continue in a new buffer; the incomplete frame is copied."""
         rest = self._view[self._start : self._end]
-        self._view = memoryview(bytearray(max(size, len(rest) + 1)))
+        self._view = memoryview(_new_block(None, max(size, len(rest) + 1)))
         self._view[: len(rest)] = rest
         self._start, self._end, self.next_size = 0, len(rest), 0
 
