@@ -105,6 +105,20 @@ Column::Column(std::string name, Type type) : name_(std::move(name)), type_(type
   }
 }
 
+Column::Sizes Column::sizes() const {
+  Sizes sizes{values_.size(), offsets_.size()};
+  for (const auto& child : children_) sizes.children.push_back(child->sizes());
+  return sizes;
+}
+
+void Column::reserve(const Sizes& sizes) {
+  values_.reserve(sizes.values);
+  offsets_.reserve(sizes.offsets);
+  for (size_t i = 0; i < std::min(children_.size(), sizes.children.size()); i++) {
+    children_[i]->reserve(sizes.children[i]);
+  }
+}
+
 void Column::append_bool(bool value) {
   if (bools_ % 8 == 0) *values_.extend(1) = 0;
   if (value) values_.data()[bools_ / 8] |= static_cast<uint8_t>(1u << (bools_ % 8));

@@ -154,12 +154,10 @@ class Column {
   // step.
   struct Sizes {
     size_t values = 0, offsets = 0;
+    std::vector<Sizes> children = {};
   };
-  Sizes sizes() const { return {values_.size(), offsets_.size()}; }
-  void reserve(const Sizes& sizes) {
-    values_.reserve(sizes.values);
-    offsets_.reserve(sizes.offsets);
-  }
+  Sizes sizes() const;
+  void reserve(const Sizes& sizes);
 
   // Memory for the fixed-width values of `rows` rows.
   template <typename T>

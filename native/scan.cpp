@@ -313,6 +313,9 @@ bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
   const size_t properties = properties_.size(), problems = problems_.size(), texts = texts_.size();
   const size_t copied = copied_;
   read_message(view, row, info);
+  const bool has_properties = needs_properties_ && row.kind == Kind::Message;
+  const bool is_early = request_.conditions.tags.has_value();
+  if (has_properties && is_early) parse_properties(info);
   bool keep = !has_message_conditions_ || keeps_message(row, info);
   if (keep && needs_problem_) {
     check(row, info);
@@ -324,6 +327,8 @@ bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
     }
     keep = row.problem < 0 || request_.mode == Mode::Permissive;
   }
+  // Right after texts were copied, reading them would take longer.
+  if (has_properties && !is_early && keep) parse_properties(info);
   if (!keep) {
     properties_.resize(properties);
     problems_.resize(problems);
@@ -360,7 +365,6 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
   }
   row.kind = Kind::Message;
   read_texts(info);
-  if (needs_properties_) parse_properties(info);
 }
 
 // Copies topic and properties to memory in which the bytes after them may be read, unless they are long.
