@@ -10,7 +10,7 @@ _Item = TypeVar("_Item")
 def changed(item: _Item, **values: Any) -> _Item:
     """As ``dataclasses.replace``, ten times as fast. Field names are not checked; no ``__post_init__``, no slots."""
     made = object.__new__(type(item))
-    made.__dict__.update(item.__dict__, **values)
+    object.__setattr__(made, "__dict__", item.__dict__ | values)
     return made
 
 

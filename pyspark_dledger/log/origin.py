@@ -58,7 +58,11 @@ def origin_of(store: StoreView) -> Origin:
     """What readers need to tell the store from another one, and an expired file from an absent one."""
     paths = store.paths
     folders = (*paths.data_dirs, *paths.commitlog_dirs) if paths.only is None else (paths.only.parent,)
-    lasts = {_folder(segment.path): (segment.path, segment.end) for segment in store.segments}
+    lasts: dict[str, tuple[str, int]] = {}
+    for segment in reversed(store.segments):
+        lasts.setdefault(_folder(segment.path), (segment.path, segment.end))
+        if len(lasts) == len(folders):
+            break
     return Origin(socket.gethostname(), tuple(map(str, folders)), tuple(lasts.values()), _anchor(store.segments))
 
 
@@ -91,7 +95,8 @@ def with_fingerprints(store: StoreView, parts: Iterable[ScanRequest | FileGap]) 
 
 def _fingerprints_of(store: StoreView, request: ScanRequest, lasts: dict[str, int]) -> tuple[Fingerprint, ...]:
     segment = request.segment
-    base, end, last = segment.base, segment.end, lasts.get(segment.source, -1)
+    base, last = segment.base, lasts.get(segment.source, -1)
+    end = base + segment.size
     is_whole = request.start == base and request.end >= end and type(segment.path) is str
     if is_whole and not base <= last < end:
         head, entry, tail = store.file_ends(segment, True)

@@ -239,11 +239,12 @@ def _plan(
         from pyspark_dledger.log.lookups import looked_up  # loads numpy
 
         ranges = looked_up(store, ranges, options, filters, lookup)
-    ranges = list(_in_time(store, ranges, options.clock_tolerance * 1000))
+    if filters.store_timestamp is not None:
+        ranges = list(_in_time(store, ranges, filters.store_timestamp, options.clock_tolerance * 1000))
     if not ranges:
         return []
     selective = _is_selective(columns, filters)
-    total = sum(part.end - part.start for part in ranges)
+    total = sum([part.end - part.start for part in ranges])
     target = partition_size(total, options, selective)
     splits = _split_all(store, ranges, target)
     while options.min_partitions is not None and len(splits) < options.min_partitions and target > _MIN_TARGET_BYTES:
@@ -259,13 +260,14 @@ def _plan(
     return [changed(planned, ranges=tuple(group)) for group in groups]
 
 
-def _in_time(store: StoreView, ranges: list[ScanRequest | FileGap], tolerance: int) -> Iterator[ScanRequest | FileGap]:
+def _in_time(
+    store: StoreView, ranges: list[ScanRequest | FileGap], wanted: IntFilter, tolerance: int
+) -> Iterator[ScanRequest | FileGap]:
     """The ranges, without what has only messages of other times than those that the filters ask for."""
     parts = [part for part in ranges if isinstance(part, ScanRequest)]
-    wanted = parts[0].filters.store_timestamp if parts else None
-    pieces = iter(in_time(store, parts, wanted, tolerance)) if wanted is not None else None
+    pieces = iter(in_time(store, parts, wanted, tolerance))
     for part in ranges:
-        yield from [part] if isinstance(part, FileGap) or pieces is None else next(pieces)
+        yield from [part] if isinstance(part, FileGap) else next(pieces)
 
 
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
@@ -275,7 +277,12 @@ def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
 
 
 def _split_all(store: StoreView, ranges: list[ScanRequest | FileGap], target: int) -> list[ScanRequest | FileGap]:
-    return [split for part in ranges for split in _split(store, part, target)]
+    # Most are small enough.
+    return [
+        split
+        for part in ranges
+        for split in ((part,) if part.end - part.start <= target else _split(store, part, target))
+    ]
 
 
 def matches_nothing(filters: Filters) -> bool:
@@ -381,8 +388,8 @@ def _is_excluded(store: StoreView, segment: Segment, filters: Filters) -> bool:
 
 
 def _split(store: StoreView, part: ScanRequest | FileGap, target: int) -> list[ScanRequest | FileGap]:
-    """A range, split at entry boundaries into ranges of about `target` bytes; those outside the window are left out."""
-    if isinstance(part, FileGap) or part.end - part.start <= target:
+    """A large range, split at entry boundaries into ranges of about `target` bytes; none outside the window."""
+    if isinstance(part, FileGap):
         return [part]
     cuts = store.engine.split(part.segment, part.start, part.end, target)
     splits = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -85,17 +84,14 @@ class _FileReads:
     def size_of(self, entry: FolderEntry) -> int | None:
         """See `store_paths.entry_size`."""
         path = entry.path
-        if path in self._known or type(path) is not str:
+        if path in self._known or type(path) is not str or not entry.is_file():
             return entry_size(entry)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return entry_size(entry)
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            size = status.st_size
+            size = os.lseek(descriptor, 0, os.SEEK_END)
             head = os.pread(descriptor, HEAD_BYTES, 0)
             self.found[path] = size, head, os.pread(descriptor, TAIL_BYTES, max(size - TAIL_BYTES, 0))
         except OSError:
@@ -109,11 +105,12 @@ class _FileReads:
         next_pos = -1
         for segment in reversed(segments):
             size, head, tail = self.found.get(segment.path, (0, b"", b""))
-            entry = entry_in(head, segment, segment.base)
-            is_final = segment.end == next_pos and size == segment.size
+            base = segment.base
+            entry = entry_in(head, segment, base)
+            is_final = base + size == next_pos and size == segment.size
             if head:
                 yield segment.path, FileEnds(head, entry, tail if is_final else b"")
-            next_pos = segment.base if entry is not None else -1
+            next_pos = base if entry is not None else -1
 
 
 @collector_paused()
@@ -200,9 +197,10 @@ def _with_neighbours(
 ) -> Segment:
     """The segment with the next one's first entry; if it begins with damage, with the last entry of the one before."""
     first = None
-    if following is not None and following.base == segment.end:
-        first = listed.file_ends(following, False).entry
-    head, entry, _ = listed.file_ends(segment, first is not None)
+    known = listed.known_ends.get  # nearly all of them
+    if following is not None and following.base == segment.base + segment.size:
+        first = (known(following.path) or listed.file_ends(following, False)).entry
+    head, entry, _ = known(segment.path) or listed.file_ends(segment, first is not None)
     if first is not None:
         segment = changed(segment, after=FollowingEntry(first.index, first.term))
     if previous is None or entry is not None:
