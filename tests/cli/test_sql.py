@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +41,20 @@ def test_a_query_prints_its_rows(store: Path, capsys: pytest.CaptureFixture[str]
     assert main(["sql", str(store), "select count(*) n from log", "-o", "topic=Orders", "--json"]) == 0
     assert capsys.readouterr().out == '{"n": 9}\n'
     assert golden.fingerprint(store) == before
+
+
+def test_numbers_that_json_lacks_are_texts(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", str(store), "select 'nan'::double a, '-inf'::double b, 0.5::double c", "--json"]) == 0
+    assert capsys.readouterr().out == '{"a": "nan", "b": "-inf", "c": 0.5}\n'
+
+
+def test_ctrl_c_ends_a_query(store: Path) -> None:
+    interrupt = threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT])
+    began = time.monotonic()
+    interrupt.start()
+    assert main(["sql", str(store), "select sum(a.i * b.i) from range(10_000_000) a(i), range(10_000_000) b(i)"]) == 130
+    interrupt.join()
+    assert time.monotonic() - began < 30
 
 
 def test_all_tables_are_views(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -316,6 +316,13 @@ def test_a_wrong_path_of_a_store_creates_no_table(lake: Lake, tmp_path: Path) ->
         lake.table()
 
 
+def test_a_table_in_the_store_is_refused(store: Path) -> None:
+    for target in (str(store / "table"), f"file://{store}/dledger-n0/table"):
+        with pytest.raises(StoreError, match="the target is in the store"):
+            export(store, target, "delta")
+    assert not list(store.rglob("table"))
+
+
 def test_a_table_that_forgets_the_position_is_refused(store: Path, tmp_path: Path) -> None:
     lake = Lake("delta", tmp_path)
     lake.export(store)

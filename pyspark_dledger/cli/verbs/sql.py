@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from pyspark_dledger.log import Log, open_log
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 # A query sees the tables only: no file, no network, no extension, no variable of Python.
 _SETTINGS = {
@@ -61,7 +64,7 @@ def _rows(log: Log, args: argparse.Namespace) -> Iterator[Row]:
     with duckdb.connect(":memory:") as connection:
         _register(connection, log)
         try:
-            for batch in _result(connection, args.query):
+            for batch in _batches(connection, args.query):
                 for row in rows_of(batch, form):
                     yield {name: _plain(value) for name, value in row.items()}
         except duckdb.Error as error:
@@ -80,11 +83,23 @@ def _register(connection: duckdb.DuckDBPyConnection, log: Log) -> None:
         connection.execute(f"SET {name} = {value!r}")
 
 
+def _batches(connection: duckdb.DuckDBPyConnection, query: str) -> Iterator[pa.RecordBatch]:
+    """The batches of the result. Another thread waits for DuckDB, which does not see Ctrl-C."""
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            reader = thread.submit(_result, connection, query).result()
+            while (batch := thread.submit(next, reader, None).result()) is not None:
+                yield batch
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+
+
 def _result(connection: duckdb.DuckDBPyConnection, query: str) -> Any:
-    """The batches of the result; none of a statement without one."""
+    """The reader of the result; none of a statement without one."""
     relation: Any = connection.sql(query)
     if relation is None:
-        return ()
+        return iter(())
     # The call has another name before DuckDB 1.5.
     read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
     return read(_BATCH_ROWS)
@@ -96,6 +111,8 @@ def _no_body(_: bytes) -> None:
 
 def _plain(value: Any) -> Any:
     """A value as JSON and tables show it: a sum of integers is a decimal, other types are texts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return value
     if isinstance(value, Decimal):

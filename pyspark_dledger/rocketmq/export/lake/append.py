@@ -5,11 +5,14 @@ A commit has the rows of ``commitBytes`` of the log, and the position after them
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
+from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.options import ReadOptions
@@ -27,6 +30,7 @@ from pyspark_dledger.rocketmq.export.lake.position import (
     first_offset,
 )
 from pyspark_dledger.rocketmq.export.lake.table import PARTITION_COLUMNS, ConflictError, LakeTable
+from pyspark_dledger.rocketmq.export.target_folder import check_apart
 
 _TABLES: dict[str, Callable[[str, ExportSettings], LakeTable]] = {"iceberg": IcebergTable, "delta": DeltaLake}
 # Other writers commit rarely, such as a compaction.
@@ -74,6 +78,8 @@ class _Run:
     def __init__(self, source: str, target: str, settings: ExportSettings, table: LakeTable) -> None:
         options = stream_options(settings.options, {"startingOffsets": settings.options.starting_offsets})
         log = StoreView(source, options)  # before a table is created
+        if isinstance(table, DeltaLake) and ("://" not in target or target.startswith("file:")):
+            check_apart(log, (source,), Path(os.path.realpath(local_target(target))))
         self._target, self._table = target, table
         self._names = tuple(dict.fromkeys((*settings.names, *PARTITION_COLUMNS)))
         self._columns = tuple(dict.fromkeys((*self._names, _PROBLEM)))
