@@ -204,6 +204,10 @@ class DLedgerStore(ABC):
         """Whether reading needs no disk: the entry was written a short time ago, or is not in the log."""
         return True
 
+    def end_of(self, index: int) -> int | None:
+        """The position after an entry; None if it is not known without the disk."""
+        return None
+
     @abstractmethod
     def truncate(self, index: int) -> None:
         """Remove this entry and all later ones, durably. Raises ValueError at or below the committed index."""

@@ -350,6 +350,15 @@ class MmapFileStore(DLedgerStore):
     def is_recent(self, index: int) -> bool:
         return index >= self._recent.first_index or index < self._begin
 
+    def end_of(self, index: int) -> int | None:
+        if not self._begin <= index <= self.ledger_end_index or not self.is_recent(index):
+            return None
+        try:
+            found = self._reader.find(index)
+        except StoreError:
+            return None
+        return found.pos + found.size
+
     def _warm(self, index: int) -> None:
         """Read an entry into memory, in a way that does not stop other threads."""
         if not self.is_recent(index):

@@ -133,6 +133,18 @@ def test_flushed_index_after_truncate_and_start(tmp_path: Path) -> None:
     again.shutdown()
 
 
+def test_the_end_of_an_entry_is_known_until_it_is_removed(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.append_as_leader(bodies(0, 23))
+    last = store.ledger_end_index
+    ends = [store.end_of(index) for index in range(last + 1)]
+    assert ends == [store.get(index).pos + len(store.get(index).body) + 48 for index in range(last + 1)]
+    assert ends[-1] == store.end_pos
+    store.truncate(18)
+    assert [store.end_of(index) for index in (-1, 17, 18)] == [None, ends[17], None]
+    store.shutdown()
+
+
 def test_file_begins_and_ends_with_its_positions(tmp_path: Path) -> None:
     """MmapFileListTest, DefaultMmapFileTest: files of one size; a slice of one is read as it was written."""
     store = opened(tmp_path)

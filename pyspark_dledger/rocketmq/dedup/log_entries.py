@@ -63,6 +63,8 @@ class RunningStore(Protocol):
 
     def is_recent(self, index: int) -> bool: ...
 
+    def end_of(self, index: int) -> int | None: ...
+
     def get(self, index: int) -> Any:
         """An entry with ``pos`` and ``body``."""
 

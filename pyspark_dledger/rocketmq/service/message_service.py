@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -130,8 +129,6 @@ class MessageService:
         self._tables: LeaderTables | None = None
         self._rebuilding: Future[LeaderTables | None] | None = None
         self._leadership = 0
-        # Last index and end position of appends that are not committed yet.
-        self._ends: deque[tuple[int, int]] = deque()
 
     @classmethod
     def open(
@@ -222,14 +219,8 @@ class MessageService:
         """Raises StoreError if dispatch has failed."""
         dispatcher, store = self._running()
         self._summary.check_begin()
-        end_pos = None
-        while self._ends and self._ends[0][0] <= index:
-            last, pos = self._ends.popleft()
-            end_pos = pos if last == index else None
-        if index == store.ledger_end_index:
-            end_pos = store.end_pos
         if index >= 0:
-            dispatcher.committed(index, end_pos)
+            dispatcher.committed(index, store.end_of(index))
 
     def _running(self) -> tuple[Dispatcher, RunningStore]:
         assert self._dispatcher is not None
@@ -265,7 +256,6 @@ class MessageService:
     def _end_leadership(self) -> None:
         self._leadership += 1
         self._tables = self._rebuilding = None
-        self._ends.clear()
 
     def _leader_tables(self) -> LeaderTables | None:
         """The tables of this leader; None until they are rebuilt."""
@@ -300,9 +290,7 @@ class MessageService:
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
         assert self._tables is not None
-        _, store = self._running()
-        if appended is not None:
-            self._ends.append((appended.last_index, store.end_pos))
+        self._running()
         return self._puts.appended(self._tables, admitted, appended)
 
     def check_entries(self, bodies: Bodies) -> object | Rejected:
