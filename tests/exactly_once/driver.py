@@ -19,6 +19,8 @@ ROWS = "index long, queueId int, queueOffset long, body binary"
 def write(spark: SparkSession, settings: dict[str, Any]) -> StreamingQuery:
     frame = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", "2").parquet(settings["input"])
     writer = frame.writeStream.format("dledger").options(group=settings["group"], peers=settings["peers"])
+    # On a busy machine a member may need longer than the default. One that was killed closes its connections at once.
+    writer = writer.option("timeoutMs", "30000")
     return writer.option("checkpointLocation", settings["folder"] + "/write").start()
 
 

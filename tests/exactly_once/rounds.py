@@ -29,7 +29,7 @@ from tests.support.spark_cluster import ROOT, SHORT_LIVED, kill_tree
 
 TOPIC = "Orders"
 FILES_PER_ROUND, MESSAGES_PER_FILE, DUPLICATES = 4, 100, 3
-# Seconds in which the tail must give all rows after the last fault.
+# Seconds in which the tail must give a row after a fault.
 MAX_WAIT = 600.0
 _MAX_SHOWN = 5
 _DRIVER = Path(__file__).parent / "driver.py"
@@ -135,12 +135,16 @@ class Job:
             self.start_driver()
 
     def await_rows(self, count: int) -> bool:
-        """Return whether the tail gives so many rows in time."""
-        deadline = time.monotonic() + MAX_WAIT
-        while (found := self.count_rows()) < count and time.monotonic() < deadline:
+        """Return whether the tail gives so many rows, and never none for too long."""
+        best, deadline = -1, 0.0
+        while (found := self.count_rows()) < count:
+            if found > best:
+                best, deadline = found, time.monotonic() + MAX_WAIT
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.2)
             self.heal()
-        return found >= count
+        return True
 
     def count_rows(self) -> int:
         return sum(pq.read_metadata(file).num_rows for file in _committed_files(self.rows))
@@ -208,26 +212,28 @@ def _settle(job: Job) -> int:
 
 
 def _check(job: Job, report: Report) -> None:
+    """Compare logs and rows with the messages. After a wait that was too long, messages may be missing for now."""
+    is_whole = not report.wrong
     columns = ["index", "queueId", "queueOffset", "body"]
     logs = {}
     for node in job.group.ids:
         log = dl.open_log(job.group.root(node))
         logs[node] = [row for batch in log.scan(columns, topic=TOPIC) for row in batch.to_pylist()]
     for node, rows in logs.items():
-        texts = chain(differences(rows, job.expected), wrong_offsets(rows))
+        texts = chain(differences(rows, job.expected, is_whole), wrong_offsets(rows))
         report.wrong += [f"log of {node}: {text}" for text in islice(texts, _MAX_SHOWN)]
     tailed = [row for file in _committed_files(job.rows) for row in pq.read_table(file).select(columns).to_pylist()]
     tailed.sort(key=lambda row: row["index"])
-    report.wrong += [f"tail: {text}" for text in islice(differences(tailed, job.expected), _MAX_SHOWN)]
+    report.wrong += [f"tail: {text}" for text in islice(differences(tailed, job.expected, is_whole), _MAX_SHOWN)]
     if tailed != logs[job.group.ids[0]] and not report.wrong:
         report.wrong.append("tail: the rows are not those of the log")
 
 
-def differences(rows: list[dict[str, Any]], expected: Counter[bytes]) -> Iterator[str]:
-    """Yield each body that was found more or less often than expected."""
+def differences(rows: list[dict[str, Any]], expected: Counter[bytes], is_whole: bool = True) -> Iterator[str]:
+    """Yield each body that was found more often than expected, and if these are all rows, less often."""
     found = Counter(row["body"] for row in rows)
     for body in sorted(found.keys() | expected.keys()):
-        if found[body] != expected[body]:
+        if found[body] > expected[body] or (is_whole and found[body] < expected[body]):
             yield f"{body.decode()!r} expected {expected[body]} times, found {found[body]} times"
 
 

@@ -32,6 +32,9 @@ def test_differences_are_missing_and_duplicate_messages() -> None:
         "'d' expected 2 times, found 0 times",
     ]
     assert list(differences(rows, Counter([b"a", b"b", b"b", b"c"]))) == []
+    assert list(differences(rows, Counter([b"a", b"b", b"c", b"d"]), is_whole=False)) == [
+        "'b' expected 1 times, found 2 times"
+    ]
 
 
 def test_wrong_offsets_are_skipped_and_duplicate_ones() -> None:
