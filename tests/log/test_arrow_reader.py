@@ -15,6 +15,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pytest
 from pyarrow.compute import field, scalar
 
@@ -144,6 +145,8 @@ def test_a_dataset_has_the_calls_of_pyarrow(log: dl.Log, whole: pa.Table) -> Non
     for call in (dataset.get_fragments, dataset.sort_by, dataset.join, dataset.filter):
         with pytest.raises(NotImplementedError, match="a log has no files of a dataset"):
             call()
+    with pytest.raises(FileNotFoundError, match="a log has no files of a dataset"):
+        ds.Scanner.from_dataset(dataset).to_table()
     with pytest.raises(KeyError, match="nothing"):
         dataset.to_table(columns=["nothing"])
 

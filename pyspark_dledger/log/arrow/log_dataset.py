@@ -8,19 +8,27 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
 
 from pyspark_dledger.log.arrow.parallel import OpenReader
 from pyspark_dledger.log.arrow.pushdown import pushed_of
 
+_FORMAT = ds.IpcFileFormat()
+# The path in the error of who opens it.
+_NO_FILE = "a log has no files of a dataset: call to_table() or scanner() first"
 
-class LogDataset(ds.Dataset):
+
+class LogDataset(ds.FileSystemDataset):
     """Rows of a store. Each scan reads them again, with the columns and, with `pushes_filters`, rows of the scan only.
 
     A scan raises what `Log.scan` does. Its other calls are those of `pyarrow.dataset.Dataset`, except those that need
-    files. No part of it is a C++ dataset: `pyarrow.dataset.dataset([...])` cannot join it to others.
+    files. `pyarrow.dataset.dataset([...])` cannot join it to others, and `Scanner.from_dataset` cannot read it.
     """
 
     def __init__(self, schema: pa.Schema, open_reader: OpenReader, *, pushes_filters: bool = True) -> None:
+        # Without a C++ dataset, pyarrow would crash where it takes one.
+        files = LocalFileSystem()
+        super().__init__([_FORMAT.make_fragment(_NO_FILE, files)], schema, _FORMAT, files)
         self._schema, self._open_reader, self._pushes_filters = schema, open_reader, pushes_filters
 
     @property
@@ -65,10 +73,10 @@ class LogDataset(ds.Dataset):
             self._schema.field(name)
         return tuple(found) or (self._schema.names[0],)
 
-    # pyarrow would use the C++ dataset for these, which is null, and crash.
+    # pyarrow would use the C++ dataset for these.
 
     def _unsupported(self, *_: Any, **_options: Any) -> NoReturn:
-        raise NotImplementedError("a log has no files of a dataset: call to_table() or scanner() first")
+        raise NotImplementedError(_NO_FILE)
 
     get_fragments = replace_schema = filter = sort_by = join = join_asof = __reduce__ = _unsupported
-    partition_expression = property(_unsupported)
+    partition_expression = files = property(_unsupported)
