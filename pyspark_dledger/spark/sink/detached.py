@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,15 +61,14 @@ def can_fork() -> bool:
 def fork(settings: SinkSettings) -> bytes:
     """As `spawn`, without the half second of processor time in which a new Python imports what it needs."""
     # Tasks start no sink: they need not import these modules.
-    from pyspark_dledger.spark.sink import sink_process
-
+    program = import_module(_MODULE)
     if settings.is_message:
         import pyspark_dledger.rocketmq.service.message_service  # noqa: F401
 
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _exit_with(lambda: _detached(writing, partial(sink_process.serve, settings)))
+        _exit_with(lambda: _detached(writing, partial(program.serve, settings)))
     os.close(writing)
     with open(reading, "rb") as stream:
         line = stream.readline()
