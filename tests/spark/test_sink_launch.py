@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pyspark_dledger.errors import DLedgerError
-from pyspark_dledger.spark.sink import detached, driver, launch, registry
+from pyspark_dledger.spark.sink import driver, launch, registry
 from pyspark_dledger.spark.sink.control import SinkAddress
-from pyspark_dledger.spark.sink.sink_process import PROCESS_NAME
 from pyspark_dledger.spark.sink.write_options import WriteOptions
-from tests.support.sinks import SECRET, Sinks, bodies, client_of, end, kill, settings_of, sinks
+from tests.support.sinks import SECRET, Sinks, end, kill, sinks
 
 __all__ = ["sinks"]
 
@@ -119,45 +114,6 @@ def test_folder_of_another_user_is_rejected(sinks: Sinks, tmp_path: Path) -> Non
         with pytest.raises(DLedgerError, match="expected a folder that only this user can access"):
             launch.stream_sink(options_of(sinks.root), False)
         (folder.rmdir if folder.is_dir() and not folder.is_symlink() else folder.unlink)()
-
-
-# The process
-
-
-_FORKS = """
-import json, os, socket, sys
-from pyspark_dledger.spark.sink import detached
-from pyspark_dledger.spark.sink.control import SinkSettings
-
-connection = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
-os.chdir(sys.argv[3])
-line = detached.fork(SinkSettings(**json.loads(sys.argv[1])))
-sys.stdout.write(line.decode())
-"""
-
-
-def test_forked_process_outlives_its_parent_and_has_none_of_its_connections(sinks: Sinks, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        settings, port = json.dumps(settings_of(sinks.root)._asdict()), str(server.getsockname()[1])
-        forked = subprocess.run(
-            [sys.executable, "-c", _FORKS, settings, port, str(tmp_path)], stdout=subprocess.PIPE, check=True
-        )
-        found = json.loads(forked.stdout)
-        connection, _ = server.accept()
-        with connection:
-            connection.settimeout(10)
-            assert connection.recv(1) == b""
-    process = psutil.Process(found["pid"])
-    assert (process.name(), process.cwd(), os.getsid(found["pid"])) == (PROCESS_NAME, "/", os.getpgid(found["pid"]))
-    sink = SinkAddress("127.0.0.1", found["port"], found["pid"], SECRET, 30_000)
-    with client_of(sink) as client:
-        client.append(b"kept")
-    end(sink)
-    assert bodies(sinks.root) == [b"kept"]
-
-
-def test_process_is_no_fork_of_a_program_other_than_a_worker_of_spark() -> None:
-    assert not detached.can_fork()
 
 
 # The driver

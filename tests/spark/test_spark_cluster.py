@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import pyspark_dledger as dl
-from pyspark_dledger.spark.sink.sink_process import PROCESS_NAME
 from tests.chaos.group import GROUP
 from tests.exactly_once.group import MessageGroup
 from tests.support.groups import Nodes, eventually, nodes
@@ -102,7 +101,7 @@ class Driver:
 
 
 def _is_sink(process: psutil.Process) -> bool:
-    return process.name() == PROCESS_NAME
+    return "pyspark_dledger.spark.sink.sink_process" in process.cmdline()
 
 
 @pytest.fixture(scope="module")

@@ -386,18 +386,6 @@ def held_for(seconds: float) -> Callable[[str], Column]:
     return held
 
 
-def test_sink_process_is_a_fork_of_the_planner(spark: SparkSession, root: Path) -> None:
-    """A new Python would import for half a second. The program of a fork is that of its parent."""
-
-    @F.udf("string")
-    def owner(_):  # type: ignore[no-untyped-def]  # see above
-        pid = (root / "dledger-n0" / "lock").read_text().strip()
-        return Path(f"/proc/{pid}/cmdline").read_text()
-
-    write_small(spark.range(1).select(owner("id").alias("body")), root)
-    assert b"write_into_data_source" in b"".join(bodies(root))
-
-
 def test_stream_to_a_group(source: Callable[[int, int], DataFrame], group: Nodes, tmp_path: Path) -> None:
     run(source(2, 50), tmp_path / "checkpoint", group="g", peers=group.peers)
     with dl.connect("g", group.peers) as client:

@@ -36,7 +36,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from pyspark_dledger.spark.sink.driver import driver_pid
-from pyspark_dledger.spark.sink.sink_process import PROCESS_NAME
 from pyspark_dledger.spark.sink.targets import PathTarget
 from pyspark_dledger.spark.sink.write_options import WriteOptions, parse_write_options
 from pyspark_dledger.spark.sink.writers import StreamWriter
@@ -236,7 +235,7 @@ def serve(settings: Settings) -> None:
             # After its end another process may get its number.
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(int(sink.name))
-                if process.name() == PROCESS_NAME:
+                if "pyspark_dledger.spark.sink.sink_process" in process.cmdline():
                     process.kill()
             sink.unlink()
         sys.stdout.write(f"{outcome}\n")

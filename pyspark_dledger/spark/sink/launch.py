@@ -9,6 +9,9 @@ import json
 import os
 import secrets
 import socket
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +19,15 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.log.io.store_paths import node_folders
 from pyspark_dledger.raft.peers import without_brackets
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkSettings, send_request
-from pyspark_dledger.spark.sink.detached import can_fork, fork, spawn
 from pyspark_dledger.spark.sink.driver import LOOPBACK, driver_pid
 from pyspark_dledger.spark.sink.registry import locked, read_sink, registry_file, write_sink
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 from pyspark_dledger.store.files.node_files import load_current_term, load_members
 from pyspark_dledger.store.recovery.load_files import check_version
 
+_MODULE = "pyspark_dledger.spark.sink.sink_process"
+# The shell exits at once, so nobody here has to wait for the process.
+_DETACHED = 'exec 3<&0; "$0" -m "$1" <&3 3<&- &'
 _NODE_PREFIX = "dledger-"
 _NEW_NODE = "n0"
 # What a broker has in its storePathRootDir in addition to the log.
@@ -75,8 +80,27 @@ def _settings(options: WriteOptions, is_message: bool) -> SinkSettings:
 
 
 def start(settings: SinkSettings) -> SinkAddress:
-    """Start the process. It outlives this one."""
-    line = fork(settings) if can_fork() else spawn(settings)
+    """Start the process in a session of its own: a signal to this process group does not end it."""
+    folders = [str(Path(folder).absolute()) for folder in sys.path]
+    # NumPy's linear algebra is not used there; its threads would wait busily.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(  # noqa: S603  # this Python
+        ["/bin/sh", "-c", _DETACHED, sys.executable, _MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=environment,
+        cwd="/",
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        # A process that has already ended writes no line.
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(settings._asdict()).encode() + b"\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+    process.wait()
     if not line:
         raise DLedgerError("the sink process ended as it started: see standard error")
     outcome = json.loads(line)

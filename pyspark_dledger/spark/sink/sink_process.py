@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.service.message_service import MessageService
 
 GROUP = "spark"
-PROCESS_NAME = "dledger-sink"
-_STDIN, _STDOUT = 0, 1
 # Seconds between two looks at a store that another process has, and at the driver without a pidfd.
 _RETRY_SECONDS, _DRIVER_SECONDS = 0.1, 1.0
 # Most nodes are ready within milliseconds.
@@ -362,27 +360,20 @@ def _report(outcome: dict[str, Any]) -> bool:
     """Write a line to standard output, and close it. Return False if nobody reads it."""
     is_read = True
     try:
-        os.write(_STDOUT, json.dumps(outcome).encode() + b"\n")
+        os.write(sys.stdout.fileno(), json.dumps(outcome).encode() + b"\n")
     except OSError:
         is_read = False
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (_STDIN, _STDOUT):
-        os.dup2(nothing, descriptor)
+    for stream in (sys.stdin, sys.stdout):
+        os.dup2(nothing, stream.fileno())
     os.close(nothing)
     return is_read
 
 
 def main() -> int:
-    """Run the process with the settings in standard input."""
+    """Run the process. The exit code is 0 after a request to end, 2 if it could not start."""
     settings = SinkSettings(**json.loads(sys.stdin.readline()))
-    return serve(settings._replace(tls=tuple(settings.tls)))
-
-
-def serve(settings: SinkSettings) -> int:
-    """Serve until the end. The exit code is 0 after a request to end, 2 if it could not start."""
-    # A fork would have its parent's name.
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(PROCESS_NAME)
+    settings = settings._replace(tls=tuple(settings.tls))
     log_to_stderr("text", sink=settings.root)
     logging.getLogger("pyspark_dledger").setLevel(logging.WARNING)
     loop = new_loop()
