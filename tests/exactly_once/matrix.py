@@ -133,6 +133,8 @@ class Matrix:
     def _begin(self, beginning: Beginning) -> Path:
         """Run a query until its fault, and return a folder with what that left."""
         folder = self._folder / "-".join(beginning).replace(" ", "-")
+        # Left by a cell whose fault did not happen.
+        shutil.rmtree(folder, ignore_errors=True)
         (folder / "faults").mkdir(parents=True)
         write_source(folder / "source", beginning)
         for fault in beginning.fault.split():
