@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -321,18 +322,21 @@ def test_tables_read_the_options_that_they_take(name: str, store: Path) -> None:
 
 
 def test_a_scan_reads_the_options_that_it_takes(store: Path) -> None:
-    found = read_by(lambda options: list(Log(str(store), options).scan()), starting_offsets=Offset("index", 1))
-    assert USES[SCAN] <= found
+    def scan(options: Recording) -> None:
+        list(Log(str(store), options).scan())
+
+    assert USES[SCAN] <= read_by(scan, starting_offsets=Offset("index", 1)) | read_by(scan, starting_timestamp=1)
 
 
 def test_a_stream_reads_the_options_that_it_takes(store: Path) -> None:
-    def read(options: Recording) -> None:
-        chosen = stream_options(options, {"startingOffsets": "1"})
+    def read(options: Recording, start: str) -> None:
+        chosen = stream_options(options, {start: "1"})
         tail = StoreTail(str(store), chosen, ("pos", "body"))
         for part in tail.plan(NOTHING, tail.latest(NOTHING, NO_LIMITS)):
             list(read_partition(part))
 
-    found = read_by(read, starting_offsets=Offset("index", 1))
+    found = read_by(partial(read, start="startingOffsets"), starting_offsets=Offset("index", 1))
+    found |= read_by(partial(read, start="startingTimestamp"), starting_timestamp=1)
     by_spark = {"includeEntryBody", *(name for name in USES[STREAM] if name.endswith(("PerTrigger", "TriggerDelay")))}
     after_a_loss = {"failOnDataLoss"}
     assert USES[STREAM] <= found | by_spark | after_a_loss

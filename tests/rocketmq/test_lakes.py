@@ -197,8 +197,8 @@ def test_rows_are_there_once_after_kills() -> None:
 def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     payloads = [mq_message("OrderTopic" if number % 2 else "Other", b"body") for number in range(20)]
-    orders = write_dledger(tmp_path / "orders", payloads).path
-    code = code.replace("/data/rocketmq/store", str(orders)).replace("/lake", str(tmp_path))
+    store = write_dledger(tmp_path / "store", payloads).path
+    code = code.replace("/data/rocketmq/store", str(store)).replace("/lake", str(tmp_path))
     for _ in range(2):
         exec(code, {})
         assert capsys.readouterr().out == "10 10\n"
