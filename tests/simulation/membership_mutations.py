@@ -19,6 +19,8 @@ def with_changes(scenario: Scenario) -> Scenario:
 class ChangesTwiceAtOnce(Mutant):
     """Begins a change before the list before is committed."""
 
+    first_seed = 95
+
     def damage(self) -> None:
         class Hasty(type(self._member.members)):  # type: ignore[misc]
             is_committed = True
@@ -69,6 +71,8 @@ class ChangesAtTheCommit(Mutant):
 
 class KeepsTruncatedLists(Mutant):
     """A list stays in effect when its entry is truncated."""
+
+    first_seed = 247
 
     def damage(self) -> None:
         self._member.members.truncated = lambda: None  # type: ignore[method-assign]

@@ -27,10 +27,12 @@ from tests.simulation.scenario import Scenario, make
 class Mutant(Core):
     """`damage` removes a rule from a new core; `focus` changes a scenario so that this shows more often.
 
-    ``caught_by``: a part of the violation's text, where another judge could catch it by chance.
+    ``caught_by``: a part of the violation's text, where another judge could catch it by chance. ``first_seed``: where
+    to begin, for one that few seeds catch.
     """
 
     caught_by = ""
+    first_seed = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
