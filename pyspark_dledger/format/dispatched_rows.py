@@ -103,12 +103,12 @@ def dispatched_rows(
     with_id = [row for row in entries if row["putId"] is not None]
     messages = [row for row in rows if _is_message(row)]
     skipped = [number for number, row in enumerate(rows) if not _is_message(row)]
-    batches = [row for row in messages if batch_topics is not None and _is_batch(row, batch_topics)]
+    batches = [row for row in messages if _is_batch(row, batch_topics)]
     stored = [row["stored"] for row in messages if row["stored"] > 0]
     units: dict[QueueName, list[tuple[int, tuple[int, int, int]]]] = {}
     for row in messages:
         of_queue = units.setdefault((row["topic"], row["queueId"]), [])
-        if not row["sysFlag"] & _PREPARED and row not in batches:
+        if not row["sysFlag"] & _PREPARED and not _is_batch(row, batch_topics):
             unit = row["pos"] + header_size, row["storeSize"], java_hash(row["tags"] or "")
             of_queue.append((row["queueOffset"], unit))
     units = {name: of_queue for name, of_queue in units.items() if of_queue}
@@ -142,8 +142,9 @@ def _is_message(row: dict[str, Any]) -> bool:
     return is_named and 0 <= row["queueOffset"] <= MAX_QUEUE_OFFSET
 
 
-def _is_batch(row: dict[str, Any], batch_topics: Collection[str]) -> bool:
-    return bool(row["sysFlag"] & layout.FLAG_INNER_BATCH) or row["topic"] in batch_topics
+def _is_batch(row: dict[str, Any], batch_topics: Collection[str] | None) -> bool:
+    """Whether a message has no unit, as there are `batch_topics`."""
+    return batch_topics is not None and bool(row["sysFlag"] & layout.FLAG_INNER_BATCH or row["topic"] in batch_topics)
 
 
 def _hashes(row: dict[str, Any], has_tags: bool) -> Iterator[int]:

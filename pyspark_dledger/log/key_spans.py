@@ -17,6 +17,7 @@ import numpy as np
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.message import parse_message, parse_properties
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import is_remote_path
@@ -26,7 +27,6 @@ from pyspark_dledger.log.io.key_files import (
     hash_slots,
     hashes_of_keys,
     index_files,
-    key_hash,
     newest_unit,
     read_header,
     read_units,

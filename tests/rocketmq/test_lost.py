@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.cli.main import main
+from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.log import Log, open_log
-from pyspark_dledger.log.io.key_files import key_hash
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.lost import restorable

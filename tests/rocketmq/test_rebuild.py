@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.dispatched_rows import Keys
+from pyspark_dledger.format.dispatched_rows import Keys, key_hash
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.io.key_files import index_files, key_hash
+from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
 from pyspark_dledger.rocketmq.rebuild import FileSettings, builder, compare, rebuild
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.dispatched_rows import is_valid_queue
+from pyspark_dledger.format.dispatched_rows import is_valid_queue, key_hash
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
-from pyspark_dledger.log.io.key_files import hash_slots, index_files, key_hash, newest_unit, read_header, read_units
+from pyspark_dledger.log.io.key_files import hash_slots, index_files, newest_unit, read_header, read_units
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.log_files import LogFiles

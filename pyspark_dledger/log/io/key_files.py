@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records, record_struct
-from pyspark_dledger.format.dispatched_rows import key_hash as key_hash
+from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
     INDEX_FILE_HEADER_SIZE,

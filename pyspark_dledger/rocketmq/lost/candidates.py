@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from pyspark_dledger.common.java_text import java_hash
+from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
-from pyspark_dledger.log.io.key_files import key_hash
 from pyspark_dledger.log.io.queue_files import FOLDER, folders_in
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage

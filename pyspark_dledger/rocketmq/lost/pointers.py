@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.column_values import values_of
+from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Filters, Segment
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.key_files import key_hash, key_units
+from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_judged

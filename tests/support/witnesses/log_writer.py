@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format import codec, layout
-from pyspark_dledger.format.dispatched_rows import Keys
-from pyspark_dledger.log.io.key_files import key_hash
+from pyspark_dledger.format.dispatched_rows import Keys, key_hash
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 
 Body = Callable[[int], bytes]
