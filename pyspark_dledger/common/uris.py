@@ -149,6 +149,12 @@ def without_file_scheme(path: str) -> str:
     return f"/{path[scheme.end() :]}" if scheme is not None and scheme[1].lower() == "file" else path
 
 
+def is_local(path: str) -> bool:
+    """Whether a text is a local path, also with ``file:``."""
+    scheme = _SCHEME.match(path)
+    return not isinstance(path, RemoteUri) and (scheme is None or scheme[1].lower() == "file")
+
+
 def parsable(store: str) -> str:
     """A URI in the form that pyarrow parses: its name of the scheme, and the path percent-encoded.
 

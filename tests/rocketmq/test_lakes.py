@@ -316,10 +316,14 @@ def test_a_wrong_path_of_a_store_creates_no_table(lake: Lake, tmp_path: Path) ->
         lake.table()
 
 
-def test_a_table_in_the_store_is_refused(store: Path) -> None:
-    for target in (str(store / "table"), f"file://{store}/dledger-n0/table"):
-        with pytest.raises(StoreError, match="the target is in the store"):
-            export(store, target, "delta")
+@pytest.mark.parametrize("scheme", ["", "file://", "FILE:"])
+def test_a_table_in_the_store_is_refused(lake: Lake, scheme: str, store: Path) -> None:
+    inside = f"{scheme}{store}/dledger-n0/table"
+    target, options = inside, {}
+    if lake.form == "iceberg":
+        target, options = lake.name, {"catalogProperties": {**lake.catalog, "warehouse": inside}}
+    with pytest.raises(StoreError, match="the target is in the store"):
+        export(store, target, lake.form, **options)
     assert not list(store.rglob("table"))
 
 

@@ -41,7 +41,6 @@ _NAME = re.compile(r"\d{17}")  # yyyyMMddHHmmssSSS
 # RocketMQ's default is four units to a slot (5,000,000 slots); files with another ratio are searched.
 _UNITS_PER_SLOT = 4
 _UNITS_PER_READ = 64 * 1024
-MAX_HASH = 2**31 - 1
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
+from pyspark_dledger.common.integers import INT32_MIN
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
@@ -138,7 +139,7 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
     for unit in sampled:
         of_message = hashes_of[unit.offset]
         # Of a hash of -2^31 Java's absolute value is negative.
-        if of_message is not None and unit.key_hash not in of_message | {-key_files.MAX_HASH - 1}:
+        if of_message is not None and unit.key_hash not in of_message | {INT32_MIN}:
             expected = f"a key of the message at commitLogOffset {unit.offset}"
             report.add(
                 "keyIndexUnit",

@@ -14,6 +14,7 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, WireConnection, WireError
+from pyspark_dledger.raft.wire.framing import LAST_BLOCK_BYTES
 
 # The size of both socket buffers in bytes; the system's limit may be lower.
 _SOCKET_BYTES = 2 * 1024 * 1024
@@ -22,8 +23,6 @@ HIGH_WATER = 1024 * 1024
 LOW_WATER = 256 * 1024
 # Parts of frames up to this size are joined before they are written: a copy costs less than a call.
 _JOINED = 64 * 1024
-# Larger parts are written in pieces of this size: a transport of TLS encrypts all that it gets at once.
-_PIECE = 1024 * 1024 + 16 * 1024
 
 
 class Channel(asyncio.BufferedProtocol):
@@ -86,8 +85,9 @@ class Channel(asyncio.BufferedProtocol):
             # A large part is sent without a copy.
             self._send_joined(small)
             small = []
-            for start in range(0, len(part), _PIECE):
-                self._send_piece(memoryview(part)[start : start + _PIECE])
+            # A transport of TLS encrypts all that it gets at once.
+            for start in range(0, len(part), LAST_BLOCK_BYTES):
+                self._send_piece(memoryview(part)[start : start + LAST_BLOCK_BYTES])
         self._send_joined(small)
 
     def _send_joined(self, parts: list[Buffer]) -> None:

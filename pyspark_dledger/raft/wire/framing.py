@@ -32,7 +32,7 @@ _PREFIX = struct.Struct(">iI")
 _LENGTH_SIZE = 4
 _FIRST_BLOCK = 16 * 1024
 # A request or push of a busy connection fits with its header, so that it is received at once and never moved.
-_LAST_BLOCK = 1024 * 1024 + 16 * 1024
+LAST_BLOCK_BYTES = 1024 * 1024 + 16 * 1024
 # A buffer with less room is replaced, so that one system call can read more.
 _MIN_ROOM = 4 * 1024
 # The memory for a peer that announces a large frame and sends nothing.
@@ -78,7 +78,7 @@ class FrameReader:
         """Add ``count`` more bytes in the buffer. Take the frames with `next_frame` before the next `get_buffer`."""
         self._end += count
         if self._end == len(self._view):
-            self._block = min(self._block * 2, _LAST_BLOCK)
+            self._block = min(self._block * 2, LAST_BLOCK_BYTES)
 
     def next_frame(self) -> WireFrame | None:
         """The next complete frame. Raises WireError for a malformed one."""

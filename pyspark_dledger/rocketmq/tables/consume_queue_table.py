@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.column_values import column_of
@@ -35,7 +36,6 @@ from pyspark_dledger.rocketmq.consume_queue.queue_units import (
 
 KINDS = ("unit", "delay", "ext", "filler", "batch")
 _UNIT, _DELAY, _EXT, _FILLER, _BATCH = range(len(KINDS))
-_MAX_HASH = 2**31 - 1
 
 # Units of one task: about a second of Spark's transport.
 _PART_UNITS = 2_000_000
@@ -134,7 +134,7 @@ def _kinds(units: Units, is_delay: bool) -> npt.NDArray[np.int8]:
     codes = units["tagsCode"]
     kinds = np.full(len(units), _UNIT, np.int8)
     if is_delay:
-        kinds[codes > _MAX_HASH] = _DELAY
+        kinds[codes > INT32_MAX] = _DELAY
     kinds[codes <= LAST_EXT_ADDRESS] = _EXT
     kinds[is_filler(units)] = _FILLER
     return kinds

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pyspark_dledger.common.uris import local_target
+from pyspark_dledger.common.uris import is_local, local_target
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.options import ReadOptions
@@ -78,8 +78,8 @@ class _Run:
     def __init__(self, source: str, target: str, settings: ExportSettings, table: LakeTable) -> None:
         options = stream_options(settings.options, {"startingOffsets": settings.options.starting_offsets})
         log = StoreView(source, options)  # before a table is created
-        if isinstance(table, DeltaLake) and ("://" not in target or target.startswith("file:")):
-            check_apart(log, (source,), Path(os.path.realpath(local_target(target))))
+        if table.place is not None and is_local(table.place):
+            check_apart(log, (source,), Path(os.path.realpath(local_target(table.place))))
         self._target, self._table = target, table
         self._names = tuple(dict.fromkeys((*settings.names, *PARTITION_COLUMNS)))
         self._columns = tuple(dict.fromkeys((*self._names, _PROBLEM)))

@@ -30,6 +30,7 @@ class DeltaLake:
 
     def __init__(self, name: str, settings: ExportSettings) -> None:
         self._name, self._settings = name, settings
+        self.place: str | None = name
         self._table: DeltaTable | None = None
 
     def load(self, schema: pa.Schema) -> None:

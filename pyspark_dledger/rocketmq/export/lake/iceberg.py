@@ -45,6 +45,7 @@ class IcebergTable:
             from pyiceberg.catalog import load_catalog
 
             self._catalog = load_catalog(settings.catalog or "default", **(settings.catalog_properties or {}))
+        self.place = self._catalog.properties.get("warehouse")
 
     def load(self, schema: pa.Schema) -> None:
         """See `LakeTable.load`."""

@@ -26,6 +26,9 @@ class LakeTable(Protocol):
     What `position` returns and what `append` commits on is the same version: else two runs could append the same rows.
     """
 
+    place: str | None
+    """The path or URL below which its files are, if it is known before they are written."""
+
     def load(self, schema: pa.Schema) -> None:
         """Load the current version. A table that does not exist is created, for rows of `schema`."""
 
