@@ -43,7 +43,8 @@ def main() -> int:
 
 def run_matrix(folder: Path, count: int, seed: int) -> list[str]:
     every = list(cells())
-    chosen = random.Random(seed).sample(every, min(count, len(every)))
+    numbers = random.Random(seed).sample(range(len(every)), min(count, len(every)))
+    chosen = [every[number] for number in sorted(numbers)]
     outcomes: Counter[str] = Counter()
     wrong = []
     matrix = Matrix(folder)

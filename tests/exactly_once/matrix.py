@@ -38,10 +38,12 @@ RESOURCES: dict[str, Settings] = {
     "no AQE": Settings(conf={"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "3"}),
     "executors": Settings(master="local-cluster[2,1,512]", conf=_CLUSTER),
 }
-CHANGES = (
-    *(("4 cores", "1 core"), ("1 core", "4 cores"), ("4 cores", "small splits"), ("4 cores", "no AQE")),
-    *(("executors", "1 core"), ("1 core", "executors")),
-)
+# After these resources come those.
+CHANGES = {
+    "4 cores": ("1 core", "small splits", "no AQE"),
+    "1 core": ("4 cores", "executors"),
+    "executors": ("1 core",),
+}
 FAULTS = ("begin-all", "middle-all", "end-all", "commit-all", "committed-all", "middle-sink")
 # A lost executor alone does not restart the query; its driver is killed later.
 LOST_EXECUTOR = "middle-driver commit-all"
@@ -75,11 +77,12 @@ class Cell(NamedTuple):
 
 
 def cells() -> Iterator[Cell]:
-    """Yield all cells. Only files have equal rows."""
-    for source, (before, after), kind in itertools.product(SOURCES, CHANGES, KINDS):
+    """Yield all cells, those of a beginning one after the other. Only files have equal rows."""
+    for source, before, kind in itertools.product(SOURCES, CHANGES, KINDS):
         if kind != "equal" or source in ("text", "parquet"):
             for fault in (*FAULTS, *([LOST_EXECUTOR] if before == "executors" else [])):
-                yield Cell(Beginning(source, before, fault, kind), after)
+                beginning = Beginning(source, before, fault, kind)
+                yield from (Cell(beginning, after) for after in CHANGES[before])
 
 
 class WrongError(Exception):
@@ -92,7 +95,8 @@ class Matrix:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._drivers: dict[str, Driver] = {}
-        self._killed: dict[Beginning, Path] = {}
+        # The beginning of the last cell, and what its fault left.
+        self._begun: tuple[Beginning, Path] | None = None
 
     def run(self, cell: Cell) -> str:
         """Return ``once``, also after a refusal, or what is wrong."""
@@ -107,7 +111,7 @@ class Matrix:
 
     def _run(self, cell: Cell) -> str:
         beginning = cell.beginning
-        killed = self._killed.get(beginning) or self._killed.setdefault(beginning, self._begin(beginning))
+        killed = self._killed(beginning)
         folder = killed.with_name(f"{killed.name} then {cell.after}".replace(" ", "-"))
         for name in STATE:
             if (killed / name).exists():
@@ -129,6 +133,15 @@ class Matrix:
             raise WrongError(f"{missing} messages are missing")
         shutil.rmtree(folder)
         return f"{ONCE}, after it was refused" if refusals else ONCE
+
+    def _killed(self, beginning: Beginning) -> Path:
+        """Return the folder with what the fault of a beginning left."""
+        if self._begun is None or self._begun[0] != beginning:
+            if self._begun is not None:
+                shutil.rmtree(self._begun[1])
+            self._begun = None
+            self._begun = beginning, self._begin(beginning)
+        return self._begun[1]
 
     def _begin(self, beginning: Beginning) -> Path:
         """Run a query until its fault, and return a folder with what that left."""
