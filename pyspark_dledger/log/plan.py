@@ -11,6 +11,7 @@ from pyspark_dledger.common.collector import collector_paused
 from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.process_memory import free_address_space
+from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, committed_bound
@@ -25,6 +26,7 @@ from pyspark_dledger.log.time_ranges import in_time
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pyspark_dledger.format.engine import Engine
     from pyspark_dledger.log.io.unread_files import UnreadFiles
     from pyspark_dledger.log.lookups import Lookup
 
@@ -32,7 +34,7 @@ _MIN_TARGET_BYTES = 1024
 # If the address space is limited: a batch is made while the one before is written, and its buffers double.
 _BATCHES_IN_MEMORY = 16
 _MIN_BATCH_BYTES = 64 * 1024
-_WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
+WIDE_COLUMNS = frozenset({"body", "entryBody", "properties"})
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,18 @@ def scan_range(part: ScanRequest | FileGap, engine: str) -> Iterator[pa.RecordBa
     size = max(min(part.max_batch_bytes, free_address_space() // _BATCHES_IN_MEMORY), _MIN_BATCH_BYTES)
     part = replace(part, max_batch_bytes=size) if size < part.max_batch_bytes else part
     return expand(engine_of(engine, part.segment).scan(part), part)
+
+
+def split_partition(partition: Partition, target: int) -> Iterator[Partition]:
+    """The same rows in partitions of about `target` bytes, in order; ranges of remote segments stay whole.
+
+    Raises what `read_partition` does before its first row.
+    """
+    for part in _as_planned(partition):
+        splits = [part]
+        if isinstance(part, ScanRequest) and not isinstance(part.segment.path, RemoteUri):
+            splits = _split_all(engine_of(partition.engine, part.segment), [part], target)
+        yield from (changed(partition, ranges=(split,)) for split in splits)
 
 
 def plan_read(
@@ -246,11 +260,11 @@ def _plan(
     selective = _is_selective(columns, filters)
     total = sum([part.end - part.start for part in ranges])
     target = partition_size(total, options, selective)
-    splits = _split_all(store, ranges, target)
+    splits = _split_all(store.engine, ranges, target)
     while options.min_partitions is not None and len(splits) < options.min_partitions and target > _MIN_TARGET_BYTES:
         # Ranges are cut at entries, so they can be larger than the target.
         target //= 2
-        before, splits = len(splits), _split_all(store, ranges, target)
+        before, splits = len(splits), _split_all(store.engine, ranges, target)
         if len(splits) == before:
             break
     is_grouped = options.min_partitions is None and (selective or options.max_partition_bytes is not None)
@@ -273,15 +287,15 @@ def _in_time(
 def _is_selective(columns: tuple[str, ...], filters: Filters) -> bool:
     """Whether a scan yields few bytes of those that it reads."""
     conditions = (filters.topic, filters.tags, filters.queue_id, filters.store_timestamp)
-    return not _WIDE_COLUMNS & set(columns) or any(condition is not None for condition in conditions)
+    return not WIDE_COLUMNS & set(columns) or any(condition is not None for condition in conditions)
 
 
-def _split_all(store: StoreView, ranges: list[ScanRequest | FileGap], target: int) -> list[ScanRequest | FileGap]:
+def _split_all(engine: Engine, ranges: list[ScanRequest | FileGap], target: int) -> list[ScanRequest | FileGap]:
     # Most are small enough.
     return [
         split
         for part in ranges
-        for split in ((part,) if part.end - part.start <= target else _split(store, part, target))
+        for split in ((part,) if part.end - part.start <= target else _split(engine, part, target))
     ]
 
 
@@ -387,13 +401,13 @@ def _is_excluded(store: StoreView, segment: Segment, filters: Filters) -> bool:
     return filters.term.high < firsts[place][1][2] or filters.term.low > highest
 
 
-def _split(store: StoreView, part: ScanRequest | FileGap, target: int) -> list[ScanRequest | FileGap]:
+def _split(engine: Engine, part: ScanRequest | FileGap, target: int) -> list[ScanRequest | FileGap]:
     """A large range, split at entry boundaries into ranges of about `target` bytes; none outside the window."""
     if isinstance(part, FileGap):
         return [part]
-    cuts = store.engine.split(part.segment, part.start, part.end, target)
+    cuts = engine.split(part.segment, part.start, part.end, target)
     splits = [
-        replace(part, start=start, end=end, end_is_boundary=end != part.end)
+        replace(part, start=start, end=end, end_is_boundary=end != part.end or part.end_is_boundary)
         for start, end in zip([part.start, *cuts], [*cuts, part.end], strict=True)
     ]
     wanted = part.filters.pos or IntFilter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pyspark_dledger.format.columns import DEFAULT_NAMES, arrow_schema
 from pyspark_dledger.log.arrow import parallel
 from pyspark_dledger.log.arrow.parallel import read_parallel
 from pyspark_dledger.log.arrow.pushdown import pushed_of
+from pyspark_dledger.log.plan import Partition, read_partition
 from tests.support.generate import mq_message, raw, write_dledger
 
 ROWS = 400
@@ -82,6 +84,16 @@ def test_a_reader_has_the_rows_of_a_scan(log: dl.Log, whole: pa.Table, threads: 
     assert log.reader(topic="None", threads=threads).read_all() == whole.slice(0, 0)
     pending = log.reader(["body"], threads=threads, **SMALL)
     assert pending.read_next_batch().num_rows  # the others are not read
+
+
+def test_threads_split_the_partitions_of_a_plan(log: dl.Log, whole: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Partition] = []
+    monkeypatch.setattr(log, "_read", lambda part: (read.append(part), read_partition(part))[1])
+    assert log.reader(threads=1).read_all() == whole
+    planned = len(read)
+    monkeypatch.setattr(parallel, "_WIDE_PART_BYTES", 4096)
+    assert log.reader(threads=3).read_all() == whole
+    assert len(read) - planned > 2 * planned
 
 
 def test_filters_are_pushed_down_exactly(log: dl.Log, whole: pa.Table) -> None:
@@ -185,6 +197,9 @@ def test_threads_end_with_their_reader(monkeypatch: pytest.MonkeyPatch) -> None:
             list(read_parallel(range(5), read, 3, is_ordered=is_ordered))
         assert threading.active_count() == before
         assert sum(1 for _ in read_parallel([0, 1, 3, 4], read, 3, is_ordered=is_ordered)) == 12
+        parts = map(operator.getitem, [{0: 0}, {0: 1}, {}, {0: 3}], [0] * 4)
+        with pytest.raises(KeyError):
+            list(read_parallel(parts, read, 3, is_ordered=is_ordered))
 
 
 def test_a_process_exits_with_reads_that_are_not_finished(log: dl.Log) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
@@ -16,15 +16,17 @@ from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.arrow.stream import check_running, stream_of
 from pyspark_dledger.log.conditions import ALL_ROWS
 from pyspark_dledger.log.lookups import Lookup
-from pyspark_dledger.log.plan import Partition
+from pyspark_dledger.log.plan import WIDE_COLUMNS, Partition, split_partition
 
 _Part = TypeVar("_Part")
 _Read = Callable[[_Part], Iterator[pa.RecordBatch]]
 
 # Read ahead of the consumer, except by the part that it waits for: bounds memory.
 _MAX_AHEAD_BYTES = 256 * 1024 * 1024
-# Of the log. Rows in order keep all threads busy only if a thread can read a whole part ahead.
-_PART_BYTES = 16 * 1024 * 1024
+# Of the log. To find where a part can begin takes as long as reading a few MiB of it.
+_PART_BYTES = 128 * 1024 * 1024
+# Rows in order keep all threads busy only if a thread can read a whole part ahead.
+_WIDE_PART_BYTES = 32 * 1024 * 1024
 
 
 class PlanParts(Protocol):
@@ -60,34 +62,39 @@ def reader_opener(plan: PlanParts, read: _Read[Partition], threads: int | None, 
         names: tuple[str, ...], filters: Filters = ALL_ROWS, lookup: Lookup | None = None
     ) -> pa.RecordBatchReader:
         parts = plan(names, filters, lookup, _PART_BYTES)
-        batches = read_parallel(parts, read_running, threads or os.cpu_count() or 1, is_ordered=is_ordered)
+        size = _WIDE_PART_BYTES if WIDE_COLUMNS & set(names) else _PART_BYTES
+        count = max(len(parts), sum(part.size for part in parts) // size)
+        readers = min(threads or os.cpu_count() or 1, count)
+        pieces = (piece for part in parts for piece in split_partition(part, size)) if readers > 1 else parts
+        batches = read_parallel(pieces, read_running, readers, is_ordered=is_ordered)
         return stream_of(arrow_schema(names), batches)
 
     return open_reader
 
 
 def read_parallel(
-    parts: Sequence[_Part], read: _Read[_Part], threads: int, *, is_ordered: bool
+    parts: Iterable[_Part], read: _Read[_Part], threads: int, *, is_ordered: bool
 ) -> Iterator[pa.RecordBatch]:
     """The batches of all parts; without `is_ordered` in any order. An error of a part is raised in its place.
 
-    The threads end with the iterator.
+    One thread at a time takes a part. The threads end with the iterator.
     """
-    if threads <= 1 or len(parts) <= 1:
+    if threads <= 1:
         return (batch for part in parts for batch in read(part))
-    return _Reading(parts, read, is_ordered).batches(min(threads, len(parts)))
+    return _Reading(iter(parts), read, is_ordered).batches(threads)
 
 
-class _Reading:
+class _Reading(Generic[_Part]):
     """The state that the threads share: batches that are read, and how far each part is."""
 
-    def __init__(self, parts: Sequence[_Part], read: _Read[_Part], is_ordered: bool) -> None:
+    def __init__(self, parts: Iterator[_Part], read: _Read[_Part], is_ordered: bool) -> None:
         self._parts, self._read, self._is_ordered = parts, read, is_ordered
+        self._taking = threading.Lock()
         self._changed = threading.Condition()
-        self._batches: list[deque[pa.RecordBatch]] = [deque() for _ in parts]
+        self._batches: list[deque[pa.RecordBatch]] = []  # of each part that was taken
+        self._is_all_taken = False
         self._errors: dict[int, BaseException] = {}
         self._done: set[int] = set()
-        self._next = 0  # the part that the next free thread takes
         self._wanted = 0  # the part that the consumer waits for, in order
         self._ahead = 0  # bytes of the batches
         self._is_stopped = False
@@ -98,7 +105,7 @@ class _Reading:
         for worker in workers:
             worker.start()
         try:
-            while (batch := self._take()) is not None:
+            while (batch := self._next_batch()) is not None:
                 yield batch
         finally:
             with self._changed:
@@ -108,46 +115,40 @@ class _Reading:
             for worker in workers:
                 worker.join()
 
-    def _take(self) -> pa.RecordBatch | None:
+    def _next_batch(self) -> pa.RecordBatch | None:
         """The next batch; None after the last one. Raises the error of its part."""
         with self._changed:
             while True:
                 number = self._place()
-                if number is None:
+                if number < len(self._batches):
+                    if self._batches[number]:
+                        batch = self._batches[number].popleft()
+                        self._ahead -= batch.get_total_buffer_size()
+                        self._changed.notify_all()
+                        return batch
+                    if number in self._errors:
+                        raise self._errors[number]
+                elif self._is_all_taken:
                     return None
-                if self._batches[number]:
-                    batch = self._batches[number].popleft()
-                    self._ahead -= batch.get_total_buffer_size()
-                    self._changed.notify_all()
-                    return batch
-                if number in self._errors:
-                    raise self._errors[number]
                 self._changed.wait()
 
-    def _place(self) -> int | None:
-        """The part to take a batch from, or to wait for; None if all are done."""
-        while self._wanted < len(self._parts) and self._wanted in self._done and not self._batches[self._wanted]:
+    def _place(self) -> int:
+        """The part to take a batch from, or to wait for."""
+        while self._wanted in self._done and not self._batches[self._wanted]:
             if self._wanted in self._errors:
                 return self._wanted
             self._wanted += 1
             self._changed.notify_all()
-        if self._wanted == len(self._parts):
-            return None
         if not self._is_ordered:
-            for number in range(self._wanted, self._next):
+            for number in range(self._wanted, len(self._batches)):
                 if self._batches[number] or number in self._errors:
                     return number
         return self._wanted
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                if self._is_stopped or self._next == len(self._parts):
-                    return
-                number = self._next
-                self._next += 1
+        for number, part in iter(self._take, None):
             try:
-                for batch in self._read(self._parts[number]):
+                for batch in self._read(part):
                     if not self._put(number, batch):
                         return
             except BaseException as error:  # noqa: BLE001 - raised where the batches are taken
@@ -155,6 +156,27 @@ class _Reading:
             with self._changed:
                 self._done.add(number)
                 self._changed.notify_all()
+
+    def _take(self) -> tuple[int, _Part] | None:
+        """The next part and its number; None if there is none. An error of the parts is that of the next one."""
+        with self._taking:
+            part, error = None, None
+            try:
+                part = next(self._parts, None)
+            except BaseException as raised:  # noqa: BLE001 - raised where the batches are taken
+                error = raised
+            with self._changed:
+                self._is_all_taken = part is None
+                self._changed.notify_all()
+                if self._is_stopped or (part is None and error is None):
+                    return None
+                number = len(self._batches)
+                self._batches.append(deque())
+                if part is not None:
+                    return number, part
+                self._errors[number] = cast(BaseException, error)
+                self._done.add(number)
+                return None
 
     def _put(self, number: int, batch: pa.RecordBatch) -> bool:
         """Hand over a batch; False if nobody wants it."""
