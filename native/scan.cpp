@@ -235,10 +235,10 @@ void Scan::put_back(const Row& row) {
   if (row.kind != Kind::Corrupt) resync_.history.remove_last();
 }
 
-// Prefetches the next bytes: all of them if bodies are read, else the parts of
+// Prefetches the next bytes: all of them if bodies are copied or checked, else the parts of
 // the next entries that are read. Those usually have the size of this one.
 void Scan::prefetch(const SegmentView& view, int64_t size) {
-  if (needs_body_) {
+  if (needs_body_ || (needs_problem_ && request_.verify_crc)) {
     view.stream(pos_, size, streamed_);
     return;
   }
