@@ -16,6 +16,7 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
+from pyspark_dledger.log.io.read_once import scan_once
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.origin import Origin, is_there_as_planned, origin_of, with_fingerprints
@@ -89,6 +90,12 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
         yield from scan_range(part, partition.engine)
 
 
+def read_once(partition: Partition) -> Iterator[pa.RecordBatch]:
+    """As `read_partition`, without leaving in the page cache what was not there; see `scan_once`."""
+    for part in _as_planned(partition):
+        yield from scan_range(part, partition.engine, is_once=True)
+
+
 def read_judged(partition: Partition) -> Iterator[pa.RecordBatch]:
     """As `read_partition`, for rows with the column problem, and for those who say what is damaged.
 
@@ -127,7 +134,7 @@ def _as_planned(partition: Partition) -> Iterator[ScanRequest | FileGap]:
             yield part
 
 
-def scan_range(part: ScanRequest | FileGap, engine: str) -> Iterator[pa.RecordBatch]:
+def scan_range(part: ScanRequest | FileGap, engine: str, is_once: bool = False) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in the process that planned it: its file is not compared with the plan."""
     from pyspark_dledger.format.scan.bodies import expand
 
@@ -135,7 +142,8 @@ def scan_range(part: ScanRequest | FileGap, engine: str) -> Iterator[pa.RecordBa
         return gap_batches(part)
     size = max(min(part.max_batch_bytes, free_address_space() // _BATCHES_IN_MEMORY), _MIN_BATCH_BYTES)
     part = replace(part, max_batch_bytes=size) if size < part.max_batch_bytes else part
-    return expand(engine_of(engine, part.segment).scan(part), part)
+    found = engine_of(engine, part.segment)
+    return expand(scan_once(found, part) if is_once else found.scan(part), part)
 
 
 def split_partition(partition: Partition, target: int) -> Iterator[Partition]:

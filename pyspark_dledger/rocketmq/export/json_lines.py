@@ -16,7 +16,7 @@ from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.log.plan import Partition, read_partition
+from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.forms import ExportSettings, FileReport, FinishReport, PartReport
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
@@ -99,7 +99,7 @@ class _Lines:
 
     def __iter__(self) -> Iterator[bytes]:
         engine = get_engine(self.part.partition.engine)
-        for batch in read_partition(self.part.partition):
+        for batch in read_once(self.part.partition):
             self.problems += batch.num_rows - batch["problem"].null_count
             self.count += batch.num_rows
             text = b""

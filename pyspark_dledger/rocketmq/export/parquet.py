@@ -24,7 +24,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
-from pyspark_dledger.log.plan import Partition, read_partition
+from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
 from pyspark_dledger.rocketmq.export.parquet_manifest import PARQUET_MANIFEST, write_parquet_manifest
@@ -86,7 +86,7 @@ class ParquetForm:
         """Write one or more files for each topic and day; see `Form.write`."""
         writer = _PartWriter(part, number, target)
         try:
-            for batch in read_partition(part.partition):
+            for batch in read_once(part.partition):
                 writer.add(batch)
             files = writer.finish()
         except BaseException:

@@ -21,6 +21,7 @@ from pyspark_dledger.format.message import offset_msg_id, parse_message
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
 from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.read_once import scan_once
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
 from pyspark_dledger.rocketmq.message_arrays import Longs
@@ -254,7 +255,7 @@ def _whole_messages(engine: Engine, part: FilePart, outcome: PartOutcome) -> Ite
     request = ScanRequest(
         part.segment, part.start, part.end, _COLUMNS, part.filters, part.mode, max_batch_rows=_BATCH_ROWS
     )
-    for batch, _ in engine.scan(request):
+    for batch, _ in scan_once(engine, request):
         if batch["problem"].null_count < len(batch) or pc.any(pc.not_equal(batch["kind"], "message")).as_py():
             is_whole = _is_whole(batch)
             is_silent = np.asarray(pc.is_in(batch["kind"], _SILENT_KINDS)) & ~is_valid(batch["problem"])

@@ -16,7 +16,7 @@ from pyspark_dledger.common.uris import is_local, local_target
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import Partition, read_partition
+from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, TailOffset, stream_options
@@ -98,7 +98,7 @@ class _Run:
         begin = pos = self._offset.pos or 0
         while (end := self.tail.latest(self._offset, Limits(size=self._commit_bytes, until=until))) != self._offset:
             parts: Sequence[Partition] = self.tail.plan(self._offset, end)
-            batches = [batch for part in parts for batch in read_partition(part) if batch.num_rows]
+            batches = [batch for part in parts for batch in read_once(part) if batch.num_rows]
             self._commit([batch.select(self._names) for batch in batches], end)
             self.rows += sum(batch.num_rows for batch in batches)
             self.problems += sum(batch.num_rows - batch[_PROBLEM].null_count for batch in batches)
