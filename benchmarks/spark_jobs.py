@@ -31,6 +31,8 @@ def spark() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Workers import this package for the ceiling, and do not inherit the working directory.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    # As in an installed package: the sink's process, which starts with each job, finds compiled modules.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     session = (
         SparkSession.builder.master("local[2]")
         .appName("benchmarks")

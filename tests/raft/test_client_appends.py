@@ -131,3 +131,10 @@ def test_client_is_shared_by_threads() -> None:
         for thread in threads:
             thread.join()
     assert sorted(results) == list(range(1800))
+
+
+def test_packed_bodies_are_sent_without_a_copy() -> None:
+    bodies = pack_bodies([b"x" * 1000] * 3000).parts
+    parts = [part for _, part in request_units.split_batch(bodies, request_units.sizes_of(bodies))]
+    assert len(parts) == 3
+    assert all(view.obj is bodies.data.obj for part in parts for view in part[1:])

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.types import MapType, StringType, StructType
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import BodyParts
 from pyspark_dledger.format.encode.put_rows import check_batch
 from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
@@ -32,7 +32,8 @@ UTC = dt.timezone.utc
 
 def unpacked(column: pa.Array) -> list[bytes]:
     batch = pa.RecordBatch.from_arrays([column], names=["body"])
-    return [bytes(body) for block in RAW.bodies(batch, 0) for body in get_engine().unpack_bodies(block)]
+    found = RAW.bodies(batch, 0)
+    return get_engine().unpack_bodies(found.packed()) if found.count else []
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
@@ -49,28 +50,12 @@ def test_bodies_of_text_columns_are_utf_8(kind: pa.DataType) -> None:
     assert unpacked(pa.array(["a", "", "é支"], kind).slice(1)) == [b"", "é支".encode()]
 
 
-def test_large_batches_are_packed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_MAX_BLOCK", 1000)
-    values = [b"%d" % number * size for number, size in enumerate((10, 400, 500, 600, 5000, 0, 0, 3))]
-    column = pa.array([b"before", *values], pa.binary()).slice(1)
-    batch = pa.RecordBatch.from_arrays([column], names=["body"])
-    blocks = list(RAW.bodies(batch, 0))
-    assert len(blocks) > 3
-    assert all(block.count == 1 or len(block.block) <= 1000 + 4 * block.count for block in blocks)
-    assert unpacked(column) == values
-
-
 def test_error_names_the_row_of_a_null_or_too_large_body(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"row 102: expected a body, found null: fill it"):
-        list(RAW.bodies(pa.RecordBatch.from_arrays([pa.array([b"", b"", None])], names=["body"]), 100))
+        RAW.bodies(pa.RecordBatch.from_arrays([pa.array([b"", b"", None])], names=["body"]), 100)
     monkeypatch.setattr(formats, "MAX_BODY_SIZE", 5)
     with pytest.raises(OptionError, match=r"row 101: expected a body of at most 5 bytes .*, found 6"):
-        list(RAW.bodies(pa.RecordBatch.from_arrays([pa.array([b"12345", b"123456"])], names=["body"]), 100))
-
-
-def test_blocks_end_before_offsets_exceed_32_bits() -> None:
-    offsets = np.array([2**31 - 30, 2**31 - 20, 2**31 - 10, 2**31 - 1], np.int32)
-    assert list(formats._blocks(offsets)) == [(0, 3)]
+        RAW.bodies(pa.RecordBatch.from_arrays([pa.array([b"12345", b"123456"])], names=["body"]), 100)
 
 
 def test_batches_with_skewed_rows_are_encoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +82,11 @@ class FailingSender(task_writer.RawSender):
     def __init__(self) -> None:
         self.sent: list[bytes] = []
 
-    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
-        return RAW.bodies(batch, first_row)
+    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[BodyParts]:
+        yield RAW.bodies(batch, first_row)
 
-    def send(self, bodies: Bodies) -> Any:
-        (body,) = get_engine().unpack_bodies(bodies)
+    def send(self, bodies: BodyParts) -> Any:
+        (body,) = get_engine().unpack_bodies(bodies.packed())
         time.sleep(0.05)
         if body == b"bad":
             raise StoreError("on purpose")

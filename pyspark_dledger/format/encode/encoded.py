@@ -28,6 +28,28 @@ class Bodies(NamedTuple):
         lengths = struct.pack(f">{len(bodies)}I", *map(len, bodies))
         return cls(len(bodies), b"".join([lengths, *bodies]))
 
+    @property
+    def parts(self) -> BodyParts:
+        """Views of the lengths and of the bodies."""
+        view = memoryview(self.block).cast("B")
+        return BodyParts(self.count, view[: LENGTH_SIZE * self.count], view[LENGTH_SIZE * self.count :])
+
+
+class BodyParts(NamedTuple):
+    """Packed bodies whose lengths and bytes are not in one block, so that they can be sent without a copy."""
+
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody calls
+    lengths: Buffer
+    data: Buffer
+
+    @property
+    def parts(self) -> BodyParts:
+        return self
+
+    def packed(self) -> Bodies:
+        """Copy them into a block."""
+        return Bodies(self.count, b"".join((self.lengths, self.data)))
+
 
 class EncodedEntries(NamedTuple):
     """Consecutive entries of the first ``count`` bodies, and the 32-byte index unit of each."""

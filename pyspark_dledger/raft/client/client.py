@@ -19,7 +19,7 @@ from typing import Any, SupportsIndex, TypeVar, final
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
-from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.format.encode.encoded import Bodies, BodyParts, Buffer
 from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.raft.client.request_units import (
     BatchCall,
@@ -142,7 +142,7 @@ class Client:
         self._check_usable()
         return self._session.appender.submit(body)
 
-    def append_batch(self, bodies: Bodies | Sequence[Buffer]) -> BatchResult:
+    def append_batch(self, bodies: Bodies | BodyParts | Sequence[Buffer]) -> BatchResult:
         """Append one entry for each body, in their order, and wait until all are committed.
 
         They are sent in requests of about 1 MiB, several at a time; each request is appended as a whole. Raises
@@ -151,8 +151,7 @@ class Client:
         """
         self._check_usable()
         self._check_not_in_callback()
-        if not isinstance(bodies, (Bodies, list, tuple)):
-            bodies = list(bodies)
+        bodies = _parts_or_list(bodies)
         sizes = sizes_of(bodies)
         batch = BatchCall(sizes)
         try:
@@ -162,7 +161,12 @@ class Client:
             batch.abandon()
 
     def put_messages(
-        self, bodies: Bodies | Sequence[Buffer], queue_nums: int = 4, *, is_idempotent: bool = True, term: int = -1
+        self,
+        bodies: Bodies | BodyParts | Sequence[Buffer],
+        queue_nums: int = 4,
+        *,
+        is_idempotent: bool = True,
+        term: int = -1,
     ) -> PutResult:
         """Append encoded RocketMQ messages, and wait until all are committed. Returns positions and queue offsets.
 
@@ -181,8 +185,7 @@ class Client:
         self._check_usable()
         self._check_not_in_callback()
         _check_number("queue_nums", queue_nums, 1, _MAX_NUMBER)
-        if not isinstance(bodies, (Bodies, list, tuple)):
-            bodies = list(bodies)
+        bodies = _parts_or_list(bodies)
         sizes = sizes_of(bodies)
         puts = PutCall(len(sizes), index(queue_nums), is_idempotent, term)
         try:
@@ -191,7 +194,7 @@ class Client:
         finally:
             puts.abandon()
 
-    def _add(self, call: BulkCall, bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> None:
+    def _add(self, call: BulkCall, bodies: BodyParts | Sequence[Buffer], sizes: array[int]) -> None:
         """Send all bodies in parts, until one fails."""
         for first, part in split_batch(bodies, sizes):
             if not call.wait_for_room():
@@ -394,6 +397,12 @@ def _stop_all() -> None:
         _stop(loop, os.getpid())
     for thread, _ in running:
         thread.join(_MAX_JOIN_SECONDS)
+
+
+def _parts_or_list(bodies: Bodies | BodyParts | Sequence[Buffer]) -> BodyParts | Sequence[Buffer]:
+    if isinstance(bodies, (Bodies, BodyParts)):
+        return bodies.parts
+    return bodies if isinstance(bodies, (list, tuple)) else list(bodies)
 
 
 def _check_number(name: str, value: object, minimum: int, maximum: int) -> None:

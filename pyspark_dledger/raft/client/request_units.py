@@ -10,10 +10,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, Buffer
+from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BODY_SIZE, Bodies, BodyParts, Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client.append_future import AppendFuture
@@ -70,7 +70,7 @@ class RequestUnit:
         self,
         owner: Owner,
         first: int,
-        bodies: Bodies,
+        bodies: Bodies | BodyParts,
         queue_nums: int | None = None,
         is_idempotent: bool = False,
         term: int = -1,
@@ -82,7 +82,7 @@ class RequestUnit:
         self.is_idempotent = is_idempotent
         self.term = term
         self.unknown_outcome: UnknownOutcomeError | None = None
-        self.size = len(bodies.block) + ENTRY_HEADER_SIZE * bodies.count
+        self.size = sum(map(len, bodies[1:])) + ENTRY_HEADER_SIZE * bodies.count
         self.attempts = 0
         # When the first unsuccessful search for a leader began, by the loop's clock in seconds.
         self.leaderless_since: float | None = None
@@ -101,12 +101,14 @@ class RequestUnit:
         return self.queue_nums is not None
 
     def request(self, group: str, member_id: str, is_restart: bool) -> AppendRequest:
+        # The wire sends both alike.
+        bodies = cast(Bodies, self.bodies)
         if self.queue_nums is None:
-            return AppendRequest(group=group, remote_id=member_id, bodies=self.bodies, is_restart=is_restart)
+            return AppendRequest(group=group, remote_id=member_id, bodies=bodies, is_restart=is_restart)
         return PutRequest(
             group=group,
             remote_id=member_id,
-            bodies=self.bodies,
+            bodies=bodies,
             is_restart=is_restart,
             queue_nums=self.queue_nums,
             term=self.term,
@@ -128,7 +130,7 @@ class RequestUnit:
         """A unit for each body, for a leader that accepts one per request."""
         engine = get_engine()
         units = []
-        for ordinal, body in enumerate(engine.unpack_bodies(self.bodies)):
+        for ordinal, body in enumerate(engine.unpack_bodies(self.bodies.parts.packed())):
             unit = RequestUnit(self.owner, self.first + ordinal, engine.pack_bodies([body]))
             unit.attempts, unit.leaderless_since = self.attempts, self.leaderless_since
             units.append(unit)
@@ -180,13 +182,13 @@ class BulkCall(ABC):
         return self._is_finished
 
     @abstractmethod
-    def _unit(self, first: int, bodies: Bodies) -> RequestUnit: ...
+    def _unit(self, first: int, bodies: Bodies | BodyParts) -> RequestUnit: ...
 
     @abstractmethod
     def _add_response(self, unit: RequestUnit, response: Any) -> None:
         """Keep the positions of a response."""
 
-    def unit(self, first: int, bodies: Bodies) -> RequestUnit:
+    def unit(self, first: int, bodies: Bodies | BodyParts) -> RequestUnit:
         """A new unit of this call, which waits for it."""
         unit = self._unit(first, bodies)
         with self._changed:
@@ -252,7 +254,7 @@ class BatchCall(BulkCall):
         self._sizes = sizes
         self._ranges: list[AppendedRange] = []
 
-    def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
+    def _unit(self, first: int, bodies: Bodies | BodyParts) -> RequestUnit:
         return RequestUnit(self, first, bodies)
 
     def _add_response(self, unit: RequestUnit, response: AppendResponse) -> None:
@@ -276,7 +278,7 @@ class PutCall(BulkCall):
         self._is_idempotent = is_idempotent
         self._ranges: list[PutRange] = []
 
-    def _unit(self, first: int, bodies: Bodies) -> RequestUnit:
+    def _unit(self, first: int, bodies: Bodies | BodyParts) -> RequestUnit:
         return RequestUnit(self, first, bodies, self._queue_nums, self._is_idempotent, self._term)
 
     def _add_response(self, unit: RequestUnit, response: PutResponse) -> None:
@@ -328,9 +330,9 @@ def check_body(body: Buffer) -> bytes:
     return body
 
 
-def sizes_of(bodies: Bodies | Sequence[Buffer]) -> array[int]:
+def sizes_of(bodies: BodyParts | Sequence[Buffer]) -> array[int]:
     """The size of each body of a batch, in bytes. Raises TypeError and ValueError for invalid bodies."""
-    sizes = _packed_sizes(bodies) if isinstance(bodies, Bodies) else array("I", map(_size, bodies))
+    sizes = _packed_sizes(bodies) if isinstance(bodies, BodyParts) else array("I", map(_size, bodies))
     if not sizes:
         raise ValueError("bodies: expected at least one, found none")
     if (largest := max(sizes)) > MAX_BODY_SIZE:
@@ -348,19 +350,18 @@ def _size(body: Buffer) -> int:
     raise TypeError(f"bodies: expected bytes, bytearrays or memoryviews, found {type(body).__name__}")
 
 
-def _packed_sizes(bodies: Bodies) -> array[int]:
-    view = memoryview(bodies.block).cast("B")
-    sizes = array("I", view[: 4 * bodies.count].tobytes())
+def _packed_sizes(bodies: BodyParts) -> array[int]:
+    sizes = array("I", bytes(bodies.lengths))
     if sys.byteorder == "little":
         sizes.byteswap()
-    expected = 4 * bodies.count + sum(sizes)
-    if len(sizes) != bodies.count or expected != len(view):
-        raise ValueError(f"bodies: expected a block of {expected} bytes for {bodies.count} lengths, found {len(view)}")
+    expected, found = LENGTH_SIZE * bodies.count + sum(sizes), len(bodies.lengths) + len(bodies.data)
+    if len(sizes) != bodies.count or expected != found:
+        raise ValueError(f"bodies: expected a block of {expected} bytes for {bodies.count} lengths, found {found}")
     return sizes
 
 
-def split_batch(bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> Iterator[tuple[int, Bodies]]:
-    """Yield a batch in parts of about `UNIT_BYTES`: the number of the first body, and the packed bodies."""
+def split_batch(bodies: BodyParts | Sequence[Buffer], sizes: array[int]) -> Iterator[tuple[int, Bodies | BodyParts]]:
+    """Yield a batch in parts of about `UNIT_BYTES`: the number of the first body, and the bodies."""
     ends = list(accumulate(map(ENTRY_HEADER_SIZE.__add__, sizes)))
     first = start = 0
     while first < len(sizes):
@@ -369,11 +370,13 @@ def split_batch(bodies: Bodies | Sequence[Buffer], sizes: array[int]) -> Iterato
         first, start = last, ends[last - 1]
 
 
-def _part(bodies: Bodies | Sequence[Buffer], first: int, last: int, start: int, end: int) -> Bodies:
+def _part(bodies: BodyParts | Sequence[Buffer], first: int, last: int, start: int, end: int) -> Bodies | BodyParts:
     """Bodies ``[first, last)``; as entries they would be the bytes ``[start, end)`` of the batch."""
-    if not isinstance(bodies, Bodies):
+    if not isinstance(bodies, BodyParts):
         return get_engine().pack_bodies(bodies[first:last])
-    view = memoryview(bodies.block).cast("B")
-    lengths = 4 * bodies.count
-    of_bodies = view[lengths + start - ENTRY_HEADER_SIZE * first : lengths + end - ENTRY_HEADER_SIZE * last]
-    return Bodies(last - first, b"".join((view[4 * first : 4 * last], of_bodies)))
+    lengths, data = memoryview(bodies.lengths).cast("B"), memoryview(bodies.data).cast("B")
+    return BodyParts(
+        last - first,
+        lengths[LENGTH_SIZE * first : LENGTH_SIZE * last],
+        data[start - ENTRY_HEADER_SIZE * first : end - ENTRY_HEADER_SIZE * last],
+    )

@@ -271,7 +271,7 @@ def _from_metadata_response(own: Values, body: memoryview) -> dict[str, Any]:
 
 
 def _append_request(request: m.AppendRequest) -> tuple[Values, Sequence[Buffer]]:
-    return (request.bodies.count, request.is_restart), (request.bodies.block,)
+    return (request.bodies.count, request.is_restart), request.bodies[1:]
 
 
 def _from_append_request(own: Values, body: memoryview) -> dict[str, Any]:

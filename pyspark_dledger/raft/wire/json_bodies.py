@@ -208,7 +208,7 @@ def _count(request: PushRequest) -> int:
 
 def _bodies_json(request: m.AppendRequest) -> bytes:
     """One body; Java accepts batches only within a process."""
-    count, block = request.bodies
+    count, block = request.bodies.parts.packed()
     view = memoryview(block)
     if count != 1 or len(view) < _LENGTH_SIZE or int.from_bytes(view[:_LENGTH_SIZE], "big") != len(view) - _LENGTH_SIZE:
         raise EncodeError(f"expected one body to append in JSON, found {count} in {len(view)} bytes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from pyspark.sql import types as sql
 from pyspark_dledger.common.integers import INT32_MAX, INT32_MIN
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, BodyParts
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA, topic_problem
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.spark.sink.id_columns import IdColumns, id_columns
@@ -24,8 +24,6 @@ from pyspark_dledger.spark.sink.write_options import WriteOptions
 _Integers = npt.NDArray[np.signedinteger[Any]]
 BODY, TOPIC = "body", "topic"
 _MICROSECONDS_PER_MS = 1000
-# Bytes of the bodies that are packed together.
-_MAX_BLOCK = 64 * 1024 * 1024
 
 _Fits = Callable[[sql.DataType], bool]
 
@@ -101,8 +99,8 @@ class RowFormat(NamedTuple):
     topic: str | None
     id_columns: IdColumns | None = None
 
-    def bodies(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
-        """Pack the bodies of raw rows with one copy. `first_row` is the number of the first row in its partition.
+    def bodies(self, batch: pa.RecordBatch, first_row: int) -> BodyParts:
+        """Return the bodies of raw rows without a copy. `first_row` is the number of the first row in its partition.
 
         Raises OptionError, which names the row, for a null or a body that is too large.
         """
@@ -112,9 +110,7 @@ class RowFormat(NamedTuple):
         offsets, data = _buffers(column)
         sizes = np.diff(offsets)
         _check_sizes(sizes, first_row)
-        for start, end in _blocks(offsets):
-            lengths = sizes[start:end].astype(">u4").tobytes()
-            yield Bodies(end - start, b"".join((lengths, data[int(offsets[start]) : int(offsets[end])])))
+        return BodyParts(len(sizes), sizes.astype(">u4").tobytes(), data[int(offsets[0]) : int(offsets[-1])])
 
     def puts(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
         """Convert rows to those of ``PUT_SCHEMA``, without absent columns.
@@ -223,17 +219,6 @@ def _buffers(column: pa.Array) -> tuple[_Integers, memoryview]:
         return np.zeros(1, kind), memoryview(b"")
     found = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column) + 1]
     return found, memoryview(data if data is not None else b"").cast("B")
-
-
-def _blocks(offsets: _Integers) -> Iterator[tuple[int, int]]:
-    """Yield ranges of values of at most `_MAX_BLOCK` bytes, or of one value."""
-    start, count = 0, len(offsets) - 1
-    while start < count:
-        # A Python integer: the sum may exceed 32 bits.
-        end = int(np.searchsorted(offsets, int(offsets[start]) + _MAX_BLOCK, "right")) - 1
-        end = min(max(end, start + 1), count)
-        yield start, end
-        start = end
 
 
 def _converted(column: pa.Array, name: str, first_row: int) -> pa.Array:

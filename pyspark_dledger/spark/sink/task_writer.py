@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_dledger.errors import DLedgerError, OptionError
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, BodyParts
 from pyspark_dledger.format.encode.put_ids import run_tag
 from pyspark_dledger.format.encode.put_rows import topic_problem
 from pyspark_dledger.format.encode.puts import PutSettings
@@ -141,7 +141,7 @@ def _send(
                 future.cancel()
 
 
-def _encoded(batches: Iterator[pa.RecordBatch], sender: RawSender | MessageSender) -> Iterator[Bodies]:
+def _encoded(batches: Iterator[pa.RecordBatch], sender: RawSender | MessageSender) -> Iterator[Any]:
     first_row = 0
     for batch in batches:
         yield from sender.encode(batch, first_row)
@@ -162,11 +162,11 @@ def _without_last(encoded: Iterable[Bodies], last: list[PackedBodies]) -> Iterat
             yield Bodies.of(messages)
 
 
-def _until_error(send: Callable[[Bodies], Any]) -> Callable[[Bodies], Any]:
+def _until_error(send: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return `send`, which sends nothing after an error: the next call may start before the error is seen."""
     failed: list[BaseException] = []
 
-    def guarded(bodies: Bodies) -> Any:
+    def guarded(bodies: Any) -> Any:
         if failed:
             raise failed[0]
         try:
@@ -185,10 +185,11 @@ class RawSender:
         self._client = client
         self._rows = rows
 
-    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[Bodies]:
-        return self._rows.bodies(batch, first_row)
+    def encode(self, batch: pa.RecordBatch, first_row: int) -> Iterator[BodyParts]:
+        if batch.num_rows:
+            yield self._rows.bodies(batch, first_row)
 
-    def send(self, bodies: Bodies) -> Any:
+    def send(self, bodies: BodyParts) -> Any:
         return self._client.append_batch(bodies)
 
 
