@@ -31,7 +31,8 @@ RUN_IDS = 65_536
 _RUN_MS = 10_000
 # Sorting a merged run must not take too much memory, or too much time of the thread that dispatches.
 _MAX_RUN_IDS = 1 << 22
-_MIN_MERGED_RUNS = 4
+# Merging costs more than looking into more runs: the filter answers for almost all new identities.
+_MIN_MERGED_RUNS = 8
 # A run covers at most this part of the expiry time: it expires as a whole, with its last identity.
 _EXPIRY_PARTS = 7
 
@@ -314,7 +315,7 @@ def _extended(before: EntryRange | None, covered: EntryRange, added: int) -> Ent
 
 
 def _mergeable(runs: Sequence[SortedRun], max_ms: int) -> int | None:
-    """From which run on all are merged; None to merge none. n identities are then in about 4 log2(n) runs."""
+    """From which run on all are merged; None to merge none. n identities are then in about 8 log2(n) runs."""
     total = largest = 0
     for number in range(len(runs) - 1, -1, -1):
         run = runs[number]

@@ -34,9 +34,10 @@ _LOG = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 _WARNING_SECONDS = 10.0
-# After so many bytes of log in one step, the next one waits: each step has costs that do not depend on its messages.
-_BUSY_BYTES = 256 * 1024
-_BUSY_PAUSE_SECONDS = 0.02
+# A log that grows faster than so many bytes a second is dispatched in steps with pauses of up to 0.1 s: each step has
+# costs that do not depend on its messages.
+_BUSY_BYTES_PER_SECOND = 16 * 1024 * 1024
+_MAX_PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -251,8 +252,8 @@ class Dispatcher:
                 if is_idle:
                     self._committed.wait(min(flush_at, clean_at) - time.monotonic())
                     self._stopping.wait(settings.pause_ms / 1000)
-                elif _BUSY_BYTES <= self.dispatched_offset - start < settings.chunk_bytes:
-                    self._stopping.wait(_BUSY_PAUSE_SECONDS)
+                elif (size := self.dispatched_offset - start) < settings.chunk_bytes:
+                    self._stopping.wait(min(size / _BUSY_BYTES_PER_SECOND, _MAX_PAUSE_SECONDS))
         except Exception as error:  # noqa: BLE001  # a thread has no caller: `failure` says it
             self.failure = f"{type(error).__name__}: {error}"
             _LOG.exception("dispatch has ended at %d", self.dispatched_offset)

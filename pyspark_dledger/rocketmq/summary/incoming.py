@@ -18,7 +18,7 @@ from pyspark_dledger.rocketmq.summary.snapshot import records_of
 from pyspark_dledger.rocketmq.summary.summary_file import Summary, parse_summary
 
 _INCOMING = "summary.incoming"
-# n identities are in about 4 log2(n) runs. Each takes a file, a sync and a mapping.
+# n identities are in about 8 log2(n) runs. Each takes a file, a sync and a mapping.
 _MAX_RUNS = 1000
 
 
