@@ -16,7 +16,8 @@ namespace {
 
 constexpr size_t kMinCapacity = 4096;
 constexpr size_t kHugePage = 2 * 1024 * 1024;
-constexpr size_t kPoolBytes = 96 * 1024 * 1024;
+// As much as a reader with threads has read ahead.
+constexpr size_t kPoolBytes = 256 * 1024 * 1024;
 constexpr int64_t kNullable = 2;  // ARROW_FLAG_NULLABLE
 
 // Free memory by size class (powers of two from kMinCapacity).

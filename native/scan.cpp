@@ -148,10 +148,12 @@ std::unique_ptr<Batch> Scan::next() {
 std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   auto batch = std::make_unique<Batch>();
   batch->columns.reserve(ids_.size());
+  const bool is_first = column_sizes_.empty();
   column_sizes_.resize(ids_.size());
   for (size_t c = 0; c < ids_.size(); c++) {
     const ColumnSpec& spec = kColumnSpecs[static_cast<int>(ids_[c])];
     batch->columns.emplace_back(spec.name, spec.type);
+    if (is_first) column_sizes_[c].values = expected_bytes(ids_[c]);
     batch->columns.back().reserve(column_sizes_[c]);
     if (ids_[c] == ColumnId::Body) body_ = &batch->columns.back();
     if (ids_[c] == ColumnId::EntryBody) entry_body_ = &batch->columns.back();
@@ -189,6 +191,13 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   finish_streaming();
   for (size_t c = 0; c < ids_.size(); c++) column_sizes_[c] = batch->columns[c].sizes();
   return batch->rows > 0 ? std::move(batch) : nullptr;
+}
+
+// About how many bytes a column of the first batch has, if it is known.
+size_t Scan::expected_bytes(ColumnId id) const {
+  const bool is_body = id == ColumnId::Body || id == ColumnId::EntryBody;
+  if (!is_body || has_entry_conditions_ || has_message_conditions_) return 0;
+  return static_cast<size_t>(std::max<int64_t>(std::min(request_.max_bytes, end_ - pos_), 0));
 }
 
 // Moves to the next row, before any condition; false at the end of the range.

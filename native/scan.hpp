@@ -139,6 +139,7 @@ class Scan {
 
   void need(const std::string& name);
   std::unique_ptr<Batch> build(SegmentView& view);
+  size_t expected_bytes(ColumnId id) const;
   bool step(const SegmentView& view, Row& row);
   bool step_corrupt(Row& row);
   void prefetch(const SegmentView& view, int64_t size);
