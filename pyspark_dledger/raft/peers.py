@@ -44,6 +44,8 @@ def parse_peers(text: str) -> dict[str, Address]:
     """The address of each member by its id, in the given order. Raises OptionError for a malformed list."""
     peers: dict[str, Address] = {}
     for part in filter(None, map(str.strip, text.split(";"))):
+        if "," in part:
+            raise OptionError(f"peers: expected ; between members, as in {_EXAMPLE}, found a comma in {part!r}")
         peer_id, dash, address = part.partition("-")
         if not dash or not PEER_ID.fullmatch(peer_id):
             raise OptionError(f"peers: expected ID-HOST:PORT such as {_EXAMPLE}, found {part!r}")

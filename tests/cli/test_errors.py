@@ -89,6 +89,7 @@ SERVED = ("serve", "--group", "g", "--id", "n0", "--store", "{folder}/new")
             "--units-per-file has no effect on a rebuild of index",
         ),
         (["metadata", "--group", "g", "--peers", "nonsense"], "--peers: expected ID-HOST:PORT"),
+        (["metadata", "--group", "g", "--peers", "n0-h:1,n1-h:2"], "--peers: expected ; between members"),
         (["metadata", *GROUP, "--timeout-ms", "0"], "--timeout-ms: expected at least 1, found 0"),
         (["metadata", *GROUP, "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"], "--tls-cert: expected a PEM file"),
         ([*SERVED, "--peers", "nonsense"], "--peers: expected ID-HOST:PORT"),

@@ -294,6 +294,15 @@ def test_unknown_version_of_spark_keeps_its_plans(
     assert len(columns) > 2
 
 
+def test_jar_without_pyspark_is_an_error_with_advice(tmp_path: Path) -> None:
+    program = (
+        "import runpy, sys; sys.modules['pyspark'] = None\n"
+        "runpy.run_module('pyspark_dledger.spark.extension', run_name='__main__')"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, tmp_path / "jar"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr[:16]) == (1, "expected PySpark")
+
+
 @pytest.mark.slow
 def test_jar_extends_a_session_by_configuration(store: Path, tmp_path: Path) -> None:
     jar = tmp_path / "extension.jar"

@@ -404,7 +404,9 @@ def test_silent_member_is_skipped_while_another_responds(tmp_path: Path, monkeyp
 
 def test_group_without_a_response_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark_dledger.spark.group.group_log.MAX_FIRST_WAIT", 0.2)
-    reasons = r"no member responded within .* s: .*cannot reach n0: .*refused; .*cannot reach n1: .*refused"
+    reasons = (
+        r"no member responded within .* s: .*cannot reach n0: .*refused; .*n1: .*refused.*: check that its nodes run"
+    )
     tail = tail_of(peers_text(free_ports(2)))
     with pytest.raises(GroupError, match=reasons):
         tail.latest(NOTHING, NO_LIMITS)

@@ -22,9 +22,11 @@ _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.25
 _MAX_MEMBERS = 64
 # Searches for the leader while no member has ever responded: its addresses are wrong, or no node runs.
 _MAX_UNREACHED = 3
+CHECK_NODES = "check that its nodes run, and at these addresses"
+"""The advice if no member responds."""
 
 
-class _NoLeaderError(GroupError):
+class NoLeaderError(GroupError):
     """No leader was found. ``reasons`` has the reason of each member."""
 
     reasons = ""
@@ -100,7 +102,7 @@ class Members:
 
     def with_total_time(self, error: GroupError, seconds: float) -> GroupError:
         """The error; if no leader was found, with the time of all attempts."""
-        return self._no_leader_error(error.reasons, seconds) if isinstance(error, _NoLeaderError) else error
+        return self._no_leader_error(error.reasons, seconds) if isinstance(error, NoLeaderError) else error
 
     def is_unreachable(self, attempts: int) -> bool:
         """Whether no member has ever responded, in so many searches for the leader."""
@@ -262,8 +264,8 @@ class Members:
     def _no_leader_error(self, reasons: str, seconds: float) -> GroupError:
         silent, advice = "", "nothing was changed, look at its nodes and try again"
         if not self._was_reached:
-            silent, advice = ", no member responded", "check that its nodes run, and at these addresses"
-        error = _NoLeaderError(
+            silent, advice = ", no member responded", CHECK_NODES
+        error = NoLeaderError(
             f"group {self.group}: no leader within {seconds * 1000:.0f} ms{silent} ({reasons}): {advice}",
             ResponseCode.METADATA_ERROR,
         )

@@ -14,6 +14,7 @@ from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log.tail.tail import TailOffset
 from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus
+from pyspark_dledger.raft.client.members import CHECK_NODES
 from pyspark_dledger.raft.client.outcomes import WRONG_MEMBER
 from pyspark_dledger.raft.peers import parse_peers
 from pyspark_dledger.spark.group.group_address import GroupAddress
@@ -250,11 +251,12 @@ class GroupLog:
         unproven = self._errors.get(_JAVA)
         if unproven is not None and unproven.code == ResponseCode.LEADER_NOT_READY:
             return unproven
-        problem = f"no member responded within {self._max_wait:.0f} s"
+        problem, advice = f"no member responded within {self._max_wait:.0f} s", CHECK_NODES
         if self._has_only_strangers:
             problem = "all members that respond are of another group or have other ids"
+            advice = "check the options group and peers"
         errors = self._errors.values()
-        return GroupError(f"{self.name}: {problem}: {'; '.join(map(str, errors))}", next(iter(errors)).code)
+        return GroupError(f"{self.name}: {problem}: {'; '.join(map(str, errors))}: {advice}", next(iter(errors)).code)
 
     @property
     def _has_only_strangers(self) -> bool:

@@ -128,7 +128,10 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
             "leave save()'s path out to write to the group"
         )
     if not is_group and options.path is None:
-        raise OptionError("expected a path, or group and peers, found neither: use save(path), or name a group")
+        raise OptionError(
+            "expected a path, or group and peers, found neither: use save(path), or name a group. "
+            "saveAsTable needs a path and the extension, see pyspark_dledger.enable"
+        )
     target, other = ("group", "path") if is_group else ("path", "group")
     for each in WRITE_OPTIONS:
         if each.field in given and each.scope == (other,):
