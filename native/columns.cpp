@@ -36,7 +36,11 @@ class Pool {
     }
     void* memory = nullptr;
     const size_t alignment = capacity >= kHugePage ? kHugePage : 64;
-    if (posix_memalign(&memory, alignment, capacity) != 0) throw std::bad_alloc();
+    if (posix_memalign(&memory, alignment, capacity) != 0) {
+      // A limit of the address space counts the free memory of other sizes, too.
+      free_all();
+      if (posix_memalign(&memory, alignment, capacity) != 0) throw std::bad_alloc();
+    }
 #ifdef MADV_HUGEPAGE
     if (alignment == kHugePage) madvise(memory, capacity, MADV_HUGEPAGE);
 #endif
@@ -54,6 +58,15 @@ class Pool {
       }
     }
     std::free(memory);
+  }
+
+  void free_all() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (std::vector<uint8_t*>& free : free_) {
+      for (uint8_t* const memory : free) std::free(memory);
+      free.clear();
+    }
+    pooled_ = 0;
   }
 
   static Pool& shared() {

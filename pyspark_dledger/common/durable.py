@@ -66,6 +66,15 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def drop_cached(descriptor: int, start: int = 0, size: int = 0) -> None:
+    """Drop synced bytes of a file from the page cache, so that they are read from the disk; 0 for all to the end.
+
+    Bytes that a process has mapped stay, and on systems without the call, such as macOS, all do.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
+
+
 def sync_file(file: Path) -> None:
     """Make a file's content durable, also if another process wrote it. Raises OSError."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)

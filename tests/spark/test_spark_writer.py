@@ -371,7 +371,7 @@ def test_stream_of_raw_entries(source: Callable[[int, int], DataFrame], root: Pa
 
 def test_task_that_waits_for_longer_than_the_lease(spark: SparkSession, root: Path) -> None:
     """`make sink-faults` holds it for 3 minutes."""
-    held, lease = (180, 30_000) if os.environ.get("DLEDGER_SINK_HELD") else (1.5, 500)
+    held, lease = (180, 30_000) if os.environ.get("DLEDGER_SINK_HELD") else (2.5, 1000)
     frame = numbers(spark, 4, 1).select(held_for(held)("body").alias("body"))
     write_small(frame.union(numbers(spark, 1, 1)), root, leaseMs=lease)
     assert sorted(bodies(root)) == sorted([*expected(4), b"0"])

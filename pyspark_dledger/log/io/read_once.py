@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.common.durable import drop_cached
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import Engine, map_whole
 from pyspark_dledger.format.spec import Compressed, ScanRequest
@@ -49,7 +50,7 @@ def scan_once(engine: Engine, request: ScanRequest) -> Iterator[tuple[pa.RecordB
             part = request if cut is None else replace(request, end=cut, end_is_boundary=True)
             yield from engine.scan(replace(part, start=start))
             if is_cold and cut is not None:
-                os.posix_fadvise(descriptor, start - base, cut - start, os.POSIX_FADV_DONTNEED)
+                drop_cached(descriptor, start - base, cut - start)
             start = cut
     finally:
         os.close(descriptor)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.common.durable import make_dir, open_own, replace_durably, sync_dir, write_at
+from pyspark_dledger.common.durable import drop_cached, make_dir, open_own, replace_durably, sync_dir, write_at
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_blank
@@ -248,7 +248,7 @@ class _FileCopy:
     def finish(self) -> BackupFile:
         """Sync the file, and read back what was written. Raises StoreError if it differs."""
         os.fsync(self._descriptor)
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_cached(self._descriptor)
         record = BackupFile(self._name, self._crcs.size, self._size, self._crcs.result())
         with self._written.open("rb") as file:
             first = len(self._kept.crc32) if self._kept is not None else 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.common.durable import make_dir, open_own, sync_dir, write_all, write_durably
+from pyspark_dledger.common.durable import drop_cached, make_dir, open_own, sync_dir, write_all, write_durably
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
@@ -142,7 +142,7 @@ def _new(file: Path) -> Iterator[int]:
 def read_back(file: Path, record: BackupFile) -> None:
     """Read a file that was written and synced from the disk. Raises StoreError if it is not as recorded."""
     with file.open("rb") as stream:
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_cached(stream.fileno())
         for _ in checked_blocks(stream, str(file), record):
             pass
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
+from pyspark_dledger.common.durable import drop_cached
 from pyspark_dledger.format.encode.encoded import Buffer
 
 BUFFER_SIZE = 16 * 1024 * 1024
@@ -99,7 +100,7 @@ class DirectFile:
     ) -> None:
         self._disk.shutdown()
         if not self._is_direct:
-            self._drop_from_cache(0, 0)
+            drop_cached(self._descriptor)
         os.close(self._descriptor)
 
     def reserve(self, count: int) -> memoryview:
@@ -172,7 +173,7 @@ class DirectFile:
 
     def _read_window(self, window: FileWindow, start: int, end: int) -> None:
         if not self._is_direct:
-            self._drop_from_cache(start, end - start)
+            drop_cached(self._descriptor, start, end - start)
         window.start = window.end = start
         while window.end < end:
             buffer = window.memory[window.end - start : end - start]
@@ -180,11 +181,6 @@ class DirectFile:
             if not count:
                 return
             window.end += count
-
-    def _drop_from_cache(self, start: int, count: int) -> None:
-        """Drop `count` bytes from the page cache; 0 for all to the end."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, start, count, os.POSIX_FADV_DONTNEED)
 
     def _call(self, function: Callable[..., int], *args: Any) -> int:
         """Call a function of `os`; again without direct I/O if the file system does not support that."""

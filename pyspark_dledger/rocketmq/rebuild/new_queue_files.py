@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.durable import drop_cached
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.checksum import crc32
@@ -231,8 +232,7 @@ def _from_disk(path: Path, size: int) -> Iterator[bytes]:
     """The first bytes of a synced file, from the disk and not from the page cache."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
+        drop_cached(descriptor, 0, size)
         for start in range(0, size, _BYTES_PER_READ):
             yield os.pread(descriptor, min(_BYTES_PER_READ, size - start), start)
     finally:
