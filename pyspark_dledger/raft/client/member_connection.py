@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from itertools import groupby
 from typing import cast
 
 from pyspark_dledger.format.encode.encoded import Buffer
@@ -20,8 +19,6 @@ log = logging.getLogger(__name__)
 OnResponse = Callable[[AnyResponse | None], None]
 
 _SOCKET_BUFFER = 4 * 1024 * 1024
-# Buffers up to this size are joined before they are written: a copy costs less than a call.
-_JOINED = 64 * 1024
 _LAST_CHECK_SECONDS = 0.01
 # With more unsent bytes, no requests are passed to the connection: if it is lost, those were certainly not sent.
 _MAX_UNSENT = 1024 * 1024
@@ -153,12 +150,10 @@ class MemberConnection(asyncio.BufferedProtocol):
         self._lose()
 
     def _write(self) -> None:
-        """Write all requests of one iteration of the loop: small buffers at once, large ones without a copy."""
+        """Write all requests of one iteration of the loop at once: a write that fails would drop unread responses."""
         frames, self._unsent = self._unsent, []
-        for are_small, group in groupby(frames, lambda frame: len(frame) <= _JOINED):
-            for part in [b"".join(group)] if are_small else group:
-                if self._transport is not None:
-                    self._transport.write(part)
+        if frames and self._transport is not None:
+            self._transport.writelines(frames)
 
     def _close_when_idle(self) -> None:
         idle = self._loop.time() - max(self._sent_at, self.received_at)
