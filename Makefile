@@ -123,8 +123,12 @@ salvage: $(INSTALLED) ## damage COUNT=200 groups and half as many beyond repair,
 	@$(PYTHON_BIN) -m tests.salvage --count $(or $(COUNT),200) $(ARGS)
 
 .PHONY: bench
-bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark
+bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark; exit code 1 if one failed
 	@$(SPARK) $(PYTHON_BIN) -m benchmarks $(ARGS)
+
+.PHONY: lines
+lines: $(INSTALLED) ## print lines and modules by room, and the words of the docs
+	@$(PYTHON_BIN) -m tools.lines
 
 .PHONY: docs
 docs: $(INSTALLED) ## write the tables of README.md and docs/ from the code
