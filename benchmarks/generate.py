@@ -73,8 +73,6 @@ RAW_1K = Store("raw-1k", 1024, messages=False)
 RAW_128 = Store("raw-128", 128, messages=False)
 MESSAGES_1K = Store("messages-1k", 1024, messages=True, segments=4)
 MESSAGES_128 = Store("messages-128", 128, messages=True)
-# Java writes no file of 4 GiB (its sizes are ints): this one shows that memory does not depend on the size.
-HUGE_1K = Store("huge-1k", 1024, messages=True, segment_size=4 * SEGMENT_SIZE)
 
 
 @dataclass(frozen=True)

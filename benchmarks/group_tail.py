@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark_dledger as dl
 from benchmarks.generate import new_folder
-from benchmarks.measure import Result
+from benchmarks.measure import Result, meanwhile
 from benchmarks.message_load import wait_for_leader
 from benchmarks.replication import GROUP, Ours
 from benchmarks.tailing import LOOKS, TIME, delays, idle_seconds, latency_result
@@ -71,13 +71,8 @@ def bodies_behind(tail: GroupTail, start: TailOffset, end: TailOffset) -> Iterat
 
 def latency(name: str) -> Result:
     """The time from an append to its row, without Spark, with a trigger every 100 ms."""
-    with group_of_three(name) as peers, closing(tail_of(peers)) as tail:
-        done = threading.Event()
-        writer = threading.Thread(target=append, args=(peers, done))
-        writer.start()
+    with group_of_three(name) as peers, closing(tail_of(peers)) as tail, meanwhile(partial(append, peers)):
         taken = delays(tail, partial(bodies_behind, tail))
-        done.set()
-        writer.join()
     return latency_result(name, taken, 150)
 
 

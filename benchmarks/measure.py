@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import mmap
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +79,22 @@ def timed(action: Callable[[], Any]) -> Seconds:
         return time.perf_counter() - start
 
     return seconds
+
+
+@contextmanager
+def meanwhile(work: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Runs `work` in a thread, and sets its event at the end of the block.
+
+    The thread ends with the block also if the block raises. It never keeps the process alive.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=(done,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def touch_memory(size: int) -> None:

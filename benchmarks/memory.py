@@ -1,5 +1,6 @@
-"""The memory of one task: a fresh process reads a segment as one partition, like a Spark worker.
+"""The memory of one task: a fresh process reads a log, each segment as one partition, like a Spark worker.
 
+Spark keeps a worker for many tasks: the memory must not grow from one partition to the next.
 Only anonymous memory counts; pages of mapped files belong to the page cache.
 """
 
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.generate import HUGE_1K, MESSAGES_1K, Store, ensure
-from benchmarks.measure import Result
+from benchmarks.generate import MESSAGES_1K, ensure
+from benchmarks.measure import Result, meanwhile
 
 SAMPLE_SECONDS = 0.002
 
@@ -28,8 +28,8 @@ def anonymous_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def read_segment(path: str) -> dict[str, int]:
-    """The peak while all columns of a segment are read as one partition, and the memory before."""
+def read_partitions(path: str, partition_bytes: str = "1g") -> dict[str, int]:
+    """The peak while all columns are read, each segment as one partition, and the memory before."""
     from pyspark_dledger import open_log
     from pyspark_dledger.format.columns import DEFAULT_NAMES
     from pyspark_dledger.format.spec import Filters
@@ -37,40 +37,31 @@ def read_segment(path: str) -> dict[str, int]:
     from pyspark_dledger.log.plan import read_partition
 
     before = peak = anonymous_bytes()
-    done = threading.Event()
 
-    def sample() -> None:
+    def sample(done: threading.Event) -> None:
         nonlocal peak
         while not done.wait(SAMPLE_SECONDS):
             peak = max(peak, anonymous_bytes())
 
-    sampler = threading.Thread(target=sample)
-    sampler.start()
-    size = Path(path).stat().st_size
-    options = parse_options({"path": path, "maxPartitionBytes": str(2 * size)})
-    partitions = open_log(path).plan(DEFAULT_NAMES, options, Filters())
-    rows = sum(batch.num_rows for each in partitions for batch in read_partition(each))
-    done.set()
-    sampler.join()
+    with meanwhile(sample):
+        options = parse_options({"path": path, "maxPartitionBytes": partition_bytes})
+        partitions = open_log(path).plan(DEFAULT_NAMES, options, Filters())
+        rows = sum(batch.num_rows for each in partitions for batch in read_partition(each))
     return {"peak": peak, "before": before, "rows": rows, "partitions": len(partitions)}
 
 
-def memory(name: str, store: Store, keep: bool = True) -> Result:
-    command = [sys.executable, "-m", "benchmarks.memory", str(store.segment(0))]
-    try:
-        ensure(store)
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    finally:
-        if not keep:
-            shutil.rmtree(store.path, ignore_errors=True)
+def memory(name: str, path: Path) -> Result:
+    ensure(MESSAGES_1K)
+    command = [sys.executable, "-m", "benchmarks.memory", str(path)]
+    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     detail = {"beforeMB": round(found["before"] / 1e6, 1), "rows": found["rows"], "partitions": found["partitions"]}
     return Result(name, found["peak"] / 1e6, "MB", detail=detail).with_most(400)
 
 
 BENCHMARKS: dict[str, Callable[[str], Result]] = {
-    "memory-1g": partial(memory, store=MESSAGES_1K),
-    "memory-4g": partial(memory, store=HUGE_1K, keep=False),
+    "memory-1g": partial(memory, path=MESSAGES_1K.segment(0)),
+    "memory-4g": partial(memory, path=MESSAGES_1K.path),
 }
 
 if __name__ == "__main__":
-    print(json.dumps(read_segment(sys.argv[1])))
+    print(json.dumps(read_partitions(*sys.argv[1:])))

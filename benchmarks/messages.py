@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark_dledger as dl
 from benchmarks.generate import new_folder
-from benchmarks.measure import Result, rounded
+from benchmarks.measure import Result, meanwhile, rounded
 from benchmarks.message_load import encoded, wait_for_leader
 from benchmarks.peers import Process
 from benchmarks.replication import GROUP, LEAK, Side, acknowledged, free_ports, in_turns, pause, resume
@@ -90,15 +90,11 @@ def queue_latency(name: str) -> Result:
 
     The first rows do not count: they waited for a leader.
     """
-    done = threading.Event()
     with new_folder("messages/latency") as folder, closing(Nodes(folder, 1, "sync", "--messages")) as nodes:
         resume(nodes.pids)
-        writer = threading.Thread(target=put_times, args=(nodes.peers, done))
-        writer.start()
-        tail = tail_of(folder / "n0")
-        taken = delays(tail, partial(rows_behind, tail))
-        done.set()
-        writer.join()
+        with meanwhile(partial(put_times, nodes.peers)):
+            tail = tail_of(folder / "n0")
+            taken = delays(tail, partial(rows_behind, tail))
     return latency_result(name, taken, 150)
 
 
