@@ -140,13 +140,9 @@ def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -
     if partition >= MAX_PARTITIONS:
         raise OptionError(f"expected at most {MAX_PARTITIONS} partitions, found partition {partition}: coalesce them")
     if job.is_micro_batch:
-        # Identities of an earlier release contain the partition.
-        before = PartitionIdentities(job.name, partition)
         if columns is not None:
-            return _begin_with_keys(client, job, columns, before.producer)
+            return _begin_with_keys(client, job, columns)
         _refuse_if_written(client, job, job.key_producer, "with idColumns")
-        if client.producer(before.producer).count:
-            return Attempt(before, client.put_messages)
     run = run_tag(job.run)
     claim = JobClaim(client, job.title, job.producer, run)
     identities = RunIdentities(job, partition) if columns is None else KeyIdentities(job.producer, columns, run)
@@ -157,12 +153,11 @@ def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -
     return Attempt(identities, put, claim.is_repeated)
 
 
-def _begin_with_keys(client: Client, job: Job, columns: IdColumns, before: bytes) -> Attempt:
+def _begin_with_keys(client: Client, job: Job, columns: IdColumns) -> Attempt:
     tag = run_tag(columns.text)
     if client.producer(job.key_producer, tag).other_runs:
         raise _changed(job, "with other idColumns")
-    for producer in (job.producer, before):
-        _refuse_if_written(client, job, producer, "without idColumns")
+    _refuse_if_written(client, job, job.producer, "without idColumns")
     return Attempt(KeyIdentities(job.key_producer, columns, tag), client.put_messages)
 
 
