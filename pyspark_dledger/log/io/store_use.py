@@ -1,0 +1,141 @@
+"""Whether a process uses a store: a lock that is taken, or files that change while they are read.
+
+A read takes no lock itself. It asks Linux which locks are taken; on other systems it only sees changes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.io.entry_reads import read_at
+from pyspark_dledger.log.io.files import is_remote_path, open_local
+from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
+from pyspark_dledger.log.io.store_paths import StorePaths
+
+_LOCK = "lock"
+_LOCKS = Path("/proc/locks")
+_ROOT_FOLDERS = (FOLDER, BATCH_FOLDER, "consumequeue_ext", "index", "config", "timerlog", "compaction")
+_END_BYTES = 64
+# type, whence, start, size, process: `struct flock` of 64-bit Linux.
+_FLOCK = struct.Struct("hhqqi4x")
+
+_Stamp = tuple[int, int, int]
+
+
+class StoreUse(NamedTuple):
+    """A store in use: the lock files that are taken, and the files that changed while they were read."""
+
+    locks: tuple[Path, ...]
+    changed: tuple[Path, ...]
+
+
+class StoreWatch:
+    """Notes the files of a store before a read, to tell after it whether a process uses the store."""
+
+    def __init__(self, paths: StorePaths) -> None:
+        self._paths = paths
+        self._locks = set(taken_locks(paths))
+        self._stamps = _stamps(paths)
+        self._ends: list[tuple[Segment, int, bytes]] = []
+
+    def note_end(self, segment: Segment, pos: int) -> None:
+        """Note the bytes where a log ends: a write through mapped memory changes no time of some file systems."""
+        self._ends.append((segment, pos, _bytes_at(segment, pos)))
+
+    def use(self) -> StoreUse | None:
+        """What shows that the store is in use: locks taken at the begin or now, and changes since the begin.
+
+        None if nothing shows it. Files that were created or deleted count as changed. A remote store has no locks, and
+        its reads notice changes themselves.
+        """
+        locks = self._locks | set(taken_locks(self._paths))
+        found = _stamps(self._paths)
+        changed = {path for path, _stamp in self._stamps.items() ^ found.items()}
+        changed |= {Path(segment.path) for segment, pos, data in self._ends if data != _bytes_at(segment, pos)}
+        return StoreUse(tuple(sorted(locks)), tuple(sorted(changed))) if locks or changed else None
+
+
+def taken_locks(paths: StorePaths) -> tuple[Path, ...]:
+    """The lock files of a store that a process has locked: a broker's, a node's, or both.
+
+    A DLedger server of Java without a broker takes no lock. A node in another container can be missed.
+    """
+    folders = [folder for folder in (paths.root, paths.node_dir) if folder is not None]
+    files = (folder / _LOCK for folder in folders if not is_remote_path(folder))
+    return tuple(file for file in files if _is_taken(file))
+
+
+def _is_taken(file: Path) -> bool:
+    if not sys.platform.startswith("linux") or not file.is_file():
+        return False
+    # Only if no lock is listed: closing a file releases all locks that this process has on it.
+    return _is_listed(file) or _is_locked_for_others(file)
+
+
+def _is_listed(file: Path) -> bool:
+    """Whether the kernel lists a lock of a file. It does not list those of processes in other containers."""
+    try:
+        status = file.stat()
+        lines = _LOCKS.read_text("ascii").splitlines()
+    except OSError:
+        return False
+    # Some file systems have a device of their own for each mount, and another one in the list.
+    device = None if os.major(status.st_dev) == 0 else (os.major(status.st_dev), os.minor(status.st_dev))
+    for line in lines:
+        place = next((word for word in line.split() if word.count(":") == 2), "")
+        major, _, rest = place.partition(":")
+        minor, _, inode = rest.partition(":")
+        if inode == str(status.st_ino) and (device or (0, int(minor, 16))) == (int(major, 16), int(minor, 16)):
+            return True
+    return False
+
+
+def _is_locked_for_others(file: Path) -> bool:
+    """Whether another process has locked the first byte, as Java does. The question takes no lock."""
+    try:
+        descriptor = open_local(file)
+    except OSError:
+        return False
+    try:
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        return bool(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))[0] != fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _bytes_at(segment: Segment, pos: int) -> bytes:
+    return read_at(segment.path, pos - segment.base, _END_BYTES)
+
+
+def _stamps(paths: StorePaths) -> dict[Path, _Stamp]:
+    """Inode, size and time of change of each file of a local store; of a given segment only."""
+    found: dict[Path, _Stamp] = {}
+    for file in _files(paths):
+        with suppress(OSError):  # deleted meanwhile
+            status = file.stat()
+            found[file] = status.st_ino, status.st_size, status.st_mtime_ns
+    return found
+
+
+def _files(paths: StorePaths) -> Iterator[Path]:
+    if paths.only is not None:
+        yield from () if is_remote_path(paths.only) else (paths.only,)
+        return
+    root = paths.root
+    folders = [*paths.data_dirs, *paths.commitlog_dirs, *([paths.node_dir] if paths.node_dir is not None else [])]
+    if root is not None and not is_remote_path(root):
+        folders += [root / name for name in _ROOT_FOLDERS]
+        yield from (path for path in root.iterdir() if path.is_file())
+    for folder in folders:
+        if not is_remote_path(folder):
+            yield from (Path(below, name) for below, _, names in os.walk(folder) for name in names)
