@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from pyspark_dledger.common.fields import camel_case
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import without_secrets
 from pyspark_dledger.errors import OptionError
@@ -78,11 +79,6 @@ def _option_of(field: dataclasses.Field[Any]) -> Option:
     if shown is None and field.default not in (dataclasses.MISSING, None, ()):
         shown = parser.show(field.default)
     return Option(name or camel_case(field.name), field.name, shown, parser, doc, scope)
-
-
-def camel_case(field: str) -> str:
-    """``max_batch_rows`` as ``maxBatchRows``."""
-    return re.sub("_([a-z])", lambda match: match[1].upper(), field)
 
 
 def parse_values(options: Mapping[str, Any], find: Callable[[str], Option]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -39,26 +38,6 @@ def body_form(form: str, as_json: bool) -> Callable[[bytes], str]:
         return bytes_text(in_json)
     # `shown` makes backslash escapes of the bytes that are not UTF-8.
     return lambda data: data.decode("utf-8", "surrogateescape")
-
-
-def camel_case(name: str) -> str:
-    """A field's name as columns are spelled: ``end_index`` is ``endIndex``."""
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def fields_row(item: Any) -> Row:
-    """The fields of a dataclass by the names of columns."""
-    return {camel_case(name): value for name, value in dataclasses.asdict(item).items()}
-
-
-def json_of(item: Any) -> Any:
-    """A dataclass and its contents, by the names of columns."""
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return {camel_case(each.name): json_of(getattr(item, each.name)) for each in dataclasses.fields(item)}
-    if isinstance(item, (list, tuple)):
-        return [json_of(each) for each in item]
-    return {key: json_of(value) for key, value in item.items()} if isinstance(item, dict) else item
 
 
 def plain_time(milliseconds: int | None) -> str | None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, range_text
+from pyspark_dledger.cli.output.rows import Row, range_text
 from pyspark_dledger.cli.report.page_columns import COLUMNS, PageColumn
 from pyspark_dledger.cli.stores.commit_log_text import MEANINGS, extent_text
+from pyspark_dledger.common.fields import camel_case, fields_row
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.diff_table import VERDICTS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
+from pyspark_dledger.cli.output.rows import Row, cell, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.lost_queues import lost_queues_of_positions, queues_text
@@ -20,6 +20,7 @@ from pyspark_dledger.cli.stores.verdict_text import (
     unread_ends_text,
     unreadable_text,
 )
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log import Log
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
+from pyspark_dledger.cli.output.rows import Row, cell, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.output.rows import Row, json_of
+from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.stores import commit_log_text, verdict_text
+from pyspark_dledger.common.fields import json_of
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import argparse
 
 from pyspark_dledger.cli.arguments import add_json, add_option
 from pyspark_dledger.cli.exit_codes import BACKUP_EXITS, CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import read_options
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.option_uses import BACKUP, check_use

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import Row, camel_case, fields_row, range_text
+from pyspark_dledger.cli.output.rows import Row, range_text
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
 from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
@@ -20,6 +20,7 @@ from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
 from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.table_printer import is_finding
 from pyspark_dledger.cli.stores.verdict_text import verdict_lines
+from pyspark_dledger.common.fields import camel_case, fields_row
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.io.files import path_of

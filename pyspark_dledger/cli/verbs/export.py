@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, add_topics
 from pyspark_dledger.cli.exit_codes import CLEAN, EXPORT_EXITS, FINDINGS
-from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import read_options, set_option
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.process_memory import keep_freed_memory
 from pyspark_dledger.format.json_text import json_line, printable

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import Row, cell, fields_row, range_text
+from pyspark_dledger.cli.output.rows import Row, cell, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.cli.stores.plain_recovery_text import print_plain_recoveries
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.options import parse_size
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line

@@ -9,8 +9,8 @@ from pathlib import Path
 from pyspark_dledger.cli.arguments import add_client, natural
 from pyspark_dledger.cli.exit_codes import BACKUP_EXITS, CLEAN, FINDINGS
 from pyspark_dledger.cli.group.client import connected
-from pyspark_dledger.cli.output.rows import fields_row
 from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.format.json_text import json_line

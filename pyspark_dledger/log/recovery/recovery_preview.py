@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError, UnreadableError
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
 from pyspark_dledger.log.committed import Bound, committed_bound
@@ -82,7 +83,7 @@ class RecoveryPreview:
 
     def as_json(self) -> dict[str, Any]:
         """The object that the command line prints."""
-        return {_camel(name): value for name, value in asdict(self).items()}
+        return fields_row(self)
 
 
 def java_line(version: str) -> str:
@@ -254,8 +255,3 @@ def _topics(store: StoreView, lost: list[tuple[int, int]]) -> dict[str, int]:
         except DLedgerError:
             continue  # the ranges show the loss without topics
     return dict(sorted(found.items()))
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)

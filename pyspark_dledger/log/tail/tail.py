@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from pyspark_dledger.common.fields import camel_case
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.options import camel_case
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.data_loss import OF_STREAMS, report_loss
 from pyspark_dledger.log.option_uses import GROUP_STREAM, STREAM, check_use

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format import layout
@@ -75,7 +76,7 @@ class BrokerRecovery:
 
     def as_json(self) -> dict[str, Any]:
         """The object under ``rocketmq`` that the command line prints."""
-        return {re.sub(r"_(.)", lambda part: part[1].upper(), name): value for name, value in asdict(self).items()}
+        return fields_row(self)
 
 
 def dledger_of_rocketmq(version: str) -> str:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
@@ -95,7 +96,7 @@ class PlainRecovery:
 
     def as_json(self) -> dict[str, Any]:
         """The object that the command line prints."""
-        return {re.sub(r"_(.)", lambda part: part[1].upper(), name): value for name, value in asdict(self).items()}
+        return fields_row(self)
 
     @property
     def is_trouble(self) -> bool:
