@@ -94,6 +94,8 @@ def certificate(*names: tuple[str, str], unit: str = "") -> dict[str, Any]:
         ({"subjectAltName": (("IP Address", "10.0.0.2"),)}, True),
         ({"subjectAltName": (("IP Address", "10.0.0.3"),)}, False),
         ({"subjectAltName": (("DNS", "N1"),)}, True),
+        ({"subjectAltName": (("URI", "n1"), ("email", "n1"), ("Registered ID", "n1"))}, False),
+        ({"subjectAltName": (("DirName", ((("commonName", "n1"),),)),)}, False),
         (certificate(("commonName", "any"), unit="dledger-member"), True),
         (certificate(("commonName", "dledger-member")), False),
         (None, False),

@@ -32,6 +32,8 @@ MEMBER_UNIT = "dledger-member"
 """The organizational unit (OU) of certificates that may act as any member."""
 
 _LOOPBACK = "127.0.0.1"
+# The kinds of subjectAltName that name a host, as `ssl` calls them; a DirName is no text, a URI or email no host.
+_HOST_NAMES = ("DNS", "IP Address")
 _LED_BY = (PushRequest, HeartBeatRequest, VoteRequest, IdentityRequest)
 
 
@@ -125,7 +127,7 @@ class Roles:
         host = usual_host(self._members[member_id].host)
         subject = [pair for part in certificate.get("subject", ()) for pair in part]
         names = [text for key, text in subject if key == "commonName"]
-        alternatives = [text for _, text in certificate.get("subjectAltName", ())]
+        alternatives = [text for kind, text in certificate.get("subjectAltName", ()) if kind in _HOST_NAMES]
         wanted = {member_id.lower(), host, *literal_hosts(self._members[member_id])}
         if (domain := host.partition(".")[2]) and not literal_hosts(self._members[member_id]):
             # As where this member checks the other's certificate as a server.
