@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tools.words import LINE_LENGTH, README, README_WORDS, SENTENCE_WORDS, problems, sentences
+from tools.words import (
+    FIRST_WORDS,
+    LINE_LENGTH,
+    PARAGRAPH_LINES,
+    README,
+    README_WORDS,
+    SENTENCE_WORDS,
+    has_introduction,
+    problems,
+    sentences,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +38,27 @@ def test_long_sentences_and_lines_are_problems() -> None:
     assert list(problems("p", "x" * LINE_LENGTH)) == []
     assert "161 characters" in next(problems("p", "x" * (LINE_LENGTH + 1)))
     assert list(problems("p", f"| {'x' * LINE_LENGTH} |")) == []
+
+
+def test_long_paragraphs_are_problems() -> None:
+    assert list(problems("p", "Short.\n" * PARAGRAPH_LINES)) == []
+    assert "6 lines" in next(problems("p", "Short.\n" * (PARAGRAPH_LINES + 1)))
+    assert list(problems("p", "- Short.\n" * 10)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_introduced"),
+    [
+        ("# Title\n\n" + "word " * FIRST_WORDS + "\n\nmore", True),
+        ("# Title\n\n" + "word " * (FIRST_WORDS - 1) + "\n\nmore", False),
+        ("# Title\n\n- " + "word " * FIRST_WORDS, False),
+        ("# Title\n\n```\n" + "word " * FIRST_WORDS + "\n```", False),
+        ("# Title\n\n| " + "word " * FIRST_WORDS + "|", False),
+        ("# Title\n", False),
+    ],
+)
+def test_a_page_begins_with_a_paragraph(text: str, is_introduced: bool) -> None:
+    assert has_introduction(text) == is_introduced
 
 
 def test_the_readme_is_short() -> None:

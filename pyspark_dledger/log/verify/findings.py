@@ -118,7 +118,8 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "witnessesDisagree",
         WARNING,
-        "Files contradict each other about damaged bytes; what is expected counts. Compare replicas.",
+        "Files contradict each other about damaged bytes. The log is read by the value after \"expected\". Compare "
+        "replicas.",
         _NOT_NOTICED,
     ),
     Code(
@@ -130,7 +131,8 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "segmentOrder",
         ERROR,
-        "A file does not continue the file before: one is from another time or log. Compare replicas.",
+        "A file does not continue the file before it: one of the two is from another time or another log. Compare "
+        "replicas.",
         _SCAN_STOPS,
     ),
     Code(
@@ -205,7 +207,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "staleBytes",
         INFO,
-        "Whole entries remain after the end of the log, from a truncation.",
+        "Whole entries remain after the end of the log: a truncation left them there.",
         "Recovery stops there. One that continues index, position and term becomes part of the log.",
     ),
     Code(
@@ -244,7 +246,8 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "indexUnitsBeyondEnd",
         INFO,
-        "The index has units after the end of the log, left by a truncation.",
+        "The index has units after the end of the log. A truncation left them, or the end of the log was destroyed: "
+        "compare replicas to find out.",
         "Overwrites them as the log grows.",
     ),
     # State
@@ -302,7 +305,8 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "checkpointStale",
         INFO,
-        "The checkpoint's committed index is too low: it is written every three seconds.",
+        "The checkpoint is older than the log: other files prove that more entries are committed. Java writes the "
+        "checkpoint every three seconds.",
         "Starts with it. A broker shows no later message until the group commits again.",
     ),
     Code(
