@@ -118,7 +118,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "witnessesDisagree",
         WARNING,
-        "Files contradict each other about damaged bytes. The log is read by the value after \"expected\". Compare "
+        'Files contradict each other about damaged bytes. The log is read by the value after "expected". Compare '
         "replicas.",
         _NOT_NOTICED,
     ),
