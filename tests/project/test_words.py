@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tools.words import (
+    DOCS,
     FIRST_WORDS,
     LINE_LENGTH,
     PARAGRAPH_LINES,
@@ -59,6 +62,14 @@ def test_long_paragraphs_are_problems() -> None:
 )
 def test_a_page_begins_with_a_paragraph(text: str, is_introduced: bool) -> None:
     assert has_introduction(text) == is_introduced
+
+
+def test_the_vocabulary_is_short() -> None:
+    """At most 60 words, each explained once: each idea has one word, and each word one idea."""
+    page = next(page for page in DOCS if page.name == "architecture.md").read_text()
+    words = re.findall(r"\*\*([^*]+)\*\*", page.partition("## Words\n")[2].partition("\n## ")[0])
+    assert 40 <= len(words) <= 60
+    assert len(set(words)) == len(words)
 
 
 def test_the_readme_is_short() -> None:
