@@ -161,7 +161,7 @@ class ReadOptions:
     """The parsed options of a read. None is "not set" where the default depends on something else."""
 
     table: str = option("log", Parser(one_of(TABLES), _parse_table), "table to read")
-    mode: str = option("PERMISSIVE", choice(MODES), "rows with a `problem`")
+    mode: str = option("PERMISSIVE", choice(MODES), "what happens to rows with a `problem`")
     verify_crc: bool = option(True, BOOLEAN, "check message CRCs")
     isolation_level: str | None = option(
         None,
@@ -201,7 +201,7 @@ class ReadOptions:
     max_bytes_per_trigger: int | None = option(None, SIZE, "maximum size of a micro-batch", scope=STREAM)
     min_offsets_per_trigger: int | None = option(None, COUNT, "a micro-batch waits for so many entries", scope=STREAM)
     max_trigger_delay: int = option(
-        15 * 60 * 1000, DURATION, "but no longer than this after the last one", scope=STREAM, shown="15m"
+        15 * 60 * 1000, DURATION, "a micro-batch waits at most so long after the last one", scope=STREAM, shown="15m"
     )
     fail_on_data_loss: bool = option(True, BOOLEAN, "fail if unread entries are lost")
     push_filters: bool = option(False, BOOLEAN, "push [filters](#filter-pushdown)", scope=BATCH)

@@ -36,10 +36,10 @@ class CoreConfig:
     is_sync: bool = False
     heart_beat_time_interval_ms: int = option(2000, COUNT, "ms between heartbeats")
     max_heart_beat_leak: int = option(3, COUNT, "missing heartbeats before an election")
-    min_vote_interval_ms: int = option(300, INTEGER, "ms until a candidate tries again, minimum")
-    max_vote_interval_ms: int = option(1000, INTEGER, "maximum")
-    min_take_leadership_vote_interval_ms: int = option(30, INTEGER, "during a transfer, minimum")
-    max_take_leadership_vote_interval_ms: int = option(100, INTEGER, "maximum")
+    min_vote_interval_ms: int = option(300, INTEGER, "minimum ms until a candidate tries again")
+    max_vote_interval_ms: int = option(1000, INTEGER, "maximum ms until then")
+    min_take_leadership_vote_interval_ms: int = option(30, INTEGER, "the same minimum during a transfer of leadership")
+    max_take_leadership_vote_interval_ms: int = option(100, INTEGER, "the same maximum during a transfer")
     max_wait_ack_time_ms: int = option(2500, COUNT, "ms until an append without a quorum fails with 502")
     max_flush_time_ms: int = option(10_000, COUNT, "`flush=sync`: a leader with a slower flush hands over")
     max_push_time_out_ms: int = option(1000, COUNT, "ms until a push counts as lost")
@@ -47,7 +47,7 @@ class CoreConfig:
     max_pending_bytes: int = 256 * _MIB
     max_leadership_transfer_wait_index: int = option(1000, INTEGER, "entries that a new leader may lack")
     leadership_transfer_wait_timeout_ms: int = option(
-        1000, INTEGER, "ms to send those", name="leadershipTransferWaitTimeout"
+        1000, INTEGER, "ms to send these entries", name="leadershipTransferWaitTimeout"
     )
     preferred_leader_ids: tuple[str, ...] = option((), IDS, "members that lead if possible")
     max_push_bytes: int = _MIB
@@ -56,7 +56,7 @@ class CoreConfig:
     peer_push_quota: int | None = option(None, SIZE, "bytes a second to a member that lags far")
     peer_push_throttle_point: int = option(300 * _MIB, SIZE, "lag in bytes from which the quota applies")
     enable_batch_push: bool = option(True, BOOLEAN, "several entries in a push to a Java member")
-    max_batch_push_size: int = option(64 << 10, SIZE, "bytes of such a push")
+    max_batch_push_size: int = option(64 << 10, SIZE, "bytes of a push of several entries")
     copy_config_first_ms: int = 3000
     copy_config_every_ms: int = 10_000
     changes_members: bool = False
