@@ -70,7 +70,7 @@ class NodeConfig:
     max_queues: int | None = option(1_000_000, COUNT, "queues of all topics")
     handshake_timeout_ms: int = option(10_000, COUNT, "ms until a client has finished TLS and sent the secret")
     idle_timeout_ms: int = option(120_000, COUNT, "ms until an idle client is disconnected")
-    transfer_timeout_ms: int = option(60_000, COUNT, "ms for each 64 KiB that is transferred; 2000 while memory is short")
+    transfer_timeout_ms: int = option(60_000, COUNT, "ms to transfer 64 KiB; 2000 while memory is short")
     store_options: Mapping[str, object] = field(default_factory=dict)
     core_options: Mapping[str, object] = field(default_factory=dict)
 
