@@ -19,8 +19,7 @@ constexpr int64_t kSector = 512;
 bool is_damaged_message(const uint8_t* body, int64_t size) {
   if (size < 8 || !is_message_magic(load_be32(body + 4))) return false;
   Message message;
-  MessageFault fault;
-  if (!parse_message(body, size, message, fault)) return true;
+  if (!parse_message(body, size, message)) return true;
   if (message.body_length == 0) return false;
   const uint32_t found = crc32(message.body, static_cast<size_t>(message.body_length)) & 0x7FFFFFFFu;
   return static_cast<int64_t>(found) != message.body_crc();
@@ -231,7 +230,7 @@ std::optional<int64_t> find_torn(const ByteRange& data, int64_t pos) {
   for (int64_t offset = 0; offset < data.size;) {
     const int64_t size = whole_size(data.data + offset, data.size - offset, number++);
     const uint8_t* const entry = data.data + offset;
-    if (EntryHeader{entry}.body_crc() != 0 ? !stored_crc_problem(entry, size).empty()
+    if (EntryHeader{entry}.body_crc() != 0 ? static_cast<bool>(stored_crc_problem(entry, size))
                                            : looks_torn(entry, size, pos + offset)) {
       return offset;
     }
@@ -272,7 +271,7 @@ std::optional<int64_t> find_damaged(const ByteRange& data) {
     const uint8_t* const entry = data.data + offset;
     const int64_t size = whole_size(entry, data.size - offset, number++);
     const EntryHeader header{entry};
-    if (header.has_crc() ? header.has_wrong_seal() || !stored_crc_problem(entry, size).empty()
+    if (header.has_crc() ? header.has_wrong_seal() || stored_crc_problem(entry, size)
                          : is_damaged_message(entry + kEntryHeaderSize, size - kEntryHeaderSize)) {
       return offset;
     }

@@ -236,18 +236,17 @@ int64_t MappedFile::readable() {
   return std::min({size_, first, now});
 }
 
-std::string MappedFile::failure() const {
-  if (size_ == 0 || is_partial_) return "";
+int MappedFile::failure() const {
+  if (size_ == 0 || is_partial_) return 0;
   const int64_t first = fault();
   struct stat status{};
-  if (fstat(fd_, &status) == 0 && first >= std::min(size_, static_cast<int64_t>(status.st_size))) return "";
+  if (fstat(fd_, &status) == 0 && first >= std::min(size_, static_cast<int64_t>(status.st_size))) return 0;
   char byte;
-  return std::strerror(pread(fd_, &byte, 1, first) < 0 ? errno : EIO);
+  return pread(fd_, &byte, 1, first) < 0 ? errno : EIO;
 }
 
 void MappedFile::check() {
-  std::string reason = failure();
-  if (!reason.empty()) throw UnreadableFault(path_, std::move(reason), readable());
+  if (const int error = failure()) throw UnreadableFault(path_, std::strerror(error), readable());
 }
 
 int64_t MappedFile::populate(int64_t from, int64_t length) {

@@ -155,8 +155,8 @@ class MappedFile {
   // bytes were read that a partial copy does not have.
   int64_t readable();
 
-  // Why bytes of the file cannot be read; empty if it has none after `readable()`.
-  std::string failure() const;
+  // Why bytes of the file cannot be read, an error number; 0 if it has none after `readable()`.
+  int failure() const;
   // Throws UnreadableFault if bytes of the file cannot be read.
   void check();
 

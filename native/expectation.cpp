@@ -8,9 +8,7 @@ bool Expectation::allows(const SegmentView& view, int64_t pos, int64_t size) con
   if (!view.is_dledger()) {
     if (!min_store_timestamp) return true;
     Message message;
-    MessageFault fault;
-    return parse_message(view.bytes(pos, size), size, message, fault) &&
-           message.store_timestamp() >= *min_store_timestamp;
+    return parse_message(view.bytes(pos, size), size, message) && message.store_timestamp() >= *min_store_timestamp;
   }
   const EntryHeader header{view.at(pos)};
   return count == 0 || std::any_of(positions, positions + count,

@@ -317,7 +317,8 @@ void JsonLines::put(const BoolColumn& column, int64_t row) {
 void JsonLines::put(const TimeColumn& column, int64_t row) {
   const int64_t milliseconds = column.values[column.offset + row] / 1000;
   if (!is_representable(milliseconds)) {
-    throw std::invalid_argument(expected_found("a time", "within the years 1 to 9999", milliseconds) + " ms");
+    throw std::invalid_argument("expected a time within the years 1 to 9999, found " + std::to_string(milliseconds) +
+                                " ms");
   }
   text_.end_at(put_time(text_.reserve(kTimeSize), milliseconds));
 }

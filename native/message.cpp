@@ -5,60 +5,48 @@
 namespace dledger {
 namespace {
 
-const char kTotalSize[] = "totalSize";
-const char kShort[] = "short";
-const char kEnd[] = "end";
-
-bool refuse(MessageFault& fault, const char* what, int64_t found) {
-  fault.what = what;
-  fault.found = found;
+bool refuse(Fact* why, ProblemCode code, int64_t size, int64_t found) {
+  if (why != nullptr) *why = {code, 0, size, found};
   return false;
 }
 
 }  // namespace
 
-std::string MessageFault::text(int64_t size, int64_t at) const {
-  const std::string n = std::to_string(size), m = std::to_string(at), f = std::to_string(found);
-  if (what == kShort) return "expected a message of at least 91 bytes at " + m + ", found " + f;
-  if (what == kTotalSize) return "expected totalSize " + n + " at " + m + ", found " + f;
-  if (what == kEnd) return "expected a message of " + n + " bytes at " + m + ", found " + f;
-  return std::string("expected a ") + what + " that fits " + n + " bytes at " + m + ", found " + f;
-}
-
-bool parse_message(const uint8_t* p, int64_t size, Message& message, MessageFault& fault) {
-  if (size < kMinMessageSize) return refuse(fault, kShort, size);
+bool parse_message(const uint8_t* p, int64_t size, Message& message, Fact* why) {
+  if (size < kMinMessageSize) return refuse(why, ProblemCode::ShortMessage, 0, size);
   const int32_t total = load_be32(p);
-  if (total != size) return refuse(fault, kTotalSize, total);
+  if (total != size) return refuse(why, ProblemCode::TotalSize, size, total);
   message.p = p;
   message.size = total;
   message.flags = load_be32(p + 36);
 
   // Both hosts, the fixed fields and the body length end at 116 at most; the shortest message has 91 bytes.
   int64_t at = message.after_store_host() - p + 4 + 8;
-  if (at + 4 > size) return refuse(fault, "bodyLength", -1);
+  if (at + 4 > size) return refuse(why, ProblemCode::BodyLength, size, -1);
   message.body_length = load_be32(p + at);
   at += 4;
   if (message.body_length < 0 || at + message.body_length > size) {
-    return refuse(fault, "bodyLength", message.body_length);
+    return refuse(why, ProblemCode::BodyLength, size, message.body_length);
   }
   message.body = p + at;
   at += message.body_length;
 
   const int topic_width = message.magic() == kMessageMagicV2 ? 2 : 1;
-  if (at + topic_width > size) return refuse(fault, "topicLength", -1);
+  if (at + topic_width > size) return refuse(why, ProblemCode::TopicLength, size, -1);
   message.topic_length = topic_width == 2 ? load_be16(p + at) : p[at];
   at += topic_width;
-  if (at + message.topic_length > size) return refuse(fault, "topicLength", message.topic_length);
+  if (at + message.topic_length > size) return refuse(why, ProblemCode::TopicLength, size, message.topic_length);
   message.topic = p + at;
   at += message.topic_length;
 
-  if (at + 2 > size) return refuse(fault, "propertiesLength", -1);
+  if (at + 2 > size) return refuse(why, ProblemCode::PropertiesLength, size, -1);
   message.properties_length = load_be16(p + at);
   at += 2;
-  if (at + message.properties_length > size) return refuse(fault, "propertiesLength", message.properties_length);
+  if (at + message.properties_length > size)
+    return refuse(why, ProblemCode::PropertiesLength, size, message.properties_length);
   message.properties = p + at;
   at += message.properties_length;
-  if (at != size) return refuse(fault, kEnd, at);
+  if (at != size) return refuse(why, ProblemCode::MessageLengths, size, at);
   return true;
 }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "bytes.hpp"
+#include "facts.hpp"
 
 namespace dledger {
 
@@ -64,16 +64,9 @@ struct Message {
   int32_t compression_type() const { return (sys_flag() >> kFlagCompressionShift) & kFlagCompressionMask; }
 };
 
-// Why bytes are not a message: the length that does not fit, and its value (-1: the field itself does not fit).
-struct MessageFault {
-  const char* what = nullptr;  // one of the names in message.cpp
-  int64_t found = 0;
-
-  std::string text(int64_t size, int64_t at) const;
-};
-
-// Parses exactly `size` bytes at p. Returns false and sets `fault` if the lengths do not add up.
-bool parse_message(const uint8_t* p, int64_t size, Message& message, MessageFault& fault);
+// Parses exactly `size` bytes at p. Returns false if the lengths do not add up; `why` has then the length that does not
+// fit and its value (-1: the field itself does not fit), and no position.
+bool parse_message(const uint8_t* p, int64_t size, Message& message, Fact* why = nullptr);
 
 // The CRC in a trailing `__CRC32#` property, or -1 without one.
 int64_t property_crc(const Message& message);

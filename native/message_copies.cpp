@@ -21,8 +21,7 @@ void store_property_crc(uint8_t* message, int64_t size) {
 // Gives the copy of a message another position. No other thread changes the copy.
 CopyOutcome move(uint8_t* copy, int64_t size, int64_t position) {
   Message message;
-  MessageFault fault;
-  if (!parse_message(copy, size, message, fault) || !is_message_magic(message.magic())) return CopyOutcome::Changed;
+  if (!parse_message(copy, size, message) || !is_message_magic(message.magic())) return CopyOutcome::Changed;
   const bool is_v2 = message.magic() == kMessageMagicV2;
   if (message.topic_length > (is_v2 ? kMaxV2TopicSize : kMaxV1TopicSize)) return CopyOutcome::LongTopic;
   if (message.properties_length > kMaxPropertiesSize) return CopyOutcome::LongProperties;

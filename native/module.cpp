@@ -254,7 +254,7 @@ py::tuple copy_from(const py::object& segment, const py::object& starts, const p
   return py::make_tuple(copied.size, array_of(copied.outcomes));
 }
 
-// `request` is a SurveyRequest. Returns the fields of a Survey.
+// `request` is a SurveyRequest. Returns the fields of a Survey, with numbers for codes.
 py::tuple take_survey(const py::object& request) {
   SurveyRequest native;
   native.segment = segment_id(request.attr("segment"));
@@ -268,16 +268,18 @@ py::tuple take_survey(const py::object& request) {
   }();
   py::dict sizes, counts;
   for (int kind = 0; kind < kExtentKinds; kind++) sizes[kExtentNames[kind]] = found.sizes[kind];
-  for (int code = 0; code < kCodes; code++) {
-    if (found.counts[code] > 0) counts[kCodeNames[code]] = found.counts[code];
+  for (int finding = 0; finding < kProblemCodes; finding++) {
+    if (found.counts[finding] > 0) counts[py::int_(finding)] = found.counts[finding];
   }
   py::list extents, problems;
   for (const SurveyExtent& extent : found.extents) {
     extents.append(py::make_tuple(kExtentNames[static_cast<int>(extent.kind)], extent.pos, extent.size));
   }
   for (const Problem& problem : found.problems) {
-    problems.append(py::make_tuple(kCodeNames[static_cast<int>(problem.code)], problem.pos, problem.size, problem.index,
-                                   problem.text));
+    const Fact& fact = problem.fact;
+    problems.append(py::make_tuple(static_cast<int>(problem.finding), problem.pos, problem.size, problem.index,
+                                   py::make_tuple(static_cast<int>(fact.code), fact.at, fact.expected, fact.found,
+                                                  fact.also_expected, fact.also_found)));
   }
   return py::make_tuple(found.entries, found.messages, found.first_index, found.first_term, found.first_pos,
                         found.last_index, found.last_term, found.last_pos, found.first_store_timestamp,
@@ -494,5 +496,7 @@ PYBIND11_MODULE(_native, module) {
       .def("next", &HeldLines::next);
   module.def("layout", &layout);
   module.def("column_names", &column_names);
+  module.def("problem_names", &problem_names);
+  module.def("set_catalogue", &set_catalogue);
   module.def("chain_visits", [] { return WalkedChains::visits(); });
 }

@@ -23,8 +23,7 @@ bool read_entry(const SegmentView& view, int64_t pos, int64_t size, EntryRef& en
     return true;
   }
   Message message;
-  MessageFault fault;
-  if (!parse_message(view.bytes(pos, size), size, message, fault)) return false;
+  if (!parse_message(view.bytes(pos, size), size, message)) return false;
   entry = {pos, -1, -1, message.store_timestamp()};
   return true;
 }

@@ -17,7 +17,7 @@ struct Damage {
   int64_t blank_size;
   int64_t last;  // the entry before, if the one at pos does not follow it; else -1
 
-  std::string reason(const SegmentView& view) const {
+  Fact reason(const SegmentView& view) const {
     if (is_short) return view.shortage();
     if (last >= 0) return view.order_reason(last, pos);
     return is_odd_blank ? view.odd_blank_reason(pos, blank_size) : view.reason(pos);

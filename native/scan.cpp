@@ -49,6 +49,10 @@ const ColumnSpec kColumnSpecs[] = {
     {"healedFrom", Type::String},
     {"entryBody", Type::Binary},
     {"putId", Type::Binary},
+    {"problemCode", Type::Int32},
+    {"problemExpected", Type::Int64},
+    {"problemFound", Type::Int64},
+    {"problemErrno", Type::Int32},
 };
 const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
 
@@ -71,8 +75,10 @@ bool contains(const TextCondition& values, const TextBytes& text) {
 
 const uint8_t* bytes_of(const std::string& text) { return reinterpret_cast<const uint8_t*>(text.data()); }
 
+bool is_problem_column(ColumnId id) { return id == ColumnId::Problem || id >= ColumnId::ProblemCode; }
+
 bool is_message_column(ColumnId id) {
-  if (id == ColumnId::Kind || id == ColumnId::Problem) return true;
+  if (id == ColumnId::Kind || is_problem_column(id)) return true;
   return (id >= ColumnId::Topic && id <= ColumnId::Body) || id == ColumnId::PutId;
 }
 
@@ -114,7 +120,7 @@ void Scan::need(const std::string& name) {
   ids_.push_back(id);
   needs_message_ = needs_message_ || is_message_column(id);
   needs_properties_ = needs_properties_ || is_property_column(id);
-  needs_problem_ = needs_problem_ || id == ColumnId::Problem;
+  needs_problem_ = needs_problem_ || is_problem_column(id);
   needs_stored_body_ = needs_stored_body_ || id == ColumnId::Body;
   needs_body_ = needs_body_ || id == ColumnId::Body || id == ColumnId::EntryBody;
 }
@@ -267,9 +273,9 @@ void Scan::check_boundary(const char* what, int64_t size) const {
                    "; was the file changed after it was planned?");
 }
 
-void Scan::begin_corrupt(int64_t pos, int64_t end, std::string reason) {
+void Scan::begin_corrupt(int64_t pos, int64_t end, const Fact& reason) {
   pos_ = pos;
-  corrupt_ = {end, end - pos > kMaxCorruptRow ? kCorruptPiece : end - pos, std::move(reason)};
+  corrupt_ = {end, end - pos > kMaxCorruptRow ? kCorruptPiece : end - pos, reason};
 }
 
 bool Scan::step_corrupt(Row& row) {
@@ -330,7 +336,8 @@ bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
     check(row, info);
     if (row.problem >= 0 && request_.mode == Mode::FailFast) {
       throw MalformedFault(request_.segment.path + ": " + kKindNames[static_cast<int>(row.kind)] + " at " +
-                           text(row.pos) + ": " + problems_[static_cast<size_t>(row.problem)] +
+                           text(row.pos) + ": " +
+                           sentence(problems_[static_cast<size_t>(row.problem)], request_.segment.name) +
                            "; mode=PERMISSIVE keeps such rows with their "
                            "problem, DROPMALFORMED drops them");
     }
@@ -367,9 +374,10 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
     size -= kEntryHeaderSize;
     if (size < 8 || !is_message_magic(load_be32(bytes + 4))) return;
   }
-  MessageFault fault;
-  if (!parse_message(bytes, size, info.message, fault)) {
-    if (needs_problem_) add_problem(row, fault.text(size, row.pos + (bytes - row.p)));
+  Fact why;
+  if (!parse_message(bytes, size, info.message, &why)) {
+    why.at = row.pos + (bytes - row.p);
+    if (needs_problem_) add_problem(row, why);
     return;
   }
   row.kind = Kind::Message;
@@ -437,10 +445,10 @@ TextBytes Scan::value(const MessageInfo& info, int32_t number) const {
   return {property.value, property.value_length, property.value_length + info.padding};
 }
 
-void Scan::add_problem(Row& row, std::string problem) {
+void Scan::add_problem(Row& row, const Fact& problem) {
   if (row.problem >= 0) return;
   row.problem = static_cast<int32_t>(problems_.size());
-  problems_.push_back(std::move(problem));
+  problems_.push_back(problem);
 }
 
 // Finds the row's first problem. One that was found while parsing comes after
@@ -448,19 +456,17 @@ void Scan::add_problem(Row& row, std::string problem) {
 void Scan::check(Row& row, const MessageInfo& info) {
   if (row.kind == Kind::Corrupt) return;
   if (request_.segment.is_dledger && request_.verify_crc) {
-    std::string problem = stored_crc_problem(row.p, row.size);
-    if (!problem.empty()) {
+    if (const Fact problem = stored_crc_problem(row.p, row.size)) {
       row.problem = -1;
-      add_problem(row, std::move(problem));
+      add_problem(row, problem);
     }
   }
   if (row.problem >= 0 || row.kind != Kind::Message) return;
   const int64_t at = row.pos + (info.message.p - row.p);
-  check_message(info.message, at, request_.segment.is_dledger, request_.verify_crc,
-                [&](MessageCheck, std::string problem) {
-                  add_problem(row, std::move(problem));
-                  return false;
-                });
+  check_message(info.message, at, request_.segment.is_dledger, request_.verify_crc, [&](const Fact& problem) {
+    add_problem(row, problem);
+    return false;
+  });
 }
 
 bool Scan::lists_compressed(const Row& row, const MessageInfo& info) const {
@@ -655,10 +661,22 @@ void Scan::fill_committed(Column& column) {
 void Scan::fill_problem(Column& column) {
   uint8_t valid[kChunk];
   for (int i = 0; i < count_; i++) valid[i] = rows_[i].problem >= 0;
+  std::string problem;
   fill_text(column, valid, [&](int i) {
-    const std::string& problem = problems_[static_cast<size_t>(rows_[i].problem)];
+    problem = sentence(problems_[static_cast<size_t>(rows_[i].problem)], request_.segment.name);
     return TextBytes{reinterpret_cast<const uint8_t*>(problem.data()), problem.size(), problem.size()};
   });
+}
+
+// A number of each row's problem; with `only`, of rows with that problem.
+template <typename T, typename Get>
+void Scan::fill_fact(Column& column, Get get, ProblemCode only) {
+  const auto fact = [this](int i) -> const Fact& { return problems_[static_cast<size_t>(rows_[i].problem)]; };
+  uint8_t valid[kChunk];
+  for (int i = 0; i < count_; i++) {
+    valid[i] = rows_[i].problem >= 0 && (only == ProblemCode::None || fact(i).code == only);
+  }
+  fill<T>(column, valid, [&](int i) { return static_cast<T>(get(fact(i))); });
 }
 
 void Scan::fill_column(Column& column, ColumnId id) {
@@ -743,6 +761,14 @@ void Scan::fill_column(Column& column, ColumnId id) {
       return fill_properties(column);
     case ColumnId::PutId:
       return fill_put_id(column);
+    case ColumnId::ProblemCode:
+      return fill_fact<int32_t>(column, [](const Fact& fact) { return fact.code; });
+    case ColumnId::ProblemExpected:
+      return fill_fact<int64_t>(column, [](const Fact& fact) { return fact.expected; });
+    case ColumnId::ProblemFound:
+      return fill_fact<int64_t>(column, [](const Fact& fact) { return fact.found; });
+    case ColumnId::ProblemErrno:
+      return fill_fact<int32_t>(column, [](const Fact& fact) { return fact.also_found; }, ProblemCode::Unreadable);
     case ColumnId::HealedFrom:
       return fill_names(column, [](int) -> const std::string* { return nullptr; });
     case ColumnId::Body:

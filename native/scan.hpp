@@ -57,6 +57,10 @@ enum class ColumnId {
   HealedFrom,
   EntryBody,
   PutId,
+  ProblemCode,
+  ProblemExpected,
+  ProblemFound,
+  ProblemErrno,
 };
 
 enum class Kind : uint8_t { Message, Entry, Noop, Config, Corrupt };
@@ -145,7 +149,7 @@ class Scan {
   void prefetch(const SegmentView& view, int64_t size);
   void put_back(const Row& row);
   void check_boundary(const char* what, int64_t size) const;
-  void begin_corrupt(int64_t pos, int64_t end, std::string reason);
+  void begin_corrupt(int64_t pos, int64_t end, const Fact& reason);
   bool accept(const SegmentView& view, Row& row, MessageInfo& info);
   bool keeps_entry(const Row& row) const;
   void read_message(const SegmentView& view, Row& row, MessageInfo& info);
@@ -155,7 +159,7 @@ class Scan {
   TextBytes value(const MessageInfo& info, int32_t number) const;
   bool is_committed(const Row& row) const;
   void check(Row& row, const MessageInfo& info);
-  void add_problem(Row& row, std::string text);
+  void add_problem(Row& row, const Fact& problem);
   int64_t cost(const Row& row, const MessageInfo& info) const;
   bool lists_compressed(const Row& row, const MessageInfo& info) const;
   void append_bodies(const Row& row, const MessageInfo& info);
@@ -178,6 +182,8 @@ class Scan {
   void fill_properties(Column& column);
   void fill_committed(Column& column);
   void fill_problem(Column& column);
+  template <typename T, typename Get>
+  void fill_fact(Column& column, Get get, ProblemCode only = ProblemCode::None);
 
   static constexpr int kChunk = 128;
   static constexpr size_t kMaxCopy = 640;
@@ -195,7 +201,7 @@ class Scan {
   // The corrupt extent whose rows are being returned.
   struct Extent {
     int64_t end = 0, piece = 0;  // a row has at most `piece` bytes
-    std::string reason;
+    Fact reason;
   } corrupt_;
 
   Column* body_ = nullptr;  // of the batch being built, if requested
@@ -206,7 +212,7 @@ class Scan {
   Row rows_[kChunk];
   MessageInfo infos_[kChunk];
   uint8_t entry_valid_[kChunk], message_valid_[kChunk], body_valid_[kChunk];
-  std::vector<std::string> problems_;
+  std::vector<Fact> problems_;
   std::vector<Property> properties_;
   PropertyShapes shapes_;
   std::unique_ptr<uint8_t[]> copies_;  // topics and properties

@@ -3,22 +3,11 @@
 #include <algorithm>
 
 #include "check.hpp"
-#include "text.hpp"
 
 namespace dledger {
 
 const char* const kExtentNames[kExtentKinds] = {"entry", "message", "blank", "unwritten", "stale", "corrupt"};
-const char* const kCodeNames[kCodes] = {"corruptBytes",  "shortFile",   "indexGap",     "termOrder",
-                                        "posDiffers",    "headerField", "bodyCrc",      "messageStructure",
-                                        "messageOffset", "messageCrc",  "propertyCrc",  "messageTimestamp",
-                                        "blankSize",     "staleBytes",  "trailingBytes"};
-
 namespace {
-
-Code code_of(MessageCheck check) {
-  static constexpr Code kCodeOf[] = {Code::MessageOffset, Code::MessageCrc, Code::PropertyCrc, Code::MessageTimestamp};
-  return kCodeOf[static_cast<int>(check)];
-}
 
 class Surveyor : public Visitor {
  public:
@@ -59,7 +48,7 @@ class Surveyor : public Visitor {
     const int64_t size = blank.end - blank.pos;
     // After a snapshot DLedger 0.4.0 begins a file with a blank, before the file has entries.
     const bool is_healthy = !view_.id().check_pos && blank.pos == view_.base();
-    if (!is_healthy) report(Code::BlankSize, blank.pos, size, {}, [&] { return blank.reason(view_); });
+    if (!is_healthy) report(blank.pos, size, {}, blank.reason(view_));
     add(ExtentKind::Blank, blank.pos, size);
   }
 
@@ -67,8 +56,8 @@ class Surveyor : public Visitor {
     const int64_t size = damage.end - damage.pos;
     gap_ += size;
     add(ExtentKind::Corrupt, damage.pos, size);
-    const Code code = damage.is_short ? Code::ShortFile : Code::CorruptBytes;
-    report(code, damage.pos, size, {}, [&] { return damage.reason(view_); });
+    const Fact reason = damage.reason(view_);
+    report(damage.pos, size, {}, reason, damage.is_short ? reason.code : ProblemCode::NoEntry);
   }
 
  private:
@@ -94,13 +83,14 @@ class Surveyor : public Visitor {
     }
   }
 
-  // Only problems that are listed need a text.
-  template <typename Text>
-  void report(Code code, int64_t pos, int64_t size, std::optional<int64_t> index, Text make_text) {
-    const int64_t count = found_.counts[static_cast<int>(code)]++;
+  // Reports a problem; `like` is a code with the same finding.
+  void report(int64_t pos, int64_t size, std::optional<int64_t> index, const Fact& fact,
+              ProblemCode like = ProblemCode::None) {
+    const ProblemCode finding = finding_of(like == ProblemCode::None ? fact.code : like);
+    const int64_t count = found_.counts[static_cast<int>(finding)]++;
     // With a wrong position in one entry, those of all entries are usually wrong: one example is enough.
-    if (count < request_.max_problems && (code != Code::PosDiffers || count == 0)) {
-      found_.problems.push_back({code, pos, size, index, make_text()});
+    if (count < request_.max_problems && (fact.code != ProblemCode::PosDiffers || count == 0)) {
+      found_.problems.push_back({finding, pos, size, index, fact});
     }
   }
 
@@ -113,30 +103,26 @@ class Surveyor : public Visitor {
       const auto max_step = 1 + static_cast<uint64_t>(gap_ / kEntryHeaderSize);
       if (index <= found_.last_index || step > max_step) index_gap(index, max_step, pos, size);
       if (term < found_.last_term) {
-        report(Code::TermOrder, pos, size, index,
-               [&] { return "expected term >= " + text(found_.last_term) + ", found " + text(term); });
+        report(pos, size, index, {ProblemCode::TermOrder, 0, found_.last_term, term});
       }
     }
     found_.last_index = index;
     found_.last_term = term;
     if (header.pos() != pos) {
-      report(Code::PosDiffers, pos, size, index, [&] { return expected_found("pos", pos, header.pos()); });
+      report(pos, size, index, {ProblemCode::PosDiffers, 0, pos, header.pos()});
     }
     if ((header.channel() != 0 || header.chain_crc() != 0) && header.control_kind() == 0) {
-      report(Code::HeaderField, pos, size, index, [&] {
-        return "expected channel 0 and chainCrc 0, found channel " + text(header.channel()) + " and chainCrc " +
-               text(header.chain_crc());
-      });
+      report(pos, size, index, {ProblemCode::HeaderField, 0, 0, header.channel(), 0, header.chain_crc()});
     }
   }
 
   void index_gap(int64_t index, uint64_t max_step, int64_t pos, int64_t size) {
-    const auto last = static_cast<uint64_t>(found_.last_index);
-    report(Code::IndexGap, pos, size, index, [&] {
-      std::string expected = std::to_string(last + 1);
-      if (max_step > 1) expected += " to " + std::to_string(last + max_step);
-      return expected_found("index", expected, index);
-    });
+    Fact gap{ProblemCode::IndexGap, 0, index_after(found_.last_index, 1), index};
+    if (max_step > 1) {
+      gap.code = ProblemCode::IndexGapAfterDamage;
+      gap.also_expected = index_after(found_.last_index, static_cast<int64_t>(max_step));
+    }
+    report(pos, size, index, gap);
   }
 
   // Reports problems of an entry's body. Returns whether it is a message.
@@ -146,8 +132,7 @@ class Surveyor : public Visitor {
     if (index) {
       const EntryHeader header{bytes};
       if (request_.verify_crc) {
-        std::string problem = stored_crc_problem(bytes, size);
-        if (!problem.empty()) report(Code::BodyCrc, pos, size, index, [&] { return problem; });
+        if (const Fact problem = stored_crc_problem(bytes, size)) report(pos, size, index, problem);
       }
       at += kEntryHeaderSize;
       bytes += kEntryHeaderSize;
@@ -155,16 +140,16 @@ class Surveyor : public Visitor {
       if (header.magic() != kMagicNormal || length < 8 || !is_message_magic(load_be32(bytes + 4))) return false;
     }
     Message message;
-    MessageFault fault;
-    if (!parse_message(bytes, length, message, fault)) {
-      report(Code::MessageStructure, pos, size, index, [&] { return fault.text(length, at); });
+    Fact why;
+    if (!parse_message(bytes, length, message, &why)) {
+      why.at = at;
+      report(pos, size, index, why);
       return false;
     }
-    check_message(message, at, index.has_value(), request_.verify_crc,
-                  [&](MessageCheck check, const std::string& problem) {
-                    report(code_of(check), pos, size, index, [&] { return problem; });
-                    return true;
-                  });
+    check_message(message, at, index.has_value(), request_.verify_crc, [&](const Fact& problem) {
+      report(pos, size, index, problem);
+      return true;
+    });
     found_.last_store_timestamp = message.store_timestamp();
     if (found_.messages++ == 0) found_.first_store_timestamp = found_.last_store_timestamp;
     return true;
@@ -181,9 +166,7 @@ class Surveyor : public Visitor {
     } else if (at < file_end) {
       const int64_t written = end_of_written(at);
       if (written > at) {
-        report(Code::TrailingBytes, at, written - at, {}, [&] {
-          return "expected zeros after the log's end at " + text(at) + ", found " + text(written - at) + " bytes";
-        });
+        report(at, written - at, {}, {ProblemCode::TrailingBytes, at, 0, written - at});
       }
       add(ExtentKind::Corrupt, at, written - at);
       add(ExtentKind::Unwritten, written, file_end - written);
@@ -192,7 +175,7 @@ class Surveyor : public Visitor {
     const int64_t rest = view_.base() + view_.id().size - at;
     if (rest > 0) {
       add(ExtentKind::Corrupt, at, rest);
-      report(Code::ShortFile, at, rest, {}, [&] { return view_.shortage(); });
+      report(at, rest, {}, view_.shortage());
     }
   }
 
@@ -207,12 +190,9 @@ class Surveyor : public Visitor {
       at = pos + std::max<int64_t>(size, 1);
     }
     if (count == 0) return start;
-    report(Code::StaleBytes, start, at - start, index, [&] {
-      const std::string one = view_.is_dledger() ? "entry" : "message",
-                        many = view_.is_dledger() ? "entries" : "messages";
-      return "expected zeros after the log's end at " + text(start) + ", found " + text(count) + " whole " +
-             (count == 1 ? one : many) + " up to " + text(at);
-    });
+    const ProblemCode of_entries = count == 1 ? ProblemCode::StaleEntry : ProblemCode::StaleEntries;
+    const ProblemCode of_messages = count == 1 ? ProblemCode::StaleMessage : ProblemCode::StaleMessages;
+    report(start, at - start, index, {view_.is_dledger() ? of_entries : of_messages, start, 0, count, 0, at});
     add(ExtentKind::Stale, start, at - start);
     return at;
   }

@@ -15,36 +15,16 @@ enum class ExtentKind : uint8_t { Entry, Message, Blank, Unwritten, Stale, Corru
 constexpr int kExtentKinds = 6;
 extern const char* const kExtentNames[kExtentKinds];
 
-enum class Code : uint8_t {
-  CorruptBytes,
-  ShortFile,
-  IndexGap,
-  TermOrder,
-  PosDiffers,
-  HeaderField,
-  BodyCrc,
-  MessageStructure,
-  MessageOffset,
-  MessageCrc,
-  PropertyCrc,
-  MessageTimestamp,
-  BlankSize,
-  StaleBytes,
-  TrailingBytes,
-};
-constexpr int kCodes = 15;
-extern const char* const kCodeNames[kCodes];
-
 struct SurveyExtent {
   ExtentKind kind;
   int64_t pos, size;
 };
 
 struct Problem {
-  Code code;
+  ProblemCode finding;  // see finding_of
   int64_t pos, size;
   std::optional<int64_t> index;
-  std::string text;
+  Fact fact;
 };
 
 struct Survey {
@@ -54,7 +34,7 @@ struct Survey {
   int64_t sizes[kExtentKinds] = {};
   std::vector<SurveyExtent> extents;
   std::vector<Problem> problems;
-  int64_t counts[kCodes] = {};  // by Code
+  int64_t counts[kProblemCodes] = {};  // by finding
 };
 
 struct SurveyRequest {

@@ -138,8 +138,7 @@ int64_t SegmentView::message_size(int64_t pos) const {
   const int64_t size = load_be32(p);
   if (size < kMinMessageSize || size > file_end_ - pos || load_be64(p + kPhysicalOffsetAt) != pos) return 0;
   Message message;
-  MessageFault fault;
-  return parse_message(bytes(pos, size), size, message, fault) ? size : 0;
+  return parse_message(bytes(pos, size), size, message) ? size : 0;
 }
 
 Blank SegmentView::blank_at(int64_t pos, int64_t& size) const {
@@ -175,10 +174,10 @@ int64_t SegmentView::find(int64_t from, int64_t end) const {
   return end;
 }
 
-std::string SegmentView::reason(int64_t pos) const { return id_.is_dledger ? ledger_reason(pos) : message_reason(pos); }
+Fact SegmentView::reason(int64_t pos) const { return id_.is_dledger ? ledger_reason(pos) : message_reason(pos); }
 
-std::string SegmentView::odd_blank_reason(int64_t pos, int64_t size) const {
-  return "expected a blank of " + text(file_end_ - pos) + " bytes at " + text(pos) + ", found " + text(size);
+Fact SegmentView::odd_blank_reason(int64_t pos, int64_t size) const {
+  return {ProblemCode::BlankSize, pos, file_end_ - pos, size};
 }
 
 int64_t SegmentView::usual_shift() const {
@@ -230,12 +229,9 @@ bool SegmentView::begins_with_moved(const EntryHeader& header) const {
          follows(*this, id_.base, next);
 }
 
-std::string SegmentView::order_reason(int64_t last, int64_t pos) const {
+Fact SegmentView::order_reason(int64_t last, int64_t pos) const {
   const EntryHeader before{at(last)}, header{at(pos)};
-  // Unsigned, because an index can be INT64_MAX.
-  const uint64_t next = static_cast<uint64_t>(before.index()) + 1;
-  return "expected index " + std::to_string(next) + " and term >= " + text(before.term()) + " at " + text(pos) +
-         ", found index " + text(header.index()) + " and term " + text(header.term());
+  return {ProblemCode::Order, pos, index_after(before.index(), 1), header.index(), before.term(), header.term()};
 }
 
 const KnownEntries& SegmentView::known() const {
@@ -243,55 +239,45 @@ const KnownEntries& SegmentView::known() const {
   return id_.witness->known();
 }
 
-std::string SegmentView::ledger_reason(int64_t pos) const {
-  const std::string here = " at " + text(pos), left = text(file_end_ - pos) + " bytes up to the end of the file";
-  if (file_end_ - pos < kEntryHeaderSize) return "expected an entry header of 48 bytes" + here + ", found " + left;
-  const EntryHeader header{at(pos)};
-  if (all_zero(header.p, kEntryHeaderSize)) return "expected an entry" + here + ", found zeros";
-  if (!header.is_magic()) return "expected magic 1, 2, 3 or -1" + here + ", found " + text(header.magic());
-  const int64_t size = header.size(), body_size = header.body_size();
-  if (body_size < 0 || size != kEntryHeaderSize + body_size) {
-    return "expected size 48 + bodySize " + text(body_size) + here + ", found " + text(size);
-  }
-  if (size > file_end_ - pos) return "expected an entry of " + text(size) + " bytes" + here + ", found " + left;
-  if (header.index() < 0 || header.term() < -1) {
-    return "expected index >= 0 and term >= -1" + here + ", found index " + text(header.index()) + " and term " +
-           text(header.term());
-  }
-  const int64_t found = header.pos();
-  return "expected pos " + text(id_.check_pos ? pos : pos + usual_shift()) + ", found " + text(found);
-}
-
-std::string SegmentView::message_reason(int64_t pos) const {
-  const std::string here = " at " + text(pos);
+Fact SegmentView::ledger_reason(int64_t pos) const {
   const int64_t left = file_end_ - pos;
-  if (left < kMinMessageSize) {
-    return "expected a message of at least 91 bytes" + here + ", found " + text(left) +
-           " bytes up to the end of the file";
+  if (left < kEntryHeaderSize) return {ProblemCode::NoHeader, pos, 0, left};
+  const EntryHeader header{at(pos)};
+  if (all_zero(header.p, kEntryHeaderSize)) return {ProblemCode::NoEntry, pos};
+  if (!header.is_magic()) return {ProblemCode::EntryMagic, pos, 0, header.magic()};
+  const int64_t size = header.size(), body_size = header.body_size();
+  if (body_size < 0 || size != kEntryHeaderSize + body_size) return {ProblemCode::EntrySize, pos, body_size, size};
+  if (size > left) return {ProblemCode::EntryEnd, pos, size, left};
+  if (header.index() < 0 || header.term() < -1) {
+    return {ProblemCode::EntryNumbers, pos, 0, header.index(), 0, header.term()};
   }
-  const uint8_t* const p = at(pos);
-  if (all_zero(p, kMinMessageSize)) return "expected a message" + here + ", found zeros";
-  const int32_t magic = load_be32(p + 4);
-  if (!is_message_magic(magic)) {
-    return "expected message magic -626843481 or -626843477" + here + ", found " + text(magic);
-  }
-  const int64_t size = load_be32(p);
-  if (size < kMinMessageSize || size > left) {
-    return "expected a totalSize from 91 to " + text(left) + here + ", found " + text(size);
-  }
-  if (load_be64(p + kPhysicalOffsetAt) != pos) {
-    return "expected physicalOffset " + text(pos) + ", found " + text(load_be64(p + kPhysicalOffsetAt));
-  }
-  Message message;
-  MessageFault fault;
-  parse_message(bytes(pos, size), size, message, fault);
-  return fault.text(size, pos);
+  // Unsigned, because a position in a header can be any number.
+  const auto expected = static_cast<uint64_t>(pos) + static_cast<uint64_t>(id_.check_pos ? 0 : usual_shift());
+  return {ProblemCode::EntryPos, pos, static_cast<int64_t>(expected), header.pos()};
 }
 
-std::string SegmentView::shortage() const {
-  const std::string failure = file_ != nullptr ? file_->failure() : "";
-  return "expected " + text(id_.size) + " bytes in " + id_.name + ", found " + text(file_end_ - id_.base) +
-         (failure.empty() ? "" : " readable bytes (" + failure + ")");
+Fact SegmentView::message_reason(int64_t pos) const {
+  const int64_t left = file_end_ - pos;
+  if (left < kMinMessageSize) return {ProblemCode::MessageEnd, pos, 0, left};
+  const uint8_t* const p = at(pos);
+  if (all_zero(p, kMinMessageSize)) return {ProblemCode::NoMessage, pos};
+  const int32_t magic = load_be32(p + 4);
+  if (!is_message_magic(magic)) return {ProblemCode::MessageMagic, pos, 0, magic};
+  const int64_t size = load_be32(p), offset = load_be64(p + kPhysicalOffsetAt);
+  if (size < kMinMessageSize || size > left) return {ProblemCode::MessageSize, pos, left, size};
+  if (offset != pos) return {ProblemCode::MessageElsewhere, pos, pos, offset};
+  Message message;
+  Fact why;
+  parse_message(bytes(pos, size), size, message, &why);
+  why.at = pos;
+  return why;
+}
+
+Fact SegmentView::shortage() const {
+  const int64_t found = file_end_ - id_.base;
+  const int error = file_ != nullptr ? file_->failure() : 0;
+  if (error != 0) return {ProblemCode::Unreadable, 0, id_.size, found, 0, error};
+  return {ProblemCode::ShortFile, 0, id_.size, found};
 }
 
 int SegmentView::sizes_at(int64_t pos, int64_t sizes[2]) const {

@@ -92,14 +92,15 @@ class SegmentView {
   // The first position in [from, end) of an entry or message, or `end`. Linear.
   int64_t find(int64_t from, int64_t end) const;
 
-  // The problem text for a position without entry and blank.
-  std::string reason(int64_t pos) const;
-  std::string odd_blank_reason(int64_t pos, int64_t size) const;
+  // The problem at a position without entry and blank.
+  Fact reason(int64_t pos) const;
+  Fact odd_blank_reason(int64_t pos, int64_t size) const;
 
-  // The problem text for the entry at pos, which is not of the log and does not follow the one at `last`.
-  std::string order_reason(int64_t last, int64_t pos) const;
+  // The problem of the entry at pos, which is not of the log and does not follow the one at `last`.
+  Fact order_reason(int64_t last, int64_t pos) const;
 
-  std::string shortage() const;
+  // The problem of a file that ends, or cannot be read, before its segment ends.
+  Fact shortage() const;
 
   // The entries that the segment's witness knows. Throws MissingFault if bytes were read that a partial copy does not
   // have: these zeros are no damage.
@@ -152,8 +153,8 @@ class SegmentView {
   const uint8_t* far(int64_t pos, int64_t size) const;
   // `end`, or where the positions of the last window end.
   int64_t near_end(int64_t end) const { return std::min(end, near_begin_ + near_size_); }
-  std::string ledger_reason(int64_t pos) const;
-  std::string message_reason(int64_t pos) const;
+  Fact ledger_reason(int64_t pos) const;
+  Fact message_reason(int64_t pos) const;
 
   SegmentId id_;
   int64_t file_end_;

@@ -51,6 +51,11 @@ def signed32(value: int) -> int:
     return (value & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
 
 
+def signed64(value: int) -> int:
+    """The 64 bits of ``value`` as a signed number."""
+    return (value & 0xFFFFFFFFFFFFFFFF ^ 0x8000000000000000) - 0x8000000000000000
+
+
 _ENTRY = record_struct(layout.ENTRY_HEADER)
 _BLANK = record_struct(layout.BLANK)
 _INDEX_UNIT = record_struct(layout.INDEX_UNIT)

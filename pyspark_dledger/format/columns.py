@@ -70,9 +70,15 @@ COLUMN_BY_NAME = {column.name: column for column in ALL_COLUMNS}
 """Every column by its exact name, ``entryBody`` included."""
 
 PUT_ID = Column("putId", pa.binary(), "message", "the identity of a put, 24 bytes; null without a valid one")
-"""For this package only: no column of the ``log`` table."""
+FACT_COLUMNS = (
+    Column("problemCode", pa.int32(), "message", "the `ProblemCode` of problem; null for an intact row"),
+    Column("problemExpected", pa.int64(), "message", "the number that was expected, 0 without one"),
+    Column("problemFound", pa.int64(), "message", "the number that was found, 0 without one"),
+    Column("problemErrno", pa.int32(), "message", "the system's error number of bytes that cannot be read"),
+)
+"""These and `PUT_ID` are for this package only: no columns of the ``log`` table."""
 
-SCANNED_COLUMNS = {column.name: column for column in (*ALL_COLUMNS, PUT_ID)}
+SCANNED_COLUMNS = {column.name: column for column in (*ALL_COLUMNS, PUT_ID, *FACT_COLUMNS)}
 """Every column of an engine's scan, by name."""
 
 DEFAULT_NAMES = tuple(column.name for column in COLUMNS)

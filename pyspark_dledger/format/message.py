@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import Buffer, crc32, record_struct
+from pyspark_dledger.format.facts import Fact, ProblemCode
 
 MESSAGE_MAGICS = (layout.MESSAGE_MAGIC_V1, layout.MESSAGE_MAGIC_V2)
 
@@ -92,43 +93,42 @@ def store_timestamp(data: bytes, start: int) -> int:
     return int.from_bytes(data[at : at + 8], "big", signed=True)
 
 
-def parse_message(data: Buffer, start: int, size: int, position: int) -> Message | str:
+def parse_message(data: Buffer, start: int, size: int, position: int) -> Message | Fact:
     """The message in the ``size`` bytes at ``start``, or the problem of its lengths.
 
-    ``position`` is its position in the log, for the text. Every magic except V2 counts as V1: the caller checks it.
+    ``position`` is its position in the log, for the problem. Every magic except V2 counts as V1: the caller checks it.
     """
-    here = f"at {position}, found"
     if size < layout.MIN_MESSAGE_SIZE:
-        return f"expected a message of at least {layout.MIN_MESSAGE_SIZE} bytes {here} {size}"
+        return Fact(ProblemCode.SHORT_MESSAGE, position, 0, size)
     front = data[start : start + min(size, _MAX_FRONT_SIZE)]
     fixed = _FIXED.unpack_from(front)
     total_size, magic, sys_flag = fixed[0], fixed[1], fixed[7]
     if total_size != size:
-        return f"expected totalSize {size} {here} {total_size}"
+        return Fact(ProblemCode.TOTAL_SIZE, position, size, total_size)
 
     middle = _MIDDLE[host_sizes(sys_flag)]
     at = _FIXED.size + middle.size
     if at > size:
-        return f"expected a bodyLength that fits {size} bytes {here} -1"
+        return Fact(ProblemCode.BODY_LENGTH, position, size, -1)
     variable = middle.unpack_from(front, _FIXED.size)
     body_start, body_length = at, variable[-1]
     at += body_length
     if body_length < 0 or at > size:
-        return f"expected a bodyLength that fits {size} bytes {here} {body_length}"
+        return Fact(ProblemCode.BODY_LENGTH, position, size, body_length)
 
     topic_start = at + _TOPIC_LENGTH_SIZES.get(magic, 1)
     topic_length = _unsigned(data, start + at, start + topic_start) if topic_start <= size else -1
     at = topic_start + topic_length
     if topic_length < 0 or at > size:
-        return f"expected a topicLength that fits {size} bytes {here} {topic_length}"
+        return Fact(ProblemCode.TOPIC_LENGTH, position, size, topic_length)
 
     properties_start = at + _PROPERTIES_LENGTH_SIZE
     properties_length = _unsigned(data, start + at, start + properties_start) if properties_start <= size else -1
     at = properties_start + properties_length
     if properties_length < 0 or at > size:
-        return f"expected a propertiesLength that fits {size} bytes {here} {properties_length}"
+        return Fact(ProblemCode.PROPERTIES_LENGTH, position, size, properties_length)
     if at != size:
-        return f"expected a message of {size} bytes {here} {at}"
+        return Fact(ProblemCode.MESSAGE_LENGTHS, position, size, at)
     return Message._make((
         *fixed,
         *variable,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyspark_dledger._native as _native
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, PutIds, Puts, PutSettings, check_stamps
+from pyspark_dledger.format.facts import PROBLEM_CODES, Fact
 from pyspark_dledger.format.file_bytes import read_exactly
-from pyspark_dledger.format.layout import COMPRESSIONS
 from pyspark_dledger.format.spec import (
     Compressed,
     Extent,
@@ -36,6 +36,8 @@ NAME = "native"
 
 # A piece of this size stays in the processor's cache.
 _JSON_PIECE_BYTES = 512 * 1024
+
+_native.set_catalogue([code.finding for code in PROBLEM_CODES], [code.sentence for code in PROBLEM_CODES])
 
 crc32 = _native.crc32
 split = _native.split
@@ -80,10 +82,7 @@ def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed
 
     native = _native.Scan(request)
     while (batch := native.next()) is not None:
-        bodies = [
-            Compressed(row, COMPRESSIONS.get(kind, f"unknown {kind}"), stored, pos)
-            for row, pos, kind, stored in batch.compressed
-        ]
+        bodies = [Compressed(row, kind, stored, pos) for row, pos, kind, stored in batch.compressed]
         yield pa.record_batch(batch), bodies
 
 
@@ -97,8 +96,19 @@ def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
 
 def survey(request: SurveyRequest) -> Survey:
     found = Survey(*_native.survey(request))
-    extents = [Extent(*extent) for extent in found.extents]
-    return found._replace(extents=extents, problems=[Problem(*problem) for problem in found.problems])
+    problems: list[Any] = found.problems
+    return found._replace(
+        extents=[Extent(*extent) for extent in found.extents],
+        problems=[
+            Problem(_finding(finding), pos, size, index, Fact(PROBLEM_CODES[code - 1], *values))
+            for finding, pos, size, index, (code, *values) in problems
+        ],
+        counts={_finding(int(finding)): count for finding, count in found.counts.items()},
+    )
+
+
+def _finding(code: int) -> str:
+    return PROBLEM_CODES[code - 1].finding
 
 
 def copy_messages(

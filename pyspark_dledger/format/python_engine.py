@@ -22,8 +22,16 @@ from pyspark_dledger.format.encode import entry_encoding, identities, message_co
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.encode.message_copies import CopiedMessages
 from pyspark_dledger.format.file_bytes import ReadBytes
+from pyspark_dledger.format.message import compression_type
 from pyspark_dledger.format.scan.frames import Frames, frames_of
-from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, codec_name, first_problem, malformed, row_test
+from pyspark_dledger.format.scan.row_values import (
+    COLUMN_READERS,
+    FACT_READERS,
+    Row,
+    first_problem,
+    malformed,
+    row_test,
+)
 from pyspark_dledger.format.scan.segment_file import FileShrunk, SegmentFile
 from pyspark_dledger.format.scan.survey import take_survey
 from pyspark_dledger.format.scan.walk import Walk, find_log_end, find_splits
@@ -78,9 +86,9 @@ class _Needs(NamedTuple):
         filtered = any(getattr(request.filters, name) is not None for name in _MESSAGE_FILTERS)
         return cls(
             message=strict or filtered or any(SCANNED_COLUMNS[name].origin == "message" for name in columns),
-            problem=strict or "problem" in columns,
+            problem=strict or not columns.isdisjoint(FACT_READERS),
             bodies=not columns.isdisjoint({"body", "entryBody"}),
-            compressed=strict or not columns.isdisjoint({"body", "problem"}),
+            compressed=strict or not columns.isdisjoint({"body", *FACT_READERS}),
         )
 
 
@@ -92,7 +100,7 @@ class _Record(NamedTuple):
 
     cost: int
     values: tuple[Any, ...]
-    compressed: tuple[str, bytes, int] | None
+    compressed: tuple[int, bytes, int] | None
 
 
 def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
@@ -142,14 +150,17 @@ def _record(row: Row, request: ScanRequest, needs: _Needs) -> _Record | None:
     """The values of a row, or None if the mode drops it."""
     problem = first_problem(row, request.verify_crc) if needs.problem else None
     if problem and request.mode == "FAILFAST":
-        raise malformed(request, row.kind, row.span.pos, problem)
+        raise malformed(request, row.kind, row.span.pos, problem.sentence(row.segment.name))
     if problem and request.mode == "DROPMALFORMED":
         return None
-    values = tuple(problem if name == "problem" else COLUMN_READERS[name](row) for name in request.columns)
+    values = tuple(
+        COLUMN_READERS[name](row) if name in COLUMN_READERS else problem and FACT_READERS[name](problem, row.segment)
+        for name in request.columns
+    )
     message = row.message
     compressed = None
     if needs.compressed and message and message.has_compressed_body:
-        compressed = codec_name(message.sys_flag), row.stored_body(message), row.span.pos
+        compressed = compression_type(message.sys_flag), row.stored_body(message), row.span.pos
     return _Record(_cost(row, needs, compressed is not None), values, compressed)
 
 
@@ -167,10 +178,10 @@ def _cost(row: Row, needs: _Needs, has_compressed: bool) -> int:
 def _to_arrow(request: ScanRequest, records: list[_Record]) -> tuple[pa.RecordBatch, list[Compressed]]:
     schema = arrow_schema(request.columns)
     compressed = [
-        Compressed(row, name, stored, pos)
+        Compressed(row, kind, stored, pos)
         for row, record in enumerate(records)
         if record.compressed
-        for name, stored, pos in [record.compressed]
+        for kind, stored, pos in [record.compressed]
     ]
     if not request.columns:
         rows = pa.Array.from_buffers(pa.struct([]), len(records), [None])

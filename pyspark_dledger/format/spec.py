@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.format.facts import Fact
 from pyspark_dledger.format.known_entries import KnownEntries, inside, no_known_entries
 
 DLEDGER = "dledger"
@@ -146,13 +147,13 @@ class ScanRequest:
 
 
 class Compressed(NamedTuple):
-    """A compressed body of a batch: its row in the batch, its codec, the stored bytes, and ``pos`` of the row.
+    """A compressed body of a batch: its row, its type of compression, the stored bytes, and ``pos`` of the row.
 
-    The codec is one of `COMPRESSIONS`, or ``unknown N``.
+    The type is a key of `COMPRESSIONS`, or unknown.
     """
 
     row: int
-    codec: str
+    type: int
     stored: bytes
     pos: int
 
@@ -206,7 +207,7 @@ class Problem(NamedTuple):
     pos: int
     size: int
     index: int | None  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
-    text: str
+    fact: Fact
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.errors import MalformedError
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, Filters, ScanRequest
 
@@ -33,8 +34,12 @@ class FileGap:
         return self.request.segment.name or segment_name(self.start)
 
     @property
+    def fact(self) -> Fact:
+        return Fact(ProblemCode.NO_FILE, self.end, self.end - self.start)
+
+    @property
     def problem(self) -> str:
-        return f"expected the segment {self.name} and {self.end - self.start} bytes up to {self.end}, found no file"
+        return self.fact.sentence(self.name)
 
 
 def gap_batches(gap: FileGap) -> Iterator[pa.RecordBatch]:
@@ -67,6 +72,9 @@ def _rows(gap: FileGap) -> Iterator[dict[str, object]]:
             "size": min(row_size, gap.end - pos),
             "committed": True if gap.source == COMMITLOG else None,
             "problem": gap.problem,
+            "problemCode": int(gap.fact.code),
+            "problemExpected": gap.fact.expected,
+            "problemFound": gap.fact.found,
             "segment": gap.name,
         }
 

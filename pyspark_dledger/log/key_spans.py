@@ -18,7 +18,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import key_hash
-from pyspark_dledger.format.message import parse_message, parse_properties
+from pyspark_dledger.format.message import Message, parse_message, parse_properties
 from pyspark_dledger.log.io.entry_reads import read_at, segment_at
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import (
@@ -156,7 +156,7 @@ def _keys_at(store: StoreView, offset: int) -> set[int]:
         return set()
     data = read_at(segment.path, offset - segment.base, row.end - offset)
     message = parse_message(data, 0, len(data), offset)
-    if isinstance(message, str):
+    if not isinstance(message, Message):
         return set()
     topic = decode_utf8(data[message.topic_start :][: message.topic_length])
     properties = parse_properties(data[message.properties_start :][: message.properties_length])

@@ -97,16 +97,14 @@ def read_once(partition: Partition) -> Iterator[pa.RecordBatch]:
 
 
 def read_judged(partition: Partition) -> Iterator[pa.RecordBatch]:
-    """As `read_partition`, for rows with the column problem, and for those who say what is damaged.
+    """As `read_partition`, for those who say what is damaged.
 
     Raises UnreadableError for a file that cannot be read from some byte on: the rest is not damaged, it is unknown.
     """
-    from pyspark_dledger.log.io.unread_files import check_read  # loads numpy
-
     for part in _as_planned(partition):
-        for batch in scan_range(part, partition.engine):
-            if isinstance(part, ScanRequest):
-                check_read(part.segment, batch["problem"])
+        for batch, error in _with_errors(part, partition.engine):
+            if error is not None:
+                raise error
             yield batch
 
 
@@ -115,17 +113,26 @@ def read_known(partition: Partition, unread: UnreadFiles) -> Iterator[pa.RecordB
 
     Only the column problem shows such a row.
     """
-    from pyspark_dledger.log.io.unread_files import check_read  # loads numpy
-
     for part in _as_planned(partition):
-        for batch in scan_range(part, partition.engine):
-            if isinstance(part, ScanRequest) and "problem" in batch.schema.names:
-                try:
-                    check_read(part.segment, batch["problem"])
-                except UnreadableError as error:
-                    unread.add_segment(part.segment, error)
-                    batch = batch.slice(0, len(batch) - 1)
-            yield batch
+        if isinstance(part, FileGap) or "problem" not in part.columns:
+            yield from scan_range(part, partition.engine)
+            continue
+        for batch, error in _with_errors(part, partition.engine):
+            if error is not None:
+                unread.add_segment(part.segment, error)
+            yield batch if error is None else batch.slice(0, len(batch) - 1)
+
+
+def _with_errors(part: ScanRequest | FileGap, engine: str) -> Iterator[tuple[pa.RecordBatch, UnreadableError | None]]:
+    """The rows of a range, and with its last ones the error if the rest of a file cannot be read."""
+    if isinstance(part, FileGap):
+        yield from ((batch, None) for batch in scan_range(part, engine))
+        return
+    from pyspark_dledger.log.io.unread_files import READ_COLUMNS, read_error  # loads numpy
+
+    columns = tuple(dict.fromkeys((*part.columns, *READ_COLUMNS)))
+    for batch in scan_range(changed(part, columns=columns), engine):
+        yield batch.select(part.columns), read_error(part.segment, batch)
 
 
 def _as_planned(partition: Partition) -> Iterator[ScanRequest | FileGap]:

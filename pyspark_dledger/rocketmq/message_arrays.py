@@ -166,7 +166,7 @@ def message_at(log: StoreView, offset: int) -> LocatedMessage | None:
 def located_message(data: bytes, offset: int) -> LocatedMessage | None:
     """The message in `data`, which has its magic; None if it cannot be parsed."""
     message = parse_message(data, 0, len(data), offset)
-    if isinstance(message, str):
+    if not isinstance(message, Message):
         return None
     topic = data[message.topic_start : message.topic_start + message.topic_length]
     start = message.properties_start

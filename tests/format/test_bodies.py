@@ -255,7 +255,7 @@ def test_a_batch_without_compressed_bodies_is_not_changed() -> None:
 def test_failfast_returns_the_rows_before_the_error() -> None:
     request = ScanRequest(Segment("/none", "none", 0, 0, DLEDGER), 0, 0, ("pos",), mode="FAILFAST")
     batch = pa.record_batch([pa.array([1, 2, 3], pa.int64())], schema=arrow_schema(request.columns))
-    stream = expand([(batch, [Compressed(1, "zlib", b"?", 2)])], request)
+    stream = expand([(batch, [Compressed(1, 0, b"?", 2)])], request)
     assert next(stream).to_pydict() == {"pos": [1]}
     with pytest.raises(MalformedError, match="message at 2: expected a zlib body of 1 bytes"):
         next(stream)
@@ -274,7 +274,7 @@ request = ScanRequest(Segment("/none", "none", 0, 0, DLEDGER), 0, 0, ("problem",
 arrays = [pa.array([None], pa.string()), pa.array([b""], pa.binary())]
 batch = pa.record_batch(arrays, schema=arrow_schema(request.columns))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-(out,) = expand([(batch, [Compressed(0, codec, stored, 0)])], request)
+(out,) = expand([(batch, [Compressed(0, {"zlib": 0, "lz4": 1, "zstd": 2}[codec], stored, 0)])], request)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(out.to_pydict(), after - before)
 """

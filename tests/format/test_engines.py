@@ -25,6 +25,7 @@ from pyspark_dledger.format import codec, layout, message
 from pyspark_dledger.format import engine as engines
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
 from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.spec import (
     COMMITLOG,
@@ -50,6 +51,8 @@ from tests.support.generate import (
     write_dledger,
 )
 from tests.support.long_runs import examples
+
+READ_FACTS = ("problemCode", "problemExpected", "problemFound", "problemErrno")
 
 Damage = Callable[[Store], None]
 
@@ -809,6 +812,9 @@ def test_a_read_error_ends_in_one_corrupt_row(tmp_path: Path, monkeypatch: pytes
     rows = read(get_engine("python"), request_of(segment))
     assert rows[:95] == store.rows[:95]
     (hole,) = rows[95:]
+    (facts,) = read(get_engine("python"), request_of(segment, columns=(*COLUMN_NAMES, *READ_FACTS)))[95:]
+    assert facts["problemCode"] == ProblemCode.UNREADABLE
+    assert (facts["problemErrno"], f" {facts['problemFound']} " in hole["problem"]) == (errno.EIO, True)
     assert (hole["pos"], hole["pos"] + hole["size"]) == (95 * 1048, segment.end)
     assert hole["problem"].startswith(f"expected 262144 bytes in {segment.name}, found ")
     assert hole["problem"].endswith(" readable bytes (Input/output error)")
@@ -818,7 +824,8 @@ def test_a_failing_page_of_a_mapping_is_named(tmp_path: Path) -> None:
     """The mapping of a running scan gets pages of an empty file: reading them is SIGBUS, as on a failing disk."""
     store = write_dledger(tmp_path, [raw(bytes(1000))] * 1000, file_size=2**20)
     (segment,) = store.segments
-    scan = get_engine("native").scan(request_of(segment, max_batch_rows=5))
+    columns = (*COLUMN_NAMES, *READ_FACTS)
+    scan = get_engine("native").scan(request_of(segment, max_batch_rows=5, columns=columns))
     rows = next(scan)[0].num_rows
     (line,) = [each for each in Path("/proc/self/maps").read_text().splitlines() if each.endswith(segment.path)]
     begin = int(line.partition("-")[0], 16)
@@ -833,6 +840,8 @@ def test_a_failing_page_of_a_mapping_is_named(tmp_path: Path) -> None:
     assert rows == 2**19 // 1048 + 1
     text = f"expected {2**20} bytes in {segment.name}, found {2**19} readable bytes (Input/output error)"
     assert last["problem"][-1].as_py() == text
+    facts = [last[name][-1].as_py() for name in READ_FACTS]
+    assert facts == [ProblemCode.UNREADABLE, 2**20, 2**19, errno.EIO]
 
 
 @pytest.mark.parametrize("name", ["log_end", "seek", "term_runs"])

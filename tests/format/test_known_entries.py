@@ -228,7 +228,7 @@ def test_an_earlier_entry_at_the_position_of_a_known_one_is_lost(reader: Engine,
     assert entries(rows) == [row["pos"] for row in store.rows if row["index"] != 5]
     assert rows[5][4] == f"expected index 5 and term >= 3 at {pos}, found index 5 and term 2"
     survey = reader.survey(SurveyRequest(segment, 0, store.end))
-    assert [(problem.code, problem.pos, problem.text) for problem in survey.problems] == [
+    assert [(problem.code, problem.pos, problem.fact.sentence()) for problem in survey.problems] == [
         ("corruptBytes", pos, rows[5][4])
     ]
 

@@ -114,11 +114,11 @@ void check_hex(const uint8_t* p, size_t n) {
 
 void check_message(const uint8_t* p, size_t n) {
   Message message;
-  MessageFault fault;
+  Fact why;
   const auto size = static_cast<int64_t>(n);
-  if (!parse_message(p, size, message, fault)) {
-    check(fault.what != nullptr, "an invalid message has a reason");
-    check(fault.text(size, 48).rfind("expected ", 0) == 0, "a reason says what was expected");
+  if (!parse_message(p, size, message, &why)) {
+    check(static_cast<bool>(why), "an invalid message has a reason");
+    check(sentence(why, "").rfind("expected ", 0) == 0, "a reason says what was expected");
     return;
   }
   check(message.p == p && message.size == size && load_be32(p) == size, "a message has its size");

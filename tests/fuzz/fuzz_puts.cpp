@@ -239,8 +239,7 @@ void mend_put(uint8_t* body, size_t size, Random& random) {
   body[12] &= random.one_in(20) ? 0xFF : 0x7F;
   mend_message(body, size, 0, random);
   Message message;
-  MessageFault fault;
-  if (!parse_message(body, static_cast<int64_t>(size), message, fault)) return;
+  if (!parse_message(body, static_cast<int64_t>(size), message)) return;
   const auto at = [&](const uint8_t* p) { return body + (p - body); };
   for (uint32_t i = 0; i < message.topic_length && !random.one_in(200); i++) {
     at(message.topic)[i] = static_cast<uint8_t>(kTopicBytes[at(message.topic)[i] % (sizeof kTopicBytes - 1)]);

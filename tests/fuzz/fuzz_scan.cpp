@@ -185,8 +185,7 @@ Pairs properties_of(const std::string& text) {
 
 void Segment::check_message(const Row& row, const uint8_t* p, int64_t size) const {
   Message message;
-  MessageFault fault;
-  check(parse_message(p, size, message, fault), "a message can be parsed");
+  check(parse_message(p, size, message), "a message can be parsed");
   check(of(row, ColumnId::Topic).text == sanitize_utf8(message.topic, message.topic_length),
         "the topic is the message's");
   const Pairs expected = properties_of(sanitize_utf8(message.properties, message.properties_length));

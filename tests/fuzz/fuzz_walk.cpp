@@ -179,8 +179,7 @@ void check_copies(const SegmentView& view, const std::vector<Entry>& entries, in
   for (size_t i = 0; i < starts.size(); i++) {
     if (copied.outcomes[i] > static_cast<uint8_t>(CopyOutcome::V2)) continue;
     Message message;
-    MessageFault fault;
-    check(parse_message(into.data() + at, sizes[i], message, fault), "a copy is a message");
+    check(parse_message(into.data() + at, sizes[i], message), "a copy is a message");
     check(message.physical_offset() == kPosition + at, "a copy has the offset of its position");
     at += sizes[i];
   }

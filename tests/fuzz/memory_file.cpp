@@ -36,7 +36,7 @@ int64_t MappedFile::readable() {
   return file.shrinks_to;
 }
 
-std::string MappedFile::failure() const { return ""; }
+int MappedFile::failure() const { return 0; }
 
 int64_t MappedFile::populate(int64_t, int64_t length) { return std::max<int64_t>(length, 1); }
 

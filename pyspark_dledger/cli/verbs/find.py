@@ -224,11 +224,14 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
     from pyspark_dledger.rocketmq.lost.pointers import offsets_of_keys, pointers_to
 
     log, damaged = search.log, 0
-    columns = ("kind", "pos", "size", "keys", "uniqKey", "problem")
+    columns = ("kind", "pos", "size", "keys", "uniqKey", "problem", "problemCode")
     for batch in _looked_up(search, columns):
         _print_rows(search, batch, rows(batch))
     if not search.printer.count:
-        for batch in with_progress(log, log.scan(columns, verifyCrc=False), search.progress):
+        options = replace(log.options, verify_crc=False)
+        partitions = plan_read(log, columns, options, option_filters(options))
+        found = (batch for partition in partitions for batch in read_known(partition, log.unread))
+        for batch in with_progress(log, found, search.progress):
             damaged += len(damaged_rows(batch))
             _print_rows(search, batch, rows(batch))
     offsets = offsets_of_keys(log, {search.what, *_upper_id(search.what)})

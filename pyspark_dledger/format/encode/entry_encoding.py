@@ -23,7 +23,7 @@ from pyspark_dledger.format.encode.encoded import (
     CheckedEntries,
     EncodedEntries,
 )
-from pyspark_dledger.format.message import MESSAGE_CRC_MASK, has_message_magic, parse_message
+from pyspark_dledger.format.message import MESSAGE_CRC_MASK, Message, has_message_magic, parse_message
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)
@@ -177,7 +177,7 @@ def _is_damaged_message(body: bytes) -> bool:
     if not has_message_magic(body, 0, len(body)):
         return False
     message = parse_message(body, 0, len(body), 0)
-    if isinstance(message, str):
+    if not isinstance(message, Message):
         return True
     stored = body[message.body_start : message.body_start + message.body_length]
     return bool(stored) and crc32(stored) & MESSAGE_CRC_MASK != message.body_crc

@@ -170,8 +170,8 @@ def _parsed(body: bytes) -> Message:
         found = int.from_bytes(body[4:8], "big", signed=True)
         raise MalformedPut(f"expected message magic {MESSAGE_MAGICS[0]} or {MESSAGE_MAGICS[1]}, found {found}")
     message = parse_message(body, 0, len(body), 0)
-    if isinstance(message, str):
-        raise MalformedPut(message)
+    if not isinstance(message, Message):
+        raise MalformedPut(message.sentence())
     return message
 
 

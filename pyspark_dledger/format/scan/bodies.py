@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError
+from pyspark_dledger.format.facts import Fact, ProblemCode
+from pyspark_dledger.format.layout import COMPRESSIONS
 from pyspark_dledger.format.scan.decompression import DecompressionError, decompress
-from pyspark_dledger.format.scan.row_values import malformed
+from pyspark_dledger.format.scan.row_values import FACT_READERS, malformed
 from pyspark_dledger.format.spec import Compressed, ScanRequest
 
 # The largest value of Arrow's binary type, in bytes.
@@ -20,7 +22,21 @@ class _Body(NamedTuple):
     """A decompressed body; ``data`` is None with a problem, and empty if only the check was requested."""
 
     data: bytes | None
-    problem: str | None
+    problem: Fact | None = None
+    name: str = ""  # of the codec, for the problem's sentence
+    reason: str = ""
+
+    @property
+    def values(self) -> dict[str, int | str]:
+        """The values of the columns of the problem."""
+        assert self.problem
+        fact = self.problem
+        return {
+            "problem": fact.sentence(self.name, self.reason),
+            "problemCode": int(fact.code),
+            "problemExpected": fact.expected,
+            "problemFound": fact.found,
+        }
 
 
 def expand(
@@ -47,7 +63,7 @@ def _expand(batch: pa.RecordBatch, compressed: list[Compressed], request: ScanRe
     for item in compressed:
         body = _decompress(item, request.max_body_bytes, keep_data)
         if body.problem and request.mode == "FAILFAST":
-            failure = malformed(request, "message", item.pos, body.problem)
+            failure = malformed(request, "message", item.pos, str(body.values["problem"]))
             batch = batch.slice(0, item.row)
             break
         length = len(body.data or b"")
@@ -62,21 +78,23 @@ def _expand(batch: pa.RecordBatch, compressed: list[Compressed], request: ScanRe
 
 
 def _decompress(item: Compressed, max_bytes: int, keep_data: bool) -> _Body:
-    if item.codec.startswith("unknown"):
-        return _Body(None, f"expected compression type 0 to 3, found {item.codec.split()[1]}")
+    codec = COMPRESSIONS.get(item.type)
+    if codec is None:
+        return _Body(None, Fact(ProblemCode.COMPRESSION_TYPE, 0, 0, item.type))
     max_bytes = min(max_bytes, _MAX_VALUE)
     pieces: list[bytes] = []
     size = 0
     try:
-        for piece in decompress(item.codec, item.stored):
+        for piece in decompress(codec, item.stored):
             size += len(piece)
             if size > max_bytes:
-                return _Body(None, f"expected a body of at most {max_bytes} bytes decompressed, found more")
+                return _Body(None, Fact(ProblemCode.BODY_SIZE, 0, max_bytes))
             if keep_data:
                 pieces.append(piece)
     except DecompressionError as error:
-        return _Body(None, f"expected a {item.codec} body of {len(item.stored)} bytes to decompress, found {error}")
-    return _Body(b"".join(pieces), None)
+        fact = Fact(ProblemCode.NOT_DECOMPRESSED, 0, len(item.stored))
+        return _Body(None, fact, codec, str(error))
+    return _Body(b"".join(pieces))
 
 
 def _rebuild(
@@ -84,21 +102,23 @@ def _rebuild(
 ) -> Iterator[pa.RecordBatch]:
     """Put bodies and their problems into ``batch``, which begins at row ``begin`` of the scan's batch."""
     by_row = {row - begin: body for row, body in bodies.items()}
-    problems = {row: body.problem for row, body in by_row.items() if body.problem}
+    problems = {row: body.values for row, body in by_row.items() if body.problem}
     if request.mode == "DROPMALFORMED" and problems:
         kept = [row for row in range(batch.num_rows) if row not in problems]
         by_row = {new: by_row[old] for new, old in enumerate(kept) if old in by_row}
         batch, problems = batch.take(pa.array(kept, pa.int64())), {}
     if "body" in request.columns:
         batch = _replace(batch, "body", {row: body.data for row, body in by_row.items()})
-    if problems and "problem" in request.columns:
-        known = batch.column("problem")
-        batch = _replace(batch, "problem", {row: text for row, text in problems.items() if not known[row].is_valid})
+    for name in FACT_READERS:
+        if name in request.columns:
+            known = batch.column(name)
+            new = {row: values[name] for row, values in problems.items() if name in values and not known[row].is_valid}
+            batch = _replace(batch, name, new)
     if batch.num_rows:
         yield batch
 
 
-def _replace(batch: pa.RecordBatch, name: str, values: dict[int, bytes | None] | dict[int, str]) -> pa.RecordBatch:
+def _replace(batch: pa.RecordBatch, name: str, values: dict[int, Any]) -> pa.RecordBatch:
     """``batch`` with some values of a column replaced."""
     if not values:
         return batch

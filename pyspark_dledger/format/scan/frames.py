@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.codec import EntryHeader, decode_blank, decode_entry_header, record_dtype
+from pyspark_dledger.format.codec import EntryHeader, decode_blank, decode_entry_header, record_dtype, signed64
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, host_sizes, parse_message
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.spec import DLEDGER
@@ -88,13 +89,13 @@ class Frames(ABC):
         self._zeros = 0, 0
 
     @abstractmethod
-    def examine(self, pos: int) -> Frame | str:
+    def examine(self, pos: int) -> Frame | Fact:
         """The frame at ``pos``, or why there is none."""
 
     def at(self, pos: int) -> Frame | None:
         """The frame at ``pos``, if there is one."""
         found = self.examine(pos)
-        return None if isinstance(found, str) else found
+        return None if isinstance(found, Fact) else found
 
     def is_moved(self, shift: int, expected: int | None) -> bool:
         """Whether an entry with this shift was moved with its sectors, because the log's entries have another one."""
@@ -228,32 +229,31 @@ class EntryFrames(Frames):
     name = "entry"
     min_size = layout.ENTRY_HEADER_SIZE
 
-    def examine(self, pos: int) -> Frame | str:
+    def examine(self, pos: int) -> Frame | Fact:
         left = self.data.end - pos
         if left < layout.ENTRY_HEADER_SIZE:
-            return f"expected an entry header of 48 bytes at {pos}, found {left} bytes up to the end of the file"
+            return Fact(ProblemCode.NO_HEADER, pos, 0, left)
         start = self.data[pos : pos + layout.ENTRY_HEADER_SIZE]
         header = decode_entry_header(start)
         if header.magic not in layout.ENTRY_MAGICS:
             if not any(start):
-                return f"expected an entry at {pos}, found zeros"
-            return f"expected magic 1, 2, 3 or -1 at {pos}, found {header.magic}"
+                return Fact(ProblemCode.NO_ENTRY, pos)
+            return Fact(ProblemCode.ENTRY_MAGIC, pos, 0, header.magic)
         if header.body_size < 0 or header.size != layout.ENTRY_HEADER_SIZE + header.body_size:
-            return f"expected size 48 + bodySize {header.body_size} at {pos}, found {header.size}"
+            return Fact(ProblemCode.ENTRY_SIZE, pos, header.body_size, header.size)
         if header.size > left:
-            return f"expected an entry of {header.size} bytes at {pos}, found {left} bytes up to the end of the file"
+            return Fact(ProblemCode.ENTRY_END, pos, header.size, left)
         if header.index < 0 or header.term < -1:
-            found = f"index {header.index} and term {header.term}"
-            return f"expected index >= 0 and term >= -1 at {pos}, found {found}"
+            return Fact(ProblemCode.ENTRY_NUMBERS, pos, 0, header.index, 0, header.term)
         if self.segment.check_pos and header.pos != pos:
-            return f"expected pos {pos}, found {header.pos}"
+            return Fact(ProblemCode.ENTRY_POS, pos, pos, header.pos)
         frame = Frame(pos, header.size, header, None)
         # Other shifts at a file's begin are those of a follower.
         is_doubtful = pos == self.segment.base and header.pos != pos and frame.shift % SECTOR_SIZE == 0
         if is_doubtful and self.is_moved(frame.shift, None):
             following = self.at(frame.end)
             if following and following.shift == frame.shift and self.follows(frame, following):
-                return f"expected pos {pos + self.usual_shift}, found {header.pos}"
+                return Fact(ProblemCode.ENTRY_POS, pos, signed64(pos + self.usual_shift), header.pos)
         return frame
 
     def is_moved(self, shift: int, expected: int | None) -> bool:
@@ -342,24 +342,24 @@ class MessageFrames(Frames):
     name = "message"
     min_size = layout.MIN_MESSAGE_SIZE
 
-    def examine(self, pos: int) -> Frame | str:
+    def examine(self, pos: int) -> Frame | Fact:
         left = self.data.end - pos
         if left < layout.MIN_MESSAGE_SIZE:
-            return f"expected a message of at least 91 bytes at {pos}, found {left} bytes up to the end of the file"
+            return Fact(ProblemCode.MESSAGE_END, pos, 0, left)
         start = self.data[pos : pos + layout.MIN_MESSAGE_SIZE]
         magic = _signed(start[_MAGIC_OFFSET : _MAGIC_OFFSET + 4])
         if magic not in MESSAGE_MAGICS:
             if not any(start):
-                return f"expected a message at {pos}, found zeros"
-            return f"expected message magic {MESSAGE_MAGICS[0]} or {MESSAGE_MAGICS[1]} at {pos}, found {magic}"
+                return Fact(ProblemCode.NO_MESSAGE, pos)
+            return Fact(ProblemCode.MESSAGE_MAGIC, pos, 0, magic)
         total_size = _signed(start[:4])
         if not layout.MIN_MESSAGE_SIZE <= total_size <= left:
-            return f"expected a totalSize from {layout.MIN_MESSAGE_SIZE} to {left} at {pos}, found {total_size}"
+            return Fact(ProblemCode.MESSAGE_SIZE, pos, left, total_size)
         physical_offset = _signed(start[layout.PHYSICAL_OFFSET_AT :][:8])
         if physical_offset != pos:
-            return f"expected physicalOffset {pos}, found {physical_offset}"
+            return Fact(ProblemCode.MESSAGE_ELSEWHERE, pos, pos, physical_offset)
         message = parse_message(self.data, pos, total_size, pos)
-        return message if isinstance(message, str) else Frame(pos, total_size, None, message)
+        return message if isinstance(message, Fact) else Frame(pos, total_size, None, message)
 
     def damaged_at(self, pos: int) -> DamagedFrame | None:
         if self.data.end - pos < layout.MIN_MESSAGE_SIZE:

@@ -11,11 +11,11 @@ from pyspark_dledger.errors import MalformedError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, signed32
 from pyspark_dledger.format.control import MEMBERS, NOOP, header_kind
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.message import (
     MESSAGE_CRC_MASK,
     Message,
     compression,
-    compression_type,
     decode_put_id,
     has_message_magic,
     offset_msg_id,
@@ -26,7 +26,7 @@ from pyspark_dledger.format.message import (
 )
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.scan.walk import Span
-from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest
+from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment
 
 # Timestamps of the years 1 to 9999, in milliseconds since 1970.
 MIN_TIMESTAMP = -62135596800000
@@ -48,7 +48,7 @@ class Row:
         self._committed_index = committed_index
 
     @cached_property
-    def _parsed(self) -> Message | str | None:
+    def _parsed(self) -> Message | Fact | None:
         """The message, or the problem in its structure, or None for bytes without a message's magic."""
         if self.span.frame is None:
             return None
@@ -62,11 +62,11 @@ class Row:
 
     @property
     def message(self) -> Message | None:
-        return None if isinstance(self._parsed, str) else self._parsed
+        return None if isinstance(self._parsed, Fact) else self._parsed
 
     @property
-    def structure_problem(self) -> str | None:
-        return self._parsed if isinstance(self._parsed, str) else None
+    def structure_problem(self) -> Fact | None:
+        return self._parsed if isinstance(self._parsed, Fact) else None
 
     @property
     def kind(self) -> str:
@@ -136,48 +136,51 @@ def malformed(request: ScanRequest, kind: str, pos: int, problem: str) -> Malfor
     )
 
 
-def first_problem(row: Row, verify_crc: bool) -> str | None:
+def first_problem(row: Row, verify_crc: bool) -> Fact | None:
     """The first problem of a row in the order of the checks; None for an intact row."""
-    return row.span.problem or next(_problems(row, verify_crc), None)
+    return row.span.problem or next(row_problems(row, verify_crc), None)
 
 
-def _problems(row: Row, verify_crc: bool) -> Iterator[str]:
-    if verify_crc and (text := stored_crc_problem(row)):
-        yield text
+def row_problems(row: Row, verify_crc: bool) -> Iterator[Fact]:
+    """All problems of an entry or message, in the order of the checks."""
+    if verify_crc and (problem := _stored_crc_problem(row)):
+        yield problem
     if row.structure_problem:
         yield row.structure_problem
     if row.message:
-        yield from (text for _, text in message_problems(row, row.message, verify_crc))
+        yield from _message_problems(row, row.message, verify_crc)
 
 
-def stored_crc_problem(row: Row) -> str | None:
+def _stored_crc_problem(row: Row) -> Fact | None:
     """The problem of a body that does not match the CRC in its entry's header; 0 there means no CRC."""
     if row.header is None or row.header.body_crc == 0 or row.entry_range is None:
         return None
     computed = signed32(_crc_of_range(row.data, *row.entry_range))
-    return None if computed == row.header.body_crc else f"expected bodyCrc {row.header.body_crc}, found {computed}"
+    stored = row.header.body_crc
+    return None if computed == stored else Fact(ProblemCode.BODY_CRC, 0, stored, computed)
 
 
-def message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[tuple[str, str]]:
-    """Problems of a message with an intact structure: the code and the text of each."""
+def _message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[Fact]:
+    """Problems of a message with an intact structure."""
     start = row.span.pos + (layout.ENTRY_HEADER_SIZE if row.header else 0)
     if message.physical_offset != start:
-        yield "messageOffset", f"expected physicalOffset {start}, found {message.physical_offset}"
+        yield Fact(ProblemCode.MESSAGE_OFFSET, 0, start, message.physical_offset)
     if verify_crc and message.body_length:
         body_end = message.body_start + message.body_length
         computed = _crc_of_range(row.data, message.body_start, body_end) & MESSAGE_CRC_MASK
         if computed != message.body_crc:
-            yield "messageCrc", f"expected message CRC {message.body_crc}, found {computed}"
+            yield Fact(ProblemCode.MESSAGE_CRC, 0, message.body_crc, computed)
     if verify_crc and row.header is None:
         stored = stored_property_crc(row.raw_properties)
         if stored is not None:
             end = start + message.total_size - layout.PROPERTY_CRC_SIZE
             computed = _crc_of_range(row.data, start, end) & MESSAGE_CRC_MASK
             if computed != stored:
-                yield "propertyCrc", f"expected property CRC {stored}, found {computed}"
-    for name, value in (("born", message.born_timestamp), ("store", message.store_timestamp)):
-        if _micros(value) is None:
-            yield "messageTimestamp", f"expected {name}Timestamp within years 1 to 9999, found {value} ms"
+                yield Fact(ProblemCode.PROPERTY_CRC, 0, stored, computed)
+    if _micros(message.born_timestamp) is None:
+        yield Fact(ProblemCode.BORN_TIME, 0, 0, message.born_timestamp)
+    if _micros(message.store_timestamp) is None:
+        yield Fact(ProblemCode.STORE_TIME, 0, 0, message.store_timestamp)
 
 
 def _crc_of_range(data: SegmentFile, start: int, stop: int) -> int:
@@ -244,7 +247,16 @@ COLUMN_READERS: dict[str, Reader] = {
     "entryBody": lambda row: row.bytes_of(row.entry_range),
     "putId": lambda row: decode_put_id((row.property(layout.PROPERTY_ID) or "").encode()),
 }
-"""Reads the value of each column except `problem`, as `pyarrow.array` takes it; timestamps are in microseconds."""
+"""Reads the value of each column that needs no problem, as `pyarrow.array` takes it; times are in microseconds."""
+
+FACT_READERS: dict[str, Callable[[Fact, Segment], Any]] = {
+    "problem": lambda fact, segment: fact.sentence(segment.name),
+    "problemCode": lambda fact, _: int(fact.code),
+    "problemExpected": lambda fact, _: fact.expected,
+    "problemFound": lambda fact, _: fact.found,
+    "problemErrno": lambda fact, _: fact.also_found if fact.code is ProblemCode.UNREADABLE else None,
+}
+"""Reads the value of each other column of a row with a problem; it is null in others."""
 
 _FILTERED_COLUMNS = {
     "kind": "kind",
@@ -277,8 +289,3 @@ def _meets(value: Any, condition: IntFilter | tuple[str, ...] | bool) -> bool:
     if isinstance(condition, tuple):
         return value in condition
     return condition.low <= value <= condition.high and (condition.values is None or value in condition.values)
-
-
-def codec_name(sys_flag: int) -> str:
-    """The codec of a compressed body, or ``unknown N`` for a type that RocketMQ does not know."""
-    return compression(sys_flag) or f"unknown {compression_type(sys_flag)}"

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import final
 
 from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.spec import Segment
 
@@ -51,8 +52,8 @@ class SegmentFile:
             os.close(self._fd)
             raise StoreError(f"{segment.path}: is not a readable file: {os.strerror(errno.EINVAL)}")
         self.end = segment.base + min(segment.size, status.st_size)
-        self._found = str(status.st_size)
-        self._failure: UnreadableError | None = None
+        self._found = status.st_size
+        self._errno = 0
         self._window = b""
         self._window_start = segment.base
 
@@ -82,14 +83,16 @@ class SegmentFile:
         return self.segment.known_entries()
 
     @property
-    def shortage(self) -> str:
-        """The problem text for a file that ends before its segment."""
-        return f"expected {self.segment.size} bytes in {self.segment.name}, found {self._found}"
+    def shortage(self) -> Fact:
+        """The problem of a file that ends, or cannot be read, before its segment ends."""
+        if self._errno:
+            return Fact(ProblemCode.UNREADABLE, 0, self.segment.size, self._found, 0, self._errno)
+        return Fact(ProblemCode.SHORT_FILE, 0, self.segment.size, self._found)
 
     def check(self) -> None:
         """Raises UnreadableError if bytes of the file could not be read."""
-        if self._failure is not None:
-            raise self._failure
+        if self._errno:
+            raise UnreadableError(self.segment.path, os.strerror(self._errno), self._found)
 
     def _read_window(self, start: int, stop: int) -> bytes:
         try:
@@ -102,8 +105,7 @@ class SegmentFile:
             return self._read(start, stop)
         except OSError as error:
             at = start - self.segment.base
-            self._found = f"{at} readable bytes ({error.strerror})"
-            self._failure = UnreadableError(self.segment.path, error.strerror or str(error), at)
+            self._found, self._errno = at, error.errno or errno.EIO
             self.end = start
             raise FileShrunk from error
 
@@ -115,7 +117,7 @@ class SegmentFile:
             part = os.pread(self._fd, stop - at, at - self.segment.base)
             if not part:
                 size = min(os.fstat(self._fd).st_size, at - self.segment.base)
-                self._found = str(size)
+                self._found, self._errno = size, 0
                 self.end = self.segment.base + size
                 raise FileShrunk
             parts.append(part)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.control import header_kind
-from pyspark_dledger.format.message import Message
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.scan.frames import Frame, Frames
-from pyspark_dledger.format.scan.row_values import Row, message_problems, stored_crc_problem
+from pyspark_dledger.format.scan.row_values import Row, row_problems
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.scan.walk import Span, Walk, odd_blank_reason
 from pyspark_dledger.format.spec import COMMITLOG, Extent, Problem, Segment, Survey, SurveyRequest
 
 EXTENT_KINDS = ("entry", "message", "blank", "unwritten", "stale", "corrupt")
 _CHUNK = 1024 * 1024
+_SHORT = (ProblemCode.SHORT_FILE, ProblemCode.UNREADABLE)
 
 
 def take_survey(request: SurveyRequest, frames: Frames) -> Survey:
@@ -78,11 +81,13 @@ class _Surveyor:
             self._extents.append(self._open)
         self._open = Extent(kind, pos, size)
 
-    def _report(self, code: str, pos: int, size: int, index: int | None, text: str) -> None:
+    def _report(self, pos: int, size: int, index: int | None, fact: Fact, code: str = "") -> None:
+        """Report a problem; `code` is the finding's, if the fact's is another."""
+        code = code or fact.code.finding
         count = self._counts.get(code, 0)
         # With a wrong position in one entry, those of all entries are usually wrong: one example is enough.
         if count < self._request.max_problems and (code != "posDiffers" or count == 0):
-            self._problems.append(Problem(code, pos, size, index, text))
+            self._problems.append(Problem(code, pos, size, index, fact))
         self._counts[code] = count + 1
 
     def _log(self, start: int, end: int) -> int:
@@ -106,8 +111,8 @@ class _Surveyor:
         # After a snapshot DLedger 0.4.0 begins a file with a blank, before the file has entries.
         is_healthy = not self._segment.check_pos and walk.odd_blank and walk.odd_blank.pos == self._segment.base
         if walk.odd_blank and not is_healthy:
-            text = odd_blank_reason(self._frames, walk.odd_blank)
-            self._report("blankSize", walk.odd_blank.pos, end - walk.odd_blank.pos, None, text)
+            reason = odd_blank_reason(self._frames, walk.odd_blank)
+            self._report(walk.odd_blank.pos, end - walk.odd_blank.pos, None, reason)
         self._add("blank", at, walk.pos - at)
         return walk.pos
 
@@ -115,18 +120,16 @@ class _Surveyor:
         if damage is None:
             return
         assert damage.problem
-        is_short = damage.problem == self._data.shortage and damage.end > self._data.end
+        is_short = damage.problem.code in _SHORT
         self._gap += damage.size
         self._add("corrupt", damage.pos, damage.size)
-        self._report("shortFile" if is_short else "corruptBytes", damage.pos, damage.size, None, damage.problem)
+        self._report(damage.pos, damage.size, None, damage.problem, "" if is_short else "corruptBytes")
 
     def _frame(self, span: Span, frame: Frame) -> None:
         row = Row(self._data, span, None)
-        for code, text in self._order_problems(frame):
-            self._report(code, span.pos, span.size, _index(frame), text)
         message = row.message
-        for code, text in self._row_problems(row, message):
-            self._report(code, span.pos, span.size, _index(frame), text)
+        for fact in chain(self._order_problems(frame), row_problems(row, self._request.verify_crc)):
+            self._report(span.pos, span.size, _index(frame), fact)
         self._add("message" if message else "entry", span.pos, span.size)
         self._first = self._first or frame
         self._last, self._gap = frame, 0
@@ -137,7 +140,7 @@ class _Surveyor:
             if self._messages == 1:
                 self._first_store_timestamp = message.store_timestamp
 
-    def _order_problems(self, frame: Frame) -> Iterator[tuple[str, str]]:
+    def _order_problems(self, frame: Frame) -> Iterator[Fact]:
         """Problems of a header, by itself and compared with the entry before."""
         header = frame.header
         if header is None:
@@ -147,23 +150,14 @@ class _Surveyor:
             low = high = before.index + 1
             high += self._gap // layout.ENTRY_HEADER_SIZE
             if not low <= header.index <= high:
-                expected = f"{low}" if low == high else f"{low} to {high}"
-                yield "indexGap", f"expected index {expected}, found {header.index}"
+                code, most = (ProblemCode.INDEX_GAP, 0) if low == high else (ProblemCode.INDEX_GAP_AFTER_DAMAGE, high)
+                yield Fact(code, 0, min(low, INT64_MAX), header.index, min(most, INT64_MAX))
             if header.term < before.term:
-                yield "termOrder", f"expected term >= {before.term}, found {header.term}"
+                yield Fact(ProblemCode.TERM_ORDER, 0, before.term, header.term)
         if header.pos != frame.pos:
-            yield "posDiffers", f"expected pos {frame.pos}, found {header.pos}"
+            yield Fact(ProblemCode.POS_DIFFERS, 0, frame.pos, header.pos)
         if (header.channel or header.chain_crc) and not header_kind(header):
-            found = f"channel {header.channel} and chainCrc {header.chain_crc}"
-            yield "headerField", f"expected channel 0 and chainCrc 0, found {found}"
-
-    def _row_problems(self, row: Row, message: Message | None) -> Iterator[tuple[str, str]]:
-        if self._request.verify_crc and (text := stored_crc_problem(row)):
-            yield "bodyCrc", text
-        if row.structure_problem:
-            yield "messageStructure", row.structure_problem
-        if message:
-            yield from message_problems(row, message, self._request.verify_crc)
+            yield Fact(ProblemCode.HEADER_FIELD, 0, 0, header.channel, 0, header.chain_crc)
 
     def _after_end(self, end: int) -> None:
         """Survey the bytes after the log's end."""
@@ -178,14 +172,13 @@ class _Surveyor:
         elif at < file_end:
             written = _end_of_written(self._data, at, file_end)
             if written > at:
-                text = f"expected zeros after the log's end at {at}, found {written - at} bytes"
-                self._report("trailingBytes", at, written - at, None, text)
+                self._report(at, written - at, None, Fact(ProblemCode.TRAILING_BYTES, at, 0, written - at))
             self._add("corrupt", at, written - at)
             self._add("unwritten", written, file_end - written)
         at = max(end, file_end)
         if at < self._segment.end:
             self._add("corrupt", at, self._segment.end - at)
-            self._report("shortFile", at, self._segment.end - at, None, self._data.shortage)
+            self._report(at, self._segment.end - at, None, self._data.shortage)
 
     def _stale(self, start: int, file_end: int) -> int:
         """Survey the frames that an earlier log left after this one's end. Returns their end."""
@@ -199,11 +192,10 @@ class _Surveyor:
             count += 1
             at = frame.end
         if first:
-            name = "entry" if count == 1 else "entries"
+            code = ProblemCode.STALE_ENTRY if count == 1 else ProblemCode.STALE_ENTRIES
             if self._segment.source == COMMITLOG:
-                name = "message" if count == 1 else "messages"
-            text = f"expected zeros after the log's end at {start}, found {count} whole {name} up to {at}"
-            self._report("staleBytes", start, at - start, _index(first), text)
+                code = ProblemCode.STALE_MESSAGE if count == 1 else ProblemCode.STALE_MESSAGES
+            self._report(start, at - start, _index(first), Fact(code, start, 0, count, 0, at))
             self._add("stale", start, at - start)
         return at
 

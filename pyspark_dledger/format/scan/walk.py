@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.scan.expectation import (
     RECENT_FRAMES,
     Expectation,
@@ -33,7 +35,7 @@ class Span(NamedTuple):
     pos: int
     size: int
     frame: Frame | None
-    problem: str | None
+    problem: Fact | None
 
     @property
     def end(self) -> int:
@@ -86,7 +88,7 @@ class Walk:
                 continue
             yield from self._damage(pos, blank, found)
 
-    def _damage(self, pos: int, blank: Blank | None, reason: str) -> Iterator[Span]:
+    def _damage(self, pos: int, blank: Blank | None, reason: Fact) -> Iterator[Span]:
         frames, end = self._frames, self._end
         self._last = None
         # A frame at `end` counts as found. Otherwise a split there would lose the extent after a bad blank.
@@ -122,19 +124,20 @@ class Walk:
         return self.history.expected_at(pos)
 
 
-def odd_blank_reason(frames: Frames, blank: Blank) -> str:
-    """The problem text for a blank that does not extend to the end of the file."""
-    return f"expected a blank of {frames.data.end - blank.pos} bytes at {blank.pos}, found {blank.size}"
+def odd_blank_reason(frames: Frames, blank: Blank) -> Fact:
+    """The problem of a blank that does not extend to the end of the file."""
+    return Fact(ProblemCode.BLANK_SIZE, blank.pos, frames.data.end - blank.pos, blank.size)
 
 
-def order_reason(last: Frame, frame: Frame) -> str:
-    """The problem text for a frame that is not of the log and does not follow ``last``."""
-    assert last.header and frame.header
-    expected = f"index {last.header.index + 1} and term >= {last.header.term}"
-    return f"expected {expected} at {frame.pos}, found index {frame.header.index} and term {frame.header.term}"
+def order_reason(last: Frame, frame: Frame) -> Fact:
+    """The problem of a frame that is not of the log and does not follow ``last``."""
+    before, found = last.header, frame.header
+    assert before and found
+    index = min(before.index + 1, INT64_MAX)
+    return Fact(ProblemCode.ORDER, frame.pos, index, found.index, before.term, found.term)
 
 
-def _corrupt(pos: int, end: int, problem: str) -> Iterator[Span]:
+def _corrupt(pos: int, end: int, problem: Fact) -> Iterator[Span]:
     step = end - pos if end - pos <= MAX_EXTENT else EXTENT_STEP
     while pos < end:
         size = min(step, end - pos)

@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.facts import TIMES, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.copies.control_rows import are_controls
-from pyspark_dledger.log.copies.problems import POSITION, TIMES, TIMES_AND_POSITION, is_damage
+from pyspark_dledger.log.copies.problems import TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.io.unread_files import check_rest
@@ -24,8 +25,8 @@ from pyspark_dledger.log.plan import Partition
 
 HEADER = ("term", "magic", "channel", "chainCrc", "bodyCrc")
 """All fields of an entry's header that are compared, but its position. `size` follows from the body."""
-POSITION_COLUMNS = ("index", "pos", "size", "term", "kind", "topic", "problem")
-ENTRY_COLUMNS = ("index", "pos", "size", *HEADER, "kind", "topic", "problem", "entryBody")
+POSITION_COLUMNS = ("index", "pos", "size", "term", "kind", "topic", "problemCode")
+ENTRY_COLUMNS = ("index", "pos", "size", *HEADER, "kind", "topic", "problemCode", "entryBody")
 
 Array = npt.NDArray[Any]
 
@@ -147,17 +148,17 @@ def _batches(partition: Partition) -> Iterator[pa.RecordBatch]:
 
 
 def _columns(batch: pa.RecordBatch, share: ReplicaShare) -> dict[str, Array]:
-    texts = ("kind", "topic", "problem", "entryBody")
+    texts = ("kind", "topic", "problemCode", "entryBody")
     columns = {name: batch.column(name).to_numpy() for name in batch.schema.names if name not in texts}
-    problems = batch.column("problem")
-    columns["isWrong"] = is_damage(problems, TIMES if share.check_pos else TIMES_AND_POSITION)
+    codes = batch.column("problemCode")
+    columns["isWrong"] = is_damage(codes, TIMES if share.check_pos else TIMES_AND_POSITION)
     columns["isFiller"] = np.zeros(len(batch), bool)
     columns["isFiller"][share.fillers.numbers(batch) if share.fillers is not None else []] = True
     if "entryBody" in batch.schema.names:
         is_set = (columns["channel"] != 0) | (columns["chainCrc"] != 0)
         # No version of Java sets these fields.
         columns["isWrong"] |= is_set & ~are_controls(columns)
-        columns["isOdd"] = is_damage(problems, POSITION)
+        columns["isOdd"] = is_damage(codes, {ProblemCode.MESSAGE_OFFSET})
         is_message = pc.equal(batch.column("kind"), "message").to_numpy(zero_copy_only=False)
         columns["isChecked"] = is_message | (columns["bodyCrc"] != 0) | (columns["size"] == ENTRY_HEADER_SIZE)
     return columns

@@ -143,8 +143,8 @@ def _score(by_name: dict[tuple[str, int], Queue], message: Message, data: bytes,
 
 
 def _parsed(data: bytes, position: int) -> Message | None:
-    found = parse_message(data, 0, len(data), position) if has_message_magic(data, 0, len(data)) else ""
-    return None if isinstance(found, str) else found
+    found = parse_message(data, 0, len(data), position) if has_message_magic(data, 0, len(data)) else None
+    return None if not isinstance(found, Message) else found
 
 
 def _topic(message: Message, data: bytes) -> str:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.format.arrow_functions import compute as pc
-from pyspark_dledger.format.column_values import flags_of, is_valid
+from pyspark_dledger.format.column_values import numbers_of
+from pyspark_dledger.format.facts import TIMES, ProblemCode
 
 Bools = npt.NDArray[np.bool_]
 
-BORN_TIME = "^expected bornTimestamp "
-TIMES = "^expected (born|store)Timestamp "
-POSITION = "^expected physicalOffset "
-TIMES_AND_POSITION = f"{TIMES}|{POSITION}"
-"""Problems of messages that are whole. Producers set the time of birth, and followers of 0.4.0 keep the position of
-their leader. A copy with a valid time is better than one without.
-"""
+TIMES_AND_POSITION = TIMES | {ProblemCode.MESSAGE_OFFSET}
+"""Problems of messages that are whole; followers of 0.4.0 keep the position of their leader."""
 
 
-def is_damage(problems: pa.Array, harmless: str = TIMES) -> Bools:
-    """Which rows have a problem other than `harmless`, a regular expression."""
-    if problems.null_count == len(problems):
-        return np.zeros(len(problems), np.bool_)
-    return is_valid(problems) & ~flags_of(pc.match_substring_regex(problems, harmless))
+def is_damage(codes: pa.Array, harmless: Iterable[ProblemCode] = TIMES) -> Bools:
+    """Which rows have a problem that is not `harmless`, by the column problemCode."""
+    if codes.null_count == len(codes):
+        return np.zeros(len(codes), np.bool_)
+    found = numbers_of(codes, 0)
+    is_damaged: Bools = found != 0
+    for code in harmless:
+        is_damaged &= found != code
+    return is_damaged

@@ -32,7 +32,7 @@ Bools = npt.NDArray[np.bool_]
 Range = tuple[int, int]
 """The positions ``[start, end)``."""
 
-_COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem")
+_COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem", "problemCode")
 _NUMBERS = ("pos", "size", "index", "term")
 _SEALED = tuple(name for name in SEALED_COLUMNS if name != "magic")
 _BATCH_ROWS = 2**17
@@ -171,7 +171,7 @@ def _entries(
     problem = batch.column("problem")
     kinds, kind = texts_of(batch.column("kind"))
     is_frame, is_message = np.array([[each != "corrupt", each == "message"] for each in kinds], np.bool_)[kind].T
-    is_intact = is_frame & ~is_damage(problem)
+    is_intact = is_frame & ~is_damage(batch["problemCode"])
     texts: dict[int, str] = {}
     sealed = {name: numbers_of(batch[name], 0) for name in _SEALED}
     is_control = is_frame & are_controls({**sealed, "magic": np.full(len(batch), MAGIC_NORMAL)})

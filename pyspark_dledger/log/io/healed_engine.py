@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.scan.row_values import malformed
 from pyspark_dledger.format.spec import Compressed, PartialCopy, ScanRequest, Segment
 from pyspark_dledger.log.gaps import FileGap, gap_batches
@@ -126,8 +127,9 @@ def _marked(batch: pa.RecordBatch, part: HealedPart) -> pa.RecordBatch:
 
     if part.healed_from is not None and "healedFrom" in names:
         batch = with_column("healedFrom", pa.repeat(pa.scalar(part.healed_from, pa.string()), len(batch)))
-    if part.problem is not None and "problem" in names:
-        batch = with_column("problem", pc.fill_null(batch["problem"], part.problem))
+    for name, value in (("problem", part.problem), ("problemCode", int(ProblemCode.UNDECIDED))):
+        if part.problem is not None and name in names:
+            batch = with_column(name, pc.fill_null(batch[name], value))
     return batch
 
 

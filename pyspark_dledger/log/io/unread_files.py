@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property
@@ -13,6 +14,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import read_existing
@@ -44,8 +46,9 @@ _FILE_NAME = re.compile(
 _NUMBERED = re.compile(r"\d{17}|\d{20}")
 _MAX_DEPTH = 8
 _MAX_LINKED_DEPTH = 3
-# The problem of the last row of a file of which the rest cannot be read, in both engines.
-_UNREAD = re.compile(r"found (\d+) readable bytes \((.+)\)$")
+
+READ_COLUMNS = ("problemFound", "problemErrno")
+"""The columns of a scan that show whether the rest of a file cannot be read."""
 
 
 def unreadable_files(paths: StorePaths) -> Iterator[UnreadableError]:
@@ -83,16 +86,18 @@ def unread_segments(
     return tuple(sorted(found, key=lambda each: each[0].base))
 
 
-def check_read(segment: Segment, problems: pa.Array) -> None:
-    """Raises UnreadableError if the last of these problems of rows is that the rest of a file cannot be read."""
-    if len(problems):
-        check_text(segment, problems[-1].as_py() or "")
+def read_error(segment: Segment, batch: pa.RecordBatch) -> UnreadableError | None:
+    """The error if the last row of a batch with `READ_COLUMNS` is that the rest of the file cannot be read."""
+    if not len(batch) or not batch["problemErrno"][-1].is_valid:
+        return None
+    reason = os.strerror(batch["problemErrno"][-1].as_py())
+    return UnreadableError(segment.path, reason, batch["problemFound"][-1].as_py())
 
 
-def check_text(segment: Segment, problem: str) -> None:
-    """As `check_read`, for one problem."""
-    if (found := _UNREAD.search(problem)) is not None:
-        raise UnreadableError(segment.path, found[2], int(found[1]))
+def check_fact(segment: Segment, fact: Fact) -> None:
+    """Raises UnreadableError if a problem is that the rest of a file cannot be read."""
+    if fact.code is ProblemCode.UNREADABLE:
+        raise UnreadableError(segment.path, os.strerror(fact.also_found), fact.found)
 
 
 def check_whole(segment: Segment) -> None:

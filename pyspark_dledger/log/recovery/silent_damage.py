@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark_dledger.format.spec import DLEDGER, SurveyRequest
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.log.io.unread_files import check_text
+from pyspark_dledger.log.io.unread_files import check_fact
 from pyspark_dledger.log.store_view import StoreView
 
 SILENT_CODES = frozenset(("bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"))
@@ -35,7 +35,7 @@ def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
             continue
         request = SurveyRequest(segment, segment.base, end, verify_crc=True, max_problems=MAX_LISTED)
         for problem in engine_of(store.engine.NAME, segment).survey(request).problems:
-            check_text(segment, problem.text)
+            check_fact(segment, problem.fact)
             is_moved = problem.code == "messageOffset" and segment.source == DLEDGER and not segment.check_pos
             if problem.code in SILENT_CODES and not is_moved:
-                yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.text)
+                yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.fact.sentence())

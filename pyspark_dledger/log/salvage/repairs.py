@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.message import MESSAGE_CRC_MASK, MESSAGE_MAGICS, parse_message
+from pyspark_dledger.format.message import MESSAGE_CRC_MASK, MESSAGE_MAGICS, Message, parse_message
 from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 
@@ -59,8 +59,8 @@ def repaired(
 
 def _is_intact(body: bytes, position: int, size: int) -> bool:
     """Whether the body is a message for this position whose checksum agrees, and no filler."""
-    message = parse_message(body, 0, len(body), position) if len(body) == size else ""
-    if isinstance(message, str) or message.magic not in MESSAGE_MAGICS or message.physical_offset != position:
+    message = parse_message(body, 0, len(body), position) if len(body) == size else None
+    if not isinstance(message, Message) or message.magic not in MESSAGE_MAGICS or message.physical_offset != position:
         return False
     if body[message.topic_start : message.topic_start + message.topic_length] == FILLER_TOPIC.encode():
         return False

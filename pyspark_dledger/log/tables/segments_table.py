@@ -77,7 +77,7 @@ def plan(store: StoreView, options: ReadOptions) -> list[SegmentPart]:
 def read(part: SegmentPart) -> Iterator[pa.RecordBatch]:
     """The row of a file. Raises UnreadableError if bytes of it cannot be read."""
     survey = engine_of(part.engine, part.request.segment).survey(part.request)
-    if "shortFile" in survey.counts:
+    if "unreadableFile" in survey.counts:
         check_whole(part.request.segment)
     yield from batches_of(_SCHEMA, [_row(part, survey)], 1)
 

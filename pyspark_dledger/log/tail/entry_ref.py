@@ -63,7 +63,7 @@ def is_complete_message(store: StoreView, message: EntryRef) -> bool:
         return False
     data = read_at(segment.path, message.pos - segment.base, message.end - message.pos)
     parsed = parse_message(data, 0, len(data), message.pos)
-    if isinstance(parsed, str):
+    if not isinstance(parsed, Message):
         return False
     body = data[parsed.body_start : parsed.body_start + parsed.body_length]
     written = data if parsed.properties_length else data[: parsed.properties_start - 2]
@@ -81,6 +81,6 @@ def message_of(store: StoreView, index: int) -> tuple[Message, str] | None:
     if not has_message_magic(body, 0, len(body)):
         return None
     message = parse_message(body, 0, len(body), pos + ENTRY_HEADER_SIZE)
-    if isinstance(message, str):
+    if not isinstance(message, Message):
         return None
     return message, decode_utf8(body[message.topic_start : message.topic_start + message.topic_length])

@@ -94,8 +94,8 @@ def message_at(segments: list[Segment], offset: int) -> tuple[Message, bytes] | 
     if not MIN_MESSAGE_SIZE <= size <= (MAX_ENTRY_SIZE if segment.source != COMMITLOG else segment.size):
         return None
     data = head[:size] if size <= len(head) else read_at(segment.path, at, size)
-    found = parse_message(data, 0, len(data), offset) if has_message_magic(data, 0, len(data)) else ""
-    return None if isinstance(found, str) else (found, data)
+    found = parse_message(data, 0, len(data), offset) if has_message_magic(data, 0, len(data)) else None
+    return None if not isinstance(found, Message) else (found, data)
 
 
 class _KeyUnit(NamedTuple):

@@ -13,13 +13,14 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import read_engine
 from pyspark_dledger.log.io.store_paths import StorePaths, file_size
-from pyspark_dledger.log.io.unread_files import check_text
+from pyspark_dledger.log.io.unread_files import check_fact
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import Finding
@@ -103,13 +104,13 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
     """Report what a survey found. Raises UnreadableError if the rest of the file cannot be read."""
     listed: dict[str, int] = {}
     for problem in survey.problems:
-        check_text(segment, problem.text)
+        check_fact(segment, problem.fact)
         if problem.code == "blankSize" and problem.pos == segment.base and not segment.check_pos:
             continue  # after a snapshot, 0.4.0 begins a file like this and has not yet written entries after it
         report.add(
             problem.code,
             segment.path,
-            problem.text,
+            problem.fact.sentence(segment.name),
             offset=problem.pos - segment.base,
             index=problem.index,
             pos=problem.pos,
@@ -122,7 +123,7 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
             report.add_uncounted(code, segment.path, count - listed.get(code, 0))
     size = file_size(path_of(segment.path))
     if size is not None and size < segment.size and "shortFile" not in survey.counts:
-        text = f"expected {segment.size} bytes in {segment.name}, found {size}"
+        text = Fact(ProblemCode.SHORT_FILE, 0, segment.size, size).sentence(segment.name)
         report.add("shortFile", segment.path, text, offset=size, pos=segment.base + size, size=segment.size - size)
 
 

@@ -19,7 +19,14 @@ from pyspark_dledger.format.layout import (
     MESSAGE_HEADER,
     PROPERTY_REAL_QUEUE_ID,
 )
-from pyspark_dledger.format.message import has_message_magic, host_sizes, message_crc, parse_message, parse_properties
+from pyspark_dledger.format.message import (
+    Message,
+    has_message_magic,
+    host_sizes,
+    message_crc,
+    parse_message,
+    parse_properties,
+)
 
 # Entries to read until one is a message, which has a store timestamp.
 _MAX_READ_FOR_TIME = 64
@@ -115,8 +122,8 @@ def _stored_at(store: RunningStore, index: int, unknown: int) -> int:
         except StoreError as error:
             record(logging.ERROR, "damaged", index=each, found=str(error))
             continue
-        message = parse_message(body, 0, len(body), 0) if has_message_magic(body, 0, len(body)) else ""
-        if not isinstance(message, str):
+        message = parse_message(body, 0, len(body), 0) if has_message_magic(body, 0, len(body)) else None
+        if isinstance(message, Message):
             return message.store_timestamp
     return unknown
 
@@ -184,7 +191,7 @@ def is_same_message(one: bytes, other: bytes) -> bool:
 def _is_damaged(data: bytes) -> bool:
     """A store returns its newest entries unchecked."""
     message = parse_message(data, 0, len(data), 0)
-    if isinstance(message, str):
+    if not isinstance(message, Message):
         return True
     return message.body_crc != message_crc(data[message.body_start : message.body_start + message.body_length])
 
@@ -195,8 +202,8 @@ def _tail(message: bytes) -> bytes:
 
 
 def _content(data: bytes) -> tuple[bytes, bytes, dict[str, str]] | None:
-    message = parse_message(data, 0, len(data), 0) if has_message_magic(data, 0, len(data)) else ""
-    if isinstance(message, str):
+    message = parse_message(data, 0, len(data), 0) if has_message_magic(data, 0, len(data)) else None
+    if not isinstance(message, Message):
         return None
     topic = data[message.topic_start : message.topic_start + message.topic_length]
     body = data[message.body_start : message.body_start + message.body_length]

@@ -10,15 +10,19 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
-from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
+from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM, SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, plan_up_to, read_judged
 from pyspark_dledger.log.store_view import StoreView
 
-COLUMNS = ("kind", "source", "pos", "size", "index", "problem", "storeTimestamp", "topic", "queueId", "queueOffset")
+COLUMNS = (
+    *("kind", "source", "pos", "size", "index", "problem", "problemCode", "storeTimestamp", "topic", "queueId"),
+    "queueOffset",
+)
 _CONTRADICTED = "expected what another replica has, or what units say, found other bytes"
 
 Progress = Callable[[int, int], None]
@@ -178,8 +182,8 @@ class _Collector:
 
 
 def damaged_rows(batch: pa.RecordBatch) -> list[int]:
-    """The numbers of the rows with a column problem whose bytes are damaged."""
-    numbers: list[int] = np.flatnonzero(is_damage(batch["problem"], BORN_TIME)).tolist()
+    """The numbers of the rows with a column problemCode whose bytes are damaged."""
+    numbers: list[int] = np.flatnonzero(is_damage(batch["problemCode"], {ProblemCode.BORN_TIME})).tolist()
     return numbers
 
 

@@ -121,9 +121,8 @@ class _Places:
         """Where the rows of a segment begin, and the problems of those whose bytes are damaged."""
         if segment.base not in self._rows:
             options = ReadOptions(engine=self._log.options.engine)
-            partitions = plan_between(
-                self._log, ("kind", "pos", "problem"), options, Filters(), None, segment.base, segment.end
-            )
+            columns = ("kind", "pos", "problem", "problemCode")
+            partitions = plan_between(self._log, columns, options, Filters(), None, segment.base, segment.end)
             starts, problems = [np.empty(0, np.int64)], {}
             for batch in (batch for partition in partitions for batch in read_judged(partition)):
                 starts.append(values_of(batch["pos"]).astype(np.int64))

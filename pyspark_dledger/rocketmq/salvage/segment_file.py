@@ -49,7 +49,7 @@ from pyspark_dledger.rocketmq.salvage.left_units import index_units, save_left
 _COPY_BYTES = 1024 * 1024
 _SPAN_BYTES = 32 * 1024 * 1024
 _BLANK = record_struct(BLANK)
-_CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem")
+_CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem", "problemCode")
 _NO_UNITS = np.empty(0, record_dtype(INDEX_UNIT))
 
 
@@ -174,7 +174,7 @@ def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream:
         stop = part.base + _limited(part, span.end)
         if at < stop:
             batch, units = _entries(part, window, at, stop)
-            damaged = np.flatnonzero(is_damage(batch["problem"])).tolist()
+            damaged = np.flatnonzero(is_damage(batch["problemCode"])).tolist()
             at = _checked(part, batch, damaged, at)
             problems += len(damaged)
             rows += len(batch)

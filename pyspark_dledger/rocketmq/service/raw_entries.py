@@ -24,7 +24,7 @@ def messages_of(bodies: Iterable[bytes]) -> Iterator[tuple[str, Message]]:
     for body in bodies:
         if has_message_magic(body, 0, len(body)):
             message = parse_message(body, 0, len(body), 0)
-            if not isinstance(message, str):
+            if isinstance(message, Message):
                 topic = body[message.topic_start : message.topic_start + message.topic_length]
                 yield decode_utf8(topic), message
 

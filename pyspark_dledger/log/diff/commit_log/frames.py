@@ -12,12 +12,12 @@ from pyspark_dledger.format.column_values import is_valid
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.log.io.unread_files import check_read
+from pyspark_dledger.log.io.unread_files import READ_COLUMNS, read_error
 
 INTACT, ODD, DAMAGED = 0, 1, 2
 """``ODD``: only a timestamp is outside the years 1 to 9999, which no CRC covers."""
 
-_COLUMNS = ("pos", "size", "problem")
+_COLUMNS = ("pos", "size", "problemCode", *READ_COLUMNS)
 
 _Longs = npt.NDArray[np.int64]
 
@@ -64,10 +64,11 @@ def read_frames(segment: Segment, end: int, engine: str, start: int | None = Non
     request = ScanRequest(segment, segment.base if start is None else start, end, _COLUMNS, Filters())
     starts, sizes, states = [], [], []
     for batch, _ in engine_of(engine, segment).scan(request):
-        check_read(segment, batch["problem"])
+        if error := read_error(segment, batch):
+            raise error
         starts.append(batch.column("pos").to_numpy())
         sizes.append(batch.column("size").to_numpy())
-        states.append(_states(batch.column("problem")))
+        states.append(_states(batch.column("problemCode")))
     if not starts:
         nothing = np.empty(0, np.int64)
         return Frames(nothing, nothing, np.empty(0, np.int8))
@@ -75,6 +76,6 @@ def read_frames(segment: Segment, end: int, engine: str, start: int | None = Non
     return Frames(begin, begin + np.concatenate(sizes), np.concatenate(states))
 
 
-def _states(problems: pa.Array) -> npt.NDArray[Any]:
-    is_odd = is_valid(problems)
-    return np.where(is_damage(problems), DAMAGED, np.where(is_odd, ODD, INTACT)).astype(np.int8)
+def _states(codes: pa.Array) -> npt.NDArray[Any]:
+    is_odd = is_valid(codes)
+    return np.where(is_damage(codes), DAMAGED, np.where(is_odd, ODD, INTACT)).astype(np.int8)

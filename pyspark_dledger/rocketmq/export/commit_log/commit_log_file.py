@@ -35,7 +35,7 @@ FOLDER = "commitlog"
 
 _FILLER = struct.Struct(">ii")
 _SPAN_BYTES = 32 * 1024 * 1024
-_CHECKED_COLUMNS = ("kind", "pos", "size", "problem")
+_CHECKED_COLUMNS = ("kind", "pos", "size", "problem", "problemCode")
 
 
 class _Span(NamedTuple):

@@ -17,9 +17,10 @@ from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.column_values import is_valid, values_of
 from pyspark_dledger.format.encode.message_copies import LONG_PROPERTIES, LONG_TOPIC, V1, V2
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.message import offset_msg_id, parse_message
+from pyspark_dledger.format.facts import ProblemCode
+from pyspark_dledger.format.message import Message, offset_msg_id, parse_message
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
-from pyspark_dledger.log.copies.problems import BORN_TIME, is_damage
+from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.read_once import scan_once
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -122,7 +123,7 @@ VERSION_2 = "version2"
 FILLERS = "fillers"
 """Names in `PartOutcome.counts`."""
 
-_COLUMNS = ("kind", "pos", "size", "index", "problem")
+_COLUMNS = ("kind", "pos", "size", "index", "problem", "problemCode")
 _RUN_BYTES = 4 * 1024 * 1024
 # Few enough that typical messages are still in the processor's cache when they are copied.
 _BATCH_ROWS = 8192
@@ -208,7 +209,7 @@ class PartOutcome:
         """Record a message that has a new physical offset."""
         self.counts[MOVED] += 1
         parsed = parse_message(message.tobytes(), 0, len(message), new)
-        if len(self.notes) < MAX_SKIPPED and not isinstance(parsed, str):
+        if len(self.notes) < MAX_SKIPPED and isinstance(parsed, Message):
             ids = [offset_msg_id(parsed.store_host, offset) for offset in (old, new)]
             self.notes.append(f"pos={pos}: offsetMsgId {ids[0]} is now {ids[1]}")
 
@@ -271,11 +272,11 @@ def _whole_messages(engine: Engine, part: FilePart, outcome: PartOutcome) -> Ite
 
 def _is_whole(batch: pa.RecordBatch) -> Flags:
     # Reported only for messages without other problems.
-    return np.asarray(pc.equal(batch["kind"], "message")) & ~is_damage(batch["problem"], BORN_TIME)
+    return np.asarray(pc.equal(batch["kind"], "message")) & ~is_damage(batch["problemCode"], {ProblemCode.BORN_TIME})
 
 
 def is_intact(batch: pa.RecordBatch) -> bool:
-    """Whether all rows of a batch with columns kind and problem are intact messages."""
+    """Whether all rows of a batch with columns kind and problemCode are intact messages."""
     return bool(_is_whole(batch).all())
 
 
