@@ -75,7 +75,7 @@ def generated_group(folder: Path, seed: int) -> Group:
             committed=min(ends) - 1,
         )
         if has_messages:
-            _build_queues(folder / f"n{node}", min(ends))
+            build_queues(folder / f"n{node}", min(ends))
     return group_at(folder, f"generated-{seed}", [folder / f"n{node}" for node in range(3)])
 
 
@@ -143,7 +143,7 @@ def generated_plain_group(folder: Path, seed: int) -> Group:
     for member in range(3):
         kept = len(messages) if member == 0 else draw.randint(len(messages) // 2, len(messages))
         write_commitlog(folder / f"m{member}", messages[:kept], file_size=file_size)
-        _build_queues(folder / f"m{member}")
+        build_queues(folder / f"m{member}")
     return group_at(folder, f"plain-{seed}", [folder / f"m{member}" for member in range(3)])
 
 
@@ -157,11 +157,11 @@ def _body(draw: random.Random) -> bytes:
     return draw.randbytes(draw.randint(1, 700))
 
 
-def _build_queues(root: Path, entries: int | None = None) -> None:
+def build_queues(root: Path, entries: int | None = None, units: int = 30) -> None:
     """Build queues and index of a member, of so many entries of DLedger's log."""
     log = _view(root)
     to = log.position_of(entries) if entries is not None else None
-    build(log, root, settings=BuildSettings(units_per_file=30, hash_slots=50, index_units=200, to=to))
+    build(log, root, settings=BuildSettings(units_per_file=units, hash_slots=50, index_units=200, to=to))
 
 
 def golden_group(folder: Path, case: str) -> Group:

@@ -1,0 +1,280 @@
+"""What verbs say of a group, as claims about entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.consistency.verbs import Ran, Row, Verdict, diff, listed_numbers, own_name, run
+from tests.consistency.worlds import LEDGER, Entry, Replica, World
+
+BEYOND = "beyond"
+"""Stands for everything after the last entry that the group ever had."""
+MAX_SHOWN = 4
+
+Number = int | str
+
+
+class Contradiction(NamedTuple):
+    """What contradicts what: a rule, the verbs, and where."""
+
+    rule: str
+    verbs: str
+    detail: str
+
+
+class Claim(NamedTuple):
+    """What a verb says of a replica's copies of entries."""
+
+    verb: str
+    replica: str
+    state: str
+    numbers: frozenset[Number]
+
+
+INTACT, DAMAGED, UNCLEAR = "intact", "damaged", "unclear"
+
+# Errors of `verify` in log and queues. Others, of indexes that Java rebuilds and of settings, do not stop a start.
+ELSEWHERE = ("config", "keyIndex", "index", "checkpoint")
+_OF_ENTRIES = {
+    *("corruptBytes", "bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"),
+}
+
+
+@dataclass
+class Group:
+    """A world of which some replicas are given, in some order; and what each verb says of them."""
+
+    world: World
+    given: list[Replica]
+    folder: Path
+    log_of: str | None = None
+    problems: list[Contradiction] = field(default_factory=list)
+
+    @cached_property
+    def stores(self) -> list[str]:
+        return [each.name for each in self.given]
+
+    @cached_property
+    def truth(self) -> dict[str, set[Entry]]:
+        """The intact entries of each replica."""
+        return {each.name: each.intact() for each in self.given}
+
+    def replica(self, name: str) -> Replica | None:
+        return next((each for each in self.given if each.name == name), None)
+
+    @cached_property
+    def last(self) -> int:
+        """The last number of an entry of any replica."""
+        entries = [each for replica in self.world.replicas for each in replica.entries] + self.world.main
+        if self.world.kind == LEDGER:
+            return max(each.number for each in entries)
+        return max(each.end for each in entries) + 8
+
+    def project(self, ranges: Iterable[Sequence[int]], entries: Iterable[Entry] | None = None) -> set[Number]:
+        """The entries in ranges of indexes, or of positions, each with its last one."""
+        found: set[Number] = set()
+        for first, last in ranges:
+            if last > self.last:
+                found.add(BEYOND)
+            if self.world.kind == LEDGER:
+                found |= set(range(first, min(last, self.last) + 1))
+            else:
+                known = self.world.main if entries is None else entries
+                found |= {each.number for each in known if each.pos <= last and each.end > first}
+        return found
+
+    def project_row(self, row: Row, entries: Iterable[Entry] | None = None) -> set[Number]:
+        """The entries of a row of a plan or of `lost`."""
+        if self.world.kind == LEDGER:
+            first = row["firstIndex"] if "firstIndex" in row else row["index"]
+            last = row.get("lastIndex", first)
+            return set() if first is None else self.project([(first, last)])
+        return self.project([(row["pos"], row["pos"] + (row["size"] or 1) - 1)], entries)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        return diff(self.folder, self.stores, self.world.kind)
+
+    @cached_property
+    def lost(self) -> Ran:
+        return run(self.folder, "lost", *self.stores)
+
+    @cached_property
+    def plan(self) -> Ran:
+        chosen = ("--log-of", self.log_of) if self.log_of else ()
+        return run(self.folder, "salvage", *self.stores, "--plan", *chosen)
+
+    @cached_property
+    def verified(self) -> dict[str, Ran]:
+        return {name: run(self.folder, "verify", name) for name in self.stores}
+
+    @cached_property
+    def audited(self) -> dict[str, Ran]:
+        return {name: run(self.folder, "audit", name) for name in self.stores}
+
+    @cached_property
+    def alone(self) -> dict[str, Ran]:
+        return {name: run(self.folder, "lost", name) for name in self.stores}
+
+    def say(self, rule: str, verbs: str, detail: str) -> None:
+        self.problems.append(Contradiction(rule, verbs, detail))
+
+
+def shown(numbers: Iterable[Number]) -> str:
+    ordered = sorted(numbers, key=lambda each: (isinstance(each, str), each))
+    more = f" and {len(ordered) - MAX_SHOWN} more" if len(ordered) > MAX_SHOWN else ""
+    return ", ".join(map(str, ordered[:MAX_SHOWN])) + more
+
+
+class Losses(NamedTuple):
+    """Entries that a verb calls lost for good, and those that it cannot tell of."""
+
+    lost: set[Number]
+    unclear: set[Number]
+
+
+def losses(group: Group) -> dict[str, Losses]:
+    """What each verb calls lost for good or unclear."""
+    found = {}
+    if group.verdict is not None:
+        found["diff"] = _of_diff(group, group.verdict)
+    found["lost"] = _of_lost(group)
+    if group.plan.code != 2:
+        found["plan"] = losses_of_plan(group)
+    return found
+
+
+def _of_diff(group: Group, verdict: Verdict) -> Losses:
+    row = verdict.group
+    lost = group.project(row["lostEntries"]["ranges"])
+    lost |= group.project(row.get("filledEntries", {"ranges": []})["ranges"])
+    ends = row.get("lostEnds", []) if group.world.kind != LEDGER else [row["lostEnd"]] if row["lostEnd"] else []
+    lost |= {BEYOND} if ends else set()
+    lost -= group.project(row.get("restorable", {"ranges": []})["ranges"])
+    return Losses(lost, group.project(row["unclearEntries"]["ranges"]))
+
+
+def _of_lost(group: Group) -> Losses:
+    lost: set[Number] = set()
+    for row in rows_of_kind(group, group.lost):
+        if not (row["intactOn"] or row["unclearOn"] or row["restorableFrom"]) and row.get("history") in (None, ""):
+            lost |= group.project_row(row)
+    unclear: set[Number] = set()
+    for note in group.lost.notes:
+        unclear |= group.project(listed_numbers(note))
+    return Losses(lost, unclear)
+
+
+def rows_of_kind(group: Group, ran: Ran) -> list[Row]:
+    return [row for row in ran.rows if row.get("source") == group.world.kind]
+
+
+def losses_of_plan(group: Group) -> Losses:
+    lost: set[Number] = set()
+    unclear: set[Number] = set()
+    for row in rows_of_kind(group, group.plan):
+        if row["action"] == "filler":
+            lost |= group.project_row(row)
+        if row["action"] == "undecided" or row["why"] == "unconfirmed":
+            unclear |= group.project_row(row)
+    head = " ".join(group.plan.notes)
+    if "committed, and in no source" in head or "a source shows that messages were there" in head:
+        lost.add(BEYOND)
+    return Losses(lost, unclear)
+
+
+def claims(group: Group) -> Iterator[Claim]:
+    """What the verbs say of single copies."""
+    yield from _claims_of_diff(group)
+    for verb, ran in (("lost", group.lost), *((f"lost {name} alone", ran) for name, ran in group.alone.items())):
+        for row in rows_of_kind(group, ran):
+            on = row["lostOn"] if verb == "lost" else [verb.split()[1]]
+            states = [(DAMAGED, on), (INTACT, row["intactOn"]), (UNCLEAR, row["unclearOn"])]
+            for state, names in states:
+                for name in names:
+                    yield from _claim(
+                        group, verb, name, state, lambda entries, row=row: group.project_row(row, entries)
+                    )
+    for row in rows_of_kind(group, group.plan) if group.plan.code != 2 else ():
+        if row["action"] in ("copy", "repair"):
+            state = (
+                INTACT
+                if row["action"] == "copy" and row["why"] not in ("unconfirmed", "majority", "taken")
+                else UNCLEAR
+            )
+            for name in row["sources"]:
+                yield from _claim(group, "plan", name, state, lambda entries, row=row: group.project_row(row, entries))
+        if row["action"] == "filler":
+            for name in row["problems"]:
+                yield from _claim(
+                    group, "plan", name, DAMAGED, lambda entries, row=row: group.project_row(row, entries)
+                )
+    for name, ran in group.verified.items():
+        replica = group.replica(name)
+        assert replica is not None
+        spans = [(row["pos"], row["size"]) for row in ran.rows if row["code"] in _OF_ENTRIES and row["pos"] is not None]
+        numbers = {
+            each.number
+            for each in replica.entries
+            for pos, size in spans
+            if pos < each.end and each.pos < pos + (size or 1)
+        }
+        yield Claim("verify", name, DAMAGED, frozenset(numbers))
+
+
+def _claims_of_diff(group: Group) -> Iterator[Claim]:
+    if group.verdict is None:
+        return
+    for member in group.verdict.members:
+        for key, state in (("damaged", DAMAGED), ("unclear", UNCLEAR)):
+            ranges = member[key]["ranges"]
+            yield from _claim(
+                group,
+                "diff verdict",
+                member["node"],
+                state,
+                lambda entries, ranges=ranges: group.project(ranges, entries),
+            )
+    first, last = ("firstIndex", "lastIndex") if group.world.kind == LEDGER else ("firstPos", "lastPos")
+    for row in group.verdict.rows:
+        if row.get(first) is None or row.get(last) is None:
+            continue
+        for key, state in (("damaged", DAMAGED), ("intact", INTACT)):
+            for name in row[key]:
+                yield from _claim(
+                    group,
+                    "diff rows",
+                    name,
+                    state,
+                    lambda entries, row=row: group.project([(row[first], row[last])], entries),
+                )
+
+
+def _claim(
+    group: Group, verb: str, name: str, state: str, numbers: Callable[[Iterable[Entry]], set[Number]]
+) -> Iterator[Claim]:
+    replica = group.replica(own_name(name, group.stores))
+    if replica is None:
+        group.say("names", verb, f"no replica {name}")
+        return
+    own = {each.number for each in replica.entries}
+    found = {each for each in numbers(replica.entries) if each in own}
+    if found:
+        yield Claim(verb, replica.name, state, frozenset(found))
+
+
+def surely_damaged(replica: Replica) -> set[Number]:
+    """The entries of a replica whose damage every check shows: bytes are not there, or magic or size are wrong."""
+    files = {int(path.name): path.read_bytes() for path in replica.files()}
+    bases = sorted(files, reverse=True)
+    found: set[Number] = set()
+    for entry in replica.entries:
+        base = next((each for each in bases if each <= entry.pos), None)
+        data = files[base][entry.pos - base : entry.end - base] if base is not None else b""
+        if len(data) < len(entry.data) or data[:8] != entry.data[:8]:
+            found.add(entry.number)
+    return found

@@ -1,0 +1,275 @@
+"""Damages of a world by seed: bits, sectors, pages, torn writes, whole files, headers, and the files beside the log."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.consistency.worlds import LEDGER, Replica, World
+from tests.support.sparse_copy import copy_tree
+
+SECTOR, PAGE = 512, 4096
+COUNTS = (0, 1, 1, 2, 3, 5, 8, 12, 20, 40)
+
+Damage = Callable[[random.Random, World, Replica], str | None]
+"""Damages a replica; says what it did, None if it could do nothing."""
+
+
+def damage(world: World, count: int | None = None) -> None:
+    """Damage replicas; sometimes one is given twice, as a copied folder."""
+    draw = random.Random(f"damages {world.seed}")
+    count = draw.choice(COUNTS) if count is None else count
+    for _ in range(count):
+        made, weight = zip(*DAMAGES.items(), strict=True)
+        one = draw.choices(made, weight)[0]
+        replica = draw.choice(world.replicas)
+        done = one(draw, world, replica)
+        if done is not None:
+            replica.damages.append(f"{one.__name__.strip('_')} {done}")
+
+
+def copied(world: World, draw: random.Random) -> Replica:
+    """A copy of a replica's folder, with the same files."""
+    source = draw.choice(world.replicas)
+    path = source.path.parent / "copy"
+    copy_tree(source.path, path)
+    return Replica("copy", path, source.entries, source.damages, source.name)
+
+
+def _rewrite(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _log_file(draw: random.Random, replica: Replica) -> Path | None:
+    files = replica.files()
+    return draw.choice(files) if files else None
+
+
+def _written(replica: Replica, path: Path) -> int:
+    """How many bytes of a file of the log were written."""
+    base = int(path.name)
+    return max((entry.end - base for entry in replica.entries if base <= entry.pos < base + 2**20), default=0)
+
+
+def _place(draw: random.Random, replica: Replica) -> tuple[Path, bytearray, int] | None:
+    path = _log_file(draw, replica)
+    data = bytearray(path.read_bytes()) if path is not None else bytearray()
+    written = min(_written(replica, path), len(data)) if path is not None else 0
+    return (path, data, draw.randrange(written)) if path is not None and written > 0 else None
+
+
+def flip(draw: random.Random, _: World, replica: Replica) -> str | None:
+    found = _place(draw, replica)
+    if found is None:
+        return None
+    path, data, at = found
+    data[at] ^= 1 << draw.randrange(8)
+    _rewrite(path, data)
+    return f"{path.name} at {at}"
+
+
+def zeros(draw: random.Random, _: World, replica: Replica) -> str | None:
+    found = _place(draw, replica)
+    if found is None:
+        return None
+    path, data, at = found
+    size = draw.choice((SECTOR, PAGE, draw.randint(1, 600)))
+    start = at // size * size if size in (SECTOR, PAGE) else at
+    data[start : start + size] = bytes(len(data[start : start + size]))
+    _rewrite(path, data)
+    return f"{path.name} at {start}, {size} bytes"
+
+
+def noise(draw: random.Random, _: World, replica: Replica) -> str | None:
+    found = _place(draw, replica)
+    if found is None:
+        return None
+    path, data, at = found
+    size = min(draw.randint(1, 200), len(data) - at)
+    data[at : at + size] = draw.randbytes(size)
+    _rewrite(path, data)
+    return f"{path.name} at {at}, {size} bytes"
+
+
+def torn(draw: random.Random, _: World, replica: Replica) -> str | None:
+    """The last sectors of the log were not written, or some of them."""
+    files = [path for path in replica.files() if _written(replica, path) > 0]
+    if not files or not files[-1].stat().st_size:
+        return None
+    path = files[-1]
+    data = bytearray(path.read_bytes())
+    last = (min(_written(replica, path), len(data)) - 1) // SECTOR
+    if last < 0:
+        return None
+    sectors = [each for each in range(max(last - draw.randint(0, 4), 0), last + 1) if draw.random() < 0.7]
+    for each in sectors:
+        data[each * SECTOR : (each + 1) * SECTOR] = bytes(len(data[each * SECTOR : (each + 1) * SECTOR]))
+    _rewrite(path, data)
+    return f"{path.name} sectors {sectors}"
+
+
+def header(draw: random.Random, world: World, replica: Replica) -> str | None:
+    """Some bytes of the header of an entry or of its message."""
+    if not replica.entries:
+        return None
+    entry = draw.choice(replica.entries)
+    fields = (
+        [(0, 4), (4, 4), (20, 4), (28, 8)]
+        if world.kind != LEDGER
+        else [(0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (44, 4)]
+    )
+    at, size = draw.choice(fields)
+    done = _write_at(replica, entry.pos + at, draw.choice((bytes(size), draw.randbytes(size), b"\xff" * size)))
+    return f"entry {entry.number} byte {at}" if done else None
+
+
+def everywhere(draw: random.Random, world: World, _: Replica) -> str | None:
+    """The same entry on all replicas."""
+    entry = draw.choice(world.main)
+    place = draw.choice((0, 4, draw.randrange(len(entry.data))))
+    is_equal = draw.random() < 0.3
+    change = draw.randbytes(2)
+    having = [each for each in world.replicas if entry in each.entries]
+    for each in having:
+        done = _write_at(each, entry.pos + place, change if is_equal else draw.randbytes(2))
+        if done:
+            each.damages.append(f"everywhere entry {entry.number} byte {place}{' alike' if is_equal else ''}")
+    return None
+
+
+def _write_at(replica: Replica, pos: int, change: bytes) -> bool:
+    path = max((each for each in replica.files() if int(each.name) <= pos), default=None)
+    if path is None:
+        return False
+    at, data = pos - int(path.name), bytearray(path.read_bytes())
+    if at + len(change) > len(data):
+        return False
+    data[at : at + len(change)] = change
+    _rewrite(path, data)
+    return True
+
+
+def swap_sectors(draw: random.Random, _: World, replica: Replica) -> str | None:
+    found = _place(draw, replica)
+    if found is None:
+        return None
+    path, data, at = found
+    one, two = at // SECTOR * SECTOR, draw.randrange(len(data)) // SECTOR * SECTOR
+    first, second = data[one : one + SECTOR], data[two : two + SECTOR]
+    if len(first) != len(second):
+        return None
+    data[one : one + SECTOR], data[two : two + SECTOR] = second, first
+    _rewrite(path, data)
+    return f"{path.name} {one} and {two}"
+
+
+def swap_files(draw: random.Random, _: World, replica: Replica) -> str | None:
+    files = replica.files()
+    if len(files) < 2:
+        return None
+    one, two = draw.sample(files, 2)
+    first, second = one.read_bytes(), two.read_bytes()
+    _rewrite(one, second)
+    _rewrite(two, first)
+    return f"{one.name} and {two.name}"
+
+
+def missing_file(draw: random.Random, _: World, replica: Replica) -> str | None:
+    path = _log_file(draw, replica)
+    if path is None or len(replica.files()) < 2:
+        return None
+    path.unlink()
+    return path.name
+
+
+def short_file(draw: random.Random, _: World, replica: Replica) -> str | None:
+    path = _log_file(draw, replica)
+    if path is None or not path.stat().st_size:
+        return None
+    size = draw.randrange(path.stat().st_size)
+    _rewrite(path, path.read_bytes()[:size])
+    return f"{path.name} to {size}"
+
+
+def _one_of(draw: random.Random, replica: Replica, *patterns: str) -> Path | None:
+    files = sorted(path for pattern in patterns for path in replica.path.glob(pattern) if path.is_file())
+    return draw.choice(files) if files else None
+
+
+def _any_change(draw: random.Random, path: Path, used: int | None = None) -> str:
+    """Flip, zero, cut or delete a small file; `used` bytes of it have contents."""
+    data = bytearray(path.read_bytes())
+    kind = draw.choice(("flip", "flip", "zeros", "cut", "delete", "noise"))
+    if kind == "delete" or not data:
+        path.unlink()
+        return f"{path.name} deleted"
+    at = draw.randrange(min(used or len(data), len(data)))
+    if kind == "flip":
+        data[at] ^= 1 << draw.randrange(8)
+    elif kind == "zeros":
+        data[at : at + 64] = bytes(len(data[at : at + 64]))
+    elif kind == "noise":
+        data[at : at + 8] = draw.randbytes(len(data[at : at + 8]))
+    else:
+        del data[at:]
+    path.write_bytes(data)
+    return f"{path.name} {kind} at {at}"
+
+
+def index_units(draw: random.Random, _: World, replica: Replica) -> str | None:
+    path = _one_of(draw, replica, "dledger-*/index/*")
+    return _any_change(draw, path, 32 * len(replica.entries)) if path is not None else None
+
+
+def queue_file(draw: random.Random, _: World, replica: Replica) -> str | None:
+    """A ConsumeQueue file: missing, zeroed, of another size, or other bytes."""
+    path = _one_of(draw, replica, "consumequeue/*/*/*")
+    if path is None:
+        return None
+    name = path.relative_to(replica.path / "consumequeue")
+    data = path.read_bytes()
+    kind = draw.choice(("folder", "delete", "zeros", "last", "size", "change"))
+    units = [at for at in range(0, len(data) - 19, 20) if data[at : at + 20].strip(b"\0")]
+    if kind == "folder":
+        shutil.rmtree(path.parent)
+    elif kind == "delete":
+        path.unlink()
+    elif kind == "zeros":
+        path.write_bytes(bytes(len(data)))
+    elif kind == "last" and units:
+        path.write_bytes(data[: units[-min(len(units), 5)]].ljust(len(data), b"\0"))
+    elif kind == "size":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        return f"{name} {_any_change(draw, path, 20 * len(units) or None)}"
+    return f"{name} {kind}"
+
+
+def key_index(draw: random.Random, _: World, replica: Replica) -> str | None:
+    path = _one_of(draw, replica, "index/*")
+    return _any_change(draw, path) if path is not None else None
+
+
+def state_file(draw: random.Random, _: World, replica: Replica) -> str | None:
+    path = _one_of(draw, replica, "dledger-*/checkpoint", "dledger-*/currterm", "checkpoint", "epochFileCheckpoint*")
+    return _any_change(draw, path, 100) if path is not None else None
+
+
+DAMAGES: dict[Damage, int] = {
+    flip: 20,
+    zeros: 15,
+    noise: 10,
+    torn: 6,
+    header: 15,
+    everywhere: 6,
+    swap_sectors: 5,
+    swap_files: 1,
+    missing_file: 2,
+    short_file: 2,
+    index_units: 5,
+    queue_file: 8,
+    key_index: 4,
+    state_file: 5,
+}

@@ -1,0 +1,391 @@
+"""The rules by which no two verbs may contradict each other, or the truth."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+from tests.consistency.claims import (
+    DAMAGED,
+    ELSEWHERE,
+    INTACT,
+    Contradiction,
+    Group,
+    Losses,
+    Number,
+    claims,
+    losses,
+    losses_of_plan,
+    rows_of_kind,
+    shown,
+    surely_damaged,
+)
+from tests.consistency.damages import copied
+from tests.consistency.verbs import Crash, Row, diff, own_name, run
+from tests.consistency.worlds import LEDGER, Entry
+from tests.salvage.heal import heal_differences
+
+
+def check_losses(group: Group) -> None:
+    """What is lost for good, and what is unclear, is the same for all verbs."""
+    found = losses(group)
+    for one, two in combinations(found, 2):
+        for name, first, second in zip(Losses._fields, found[one], found[two], strict=True):
+            if name == "unclear" and "lost" in (one, two) and not (first and second):
+                continue  # `lost` says it in words, and leaves out many
+            if first - second:
+                group.say(f"{name}: same for all", f"{one}, not {two}", shown(first - second))
+            if second - first and not (name == "unclear" and "lost" in (one, two)):
+                group.say(f"{name}: same for all", f"{two}, not {one}", shown(second - first))
+
+
+def check_claims(group: Group) -> None:
+    """What one calls intact no other calls damaged."""
+    by_state: dict[str, dict[str, dict[str, set[Number]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
+    for claim in claims(group):
+        by_state[claim.replica][claim.state][claim.verb] |= claim.numbers
+    for name, states in by_state.items():
+        for intact, good in states[INTACT].items():
+            for damaged, bad in states[DAMAGED].items():
+                if good & bad:
+                    group.say("intact and damaged", f"{intact} and {damaged}", f"{name}: {shown(good & bad)}")
+        _check_truth(group, name, states)
+
+
+def _check_truth(group: Group, name: str, states: dict[str, dict[str, set[Number]]]) -> None:
+    replica = group.replica(name)
+    assert replica is not None
+    intact = {each.number for each in group.truth[name]}
+    gone = surely_damaged(replica)
+    for verb, numbers in states[INTACT].items():
+        if numbers & gone:
+            group.say("truth: called intact, is not", verb, f"{name}: {shown(numbers & gone)}")
+    for verb, numbers in states[DAMAGED].items():
+        if numbers & intact:
+            group.say("truth: called damaged, is intact", verb, f"{name}: {shown(numbers & intact)}")
+
+
+def check_start(group: Group) -> None:
+    """A verdict that a replica may start: neither `verify` nor `audit` finds an error in its log or queues."""
+    for member in group.verdict.members if group.verdict is not None else ():
+        name = own_name(member["node"], group.stores)
+        if name not in group.stores or member["start"] not in ("yes", "master", "slave"):
+            continue
+        errors = sorted(
+            {
+                row["code"]
+                for row in group.verified[name].rows
+                if row["severity"] == "error" and not row["code"].startswith(ELSEWHERE)
+            }
+        )
+        if errors:
+            group.say("may start", "diff and verify", f"{name}: {', '.join(errors)}")
+        codes = sorted({row["code"] for row in group.audited[name].rows})
+        if codes:
+            group.say("may start", "diff and audit", f"{name}: {', '.join(codes)}")
+        replica = group.replica(name)
+        assert replica is not None
+        if gone := _inside(group, surely_damaged(replica), name):
+            group.say("truth: may start", "diff", f"{name}: {shown(gone)} damaged")
+
+
+def _inside(group: Group, numbers: set[Number], name: str) -> set[Number]:
+    """Those before the last intact entry of a replica, and after its first one."""
+    intact = [each.number for each in group.truth[name]]
+    return {each for each in numbers if intact and min(intact) < each < max(intact)}  # type: ignore[operator]
+
+
+def check_codes(group: Group) -> None:
+    """Exit codes agree with what is printed, and with other verbs."""
+    for name in group.stores:
+        verified, audited = group.verified[name], group.audited[name]
+        is_clean = not any(row["severity"] in ("warning", "error") for row in verified.rows)
+        if (verified.code == 0) != is_clean:
+            group.say("exit code", "verify", f"{name}: {verified.code}")
+        if audited.code == 0 and audited.rows:
+            group.say("exit code", "audit", f"{name}: 0 with rows")
+        if verified.code == 0 and audited.code != 0:
+            codes = sorted({row["code"] for row in audited.rows})
+            group.say("exit code", "verify 0, audit not", f"{name}: {', '.join(codes)}")
+        if verified.code == 0 and group.alone[name].code != 0:
+            group.say("exit code", "verify 0, lost not", f"{name}: {group.alone[name].err[:100]}")
+        if verified.code == 0 and (damages := _queue_damages(group, name)):
+            group.say("truth: no false all-clear", "verify", f"{name}: {damages[0]}")
+    if group.plan.code == 0 and "lost for good: nothing" not in group.plan.err:
+        group.say("exit code", "plan", group.plan.err[:100])
+    nothing = {verb for verb, found in losses(group).items() if not (found.lost or found.unclear)}
+    codes = {"plan": group.plan.code}
+    if group.plan.code in (0, 1) and group.verdict is not None:
+        is_nothing = group.verdict.group["lost"] == "nothing"
+        if is_nothing != (group.plan.code == 0):
+            group.say(
+                "exit code",
+                "diff and plan",
+                f"diff lost {group.verdict.group['lost']}, plan {codes}: {group.plan.err[:120]}",
+            )
+    if group.lost.code == 0 and "lost" not in nothing:
+        group.say("exit code", "lost", "0 with losses")
+    if group.verdict is not None and group.verdict.ran.code == 0:
+        for name in group.stores:
+            errors = [row["code"] for row in group.verified[name].rows if row["severity"] == "error"]
+            if errors := [each for each in errors if not each.startswith(ELSEWHERE)]:
+                group.say("exit code", "diff 0, verify has errors", f"{name}: {sorted(set(errors))}")
+
+
+def _queue_damages(group: Group, name: str) -> list[str]:
+    """Damages of queues that a replica with a whole log must show."""
+    replica = group.replica(name)
+    assert replica is not None
+    is_whole = group.truth[name] == set(replica.entries)
+    kinds = ("folder", "delete", "zeros", "last", "size")
+    return [each for each in replica.damages if is_whole and each.startswith("queue_file") and each.endswith(kinds)]
+
+
+def check_alone(group: Group) -> None:
+    """What `lost` says of one replica alone it also says with others: lost there, or unclear."""
+    together: dict[str, set[Number]] = defaultdict(set)
+    for row in rows_of_kind(group, group.lost):
+        for name in (own_name(each, group.stores) for each in (*row["lostOn"], *row["unclearOn"])):
+            replica = group.replica(name)
+            together[name] |= group.project_row(row, replica.entries if replica is not None else None)
+    unclear = losses(group)["lost"].unclear
+    if group.verdict is not None:
+        unclear = unclear | losses(group)["diff"].unclear
+    for name, ran in group.alone.items():
+        replica = group.replica(name)
+        assert replica is not None
+        alone: set[Number] = set()
+        for row in rows_of_kind(group, ran):
+            alone |= group.project_row(row, replica.entries)
+        if missing := alone & {each.number for each in replica.entries} - together[name] - unclear:
+            group.say("lost alone and together", "lost", f"{name}: {shown(missing)} only alone")
+
+
+def check_all_clear(group: Group) -> None:
+    """What is surely damaged on every replica, inside of the log, is lost or unclear for each verb."""
+    having = [each for each in group.given if each.copy_of is None]
+    intact = {entry for each in group.given for entry in group.truth[each.name]}
+    main = [entry for entry in group.world.main if entry in intact]
+    if not main:
+        return
+    inside = [e for e in group.world.main if main[0].pos < e.pos < main[-1].pos and e not in intact]
+    gone = {
+        entry.number
+        for entry in inside
+        if all(entry not in each.entries or entry.number in surely_damaged(each) for each in having)
+    }
+    if group.plan.code != 2:
+        repaired = set()
+        for row in rows_of_kind(group, group.plan):
+            if row["action"] == "repair":
+                repaired |= group.project_row(row)
+        gone -= repaired
+    for verb, found in losses(group).items():
+        said = found.lost | found.unclear
+        if verb == "lost" and group.verdict is not None:
+            said |= losses(group)["diff"].unclear
+        if missing := gone - said:
+            group.say("truth: no false all-clear", verb, shown(missing))
+
+
+def check_result(group: Group) -> None:
+    """The result of a salvage is clean for every verb, equals what `heal` reads, and has no wrong copy."""
+    target = group.folder / "result"
+    shutil.rmtree(target, ignore_errors=True)
+    chosen = ("--log-of", group.log_of) if group.log_of else ()
+    ran = run(group.folder, "salvage", *group.stores, "--to", "result", "--undecided", "majority", *chosen)
+    if group.plan.code != 2 and ran.code == 2:
+        group.say("result", "plan and salvage", f"the plan is good, but: {ran.err[:200]}")
+    if ran.code == 2 or group.plan.code == 2:
+        return
+    verified, audited = run(group.folder, "verify", "result"), run(group.folder, "audit", "result")
+    faults = sorted({row["code"] for row in verified.rows if row["severity"] != "info"})
+    if faults or verified.code != 0:
+        group.say("result", "salvage and verify", ", ".join(faults) or verified.err[:150])
+    fillers = (target / "lost.jsonl").exists()
+    codes = sorted({row["code"] for row in audited.rows} - ({"queueOffsetGap"} if fillers else set()))
+    if codes:
+        group.say("result", "salvage and audit", ", ".join(codes))
+    _check_bytes(group, target)
+    if not group.log_of and len(group.given) > 1:
+        for difference in heal_differences([group.folder / name for name in group.stores], target):
+            group.say("heal", "heal and salvage", difference)
+            break
+    _check_with_sources(group)
+
+
+def _check_with_sources(group: Group) -> None:
+    found = diff(group.folder, ["result", *group.stores], group.world.kind)
+    if found is None:
+        group.say("result", "salvage and diff", "no verdict")
+        return
+    member = next((each for each in found.members if Path(each["path"]).name == "result"), None)
+    if member is None:
+        group.say("result", "salvage and diff", "the result is no member")
+        return
+    if member["start"] not in ("yes", "master", "slave"):
+        group.say("result", "salvage and diff", f"start {member['start']}: {member['text'][:160]}")
+    elif group.world.kind != LEDGER and member["start"] == "slave" and not group.log_of:
+        group.say("result", "salvage and diff", f"slave: {member['text'][:160]}")
+    elif group.world.kind == LEDGER and member["elect"] == "no":
+        group.say("result", "salvage and diff", f"elect no: {member['text'][:160]}")
+
+
+def _check_bytes(group: Group, target: Path) -> None:
+    """Each entry of the result that no list names is one that some replica has intact, if one has it."""
+    folder = next(target.glob("dledger-*/data"), target / "commitlog")
+    files = {int(path.name): path.read_bytes() for path in sorted(folder.iterdir())}
+    listed: set[Number] = set()
+    for name in ("lost.jsonl", "decided.jsonl"):
+        for row in run_lines(target / name):
+            listed |= group.project_row(row, [each for replica in group.given for each in replica.entries])
+    named = losses_of_plan(group)
+    listed |= named.lost | named.unclear
+    candidates: dict[int, set[Entry]] = defaultdict(set)
+    for each in group.given:
+        for entry in group.truth[each.name]:
+            candidates[entry.number].add(entry)
+    bases = sorted(files, reverse=True)
+    wrong: set[Number] = set()
+    for entry in group.world.main:
+        known = candidates.get(entry.number)
+        base = next((each for each in bases if each <= entry.pos), None)
+        if not known or base is None or entry.number in listed:
+            continue
+        if not any(files[base][each.pos - base : each.end - base] == each.data for each in known):
+            wrong.add(entry.number)
+    if wrong:
+        group.say("truth: wrong copy", "salvage", shown(wrong))
+
+
+def run_lines(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def summary(group: Group) -> dict[str, object]:
+    """What the verbs say, without the order of the arguments."""
+    found: dict[str, object] = {}
+    for verb, each in losses(group).items():
+        found[f"{verb}: lost"], found[f"{verb}: unclear"] = each.lost, each.unclear
+    if group.verdict is not None:
+        found["diff: code"] = group.verdict.ran.code
+        for member in group.verdict.members:
+            for key in ("start", "elect", "damaged", "unclear", "begin"):
+                value = member.get(key)
+                found[f"diff: {key} of {own_name(member['node'], group.stores)}"] = (
+                    value["ranges"] if isinstance(value, dict) else value
+                )
+    found["lost: rows"] = sorted(
+        (
+            row["source"],
+            row["pos"],
+            str(row["size"]),
+            *(
+                tuple(sorted(own_name(each, group.stores) for each in row[key]))
+                for key in ("lostOn", "intactOn", "unclearOn")
+            ),
+        )
+        for row in group.lost.rows
+    )
+    found["plan: code"] = group.plan.code
+    if group.plan.code != 2:
+        plan: dict[Number, object] = {}
+        for row in rows_of_kind(group, group.plan):
+            if row["action"] == "leftOut":
+                continue
+            why = row["why"] if row["action"] == "copy" else ""
+            for each in group.project_row(row):
+                plan[each] = row["action"], why, tuple(sorted(own_name(name, group.stores) for name in row["sources"]))
+        found["plan: rows"] = plan
+    return found
+
+
+def check_order(group: Group, draw: random.Random) -> None:
+    """Another order of the arguments changes nothing."""
+    given = list(group.given)
+    while len(given) > 1 and given == group.given:
+        draw.shuffle(given)
+    other = Group(group.world, given, group.folder, group.log_of)
+    _compare(group, "order", summary(group), summary(other))
+
+
+def check_copied(group: Group, draw: random.Random) -> None:
+    """A replica that is given twice counts once."""
+    if (group.folder / "copy").exists():
+        return
+    copy = copied(group.world, draw)
+    if copy.copy_of not in group.stores:
+        return
+    other = Group(group.world, [*group.given, copy], group.folder, group.log_of)
+    before, after = losses(group), losses(other)
+    for verb in before.keys() & after.keys():
+        for name, one, two in zip(Losses._fields, before[verb], after[verb], strict=True):
+            if verb == "lost" and name == "unclear":
+                continue
+            if one != two:
+                group.say("copied replica", f"{verb} {name}", f"copy of {copy.copy_of}: {shown(one ^ two)}")
+    if group.plan.code == other.plan.code == 2:
+        return
+    shutil.rmtree(group.folder / "twice", ignore_errors=True)
+    chosen = ("--log-of", group.log_of) if group.log_of else ()
+    run(group.folder, "salvage", *other.stores, "--to", "twice", "--undecided", "majority", *chosen)
+    one, two = (_log_bytes(group.folder / name) for name in ("result", "twice"))
+    if one and two and one != two:
+        group.say(
+            "copied replica",
+            "salvage",
+            f"copy of {copy.copy_of}: other bytes in {[n for n in one if one[n] != two.get(n)]}",
+        )
+
+
+def _log_bytes(target: Path) -> dict[str, bytes]:
+    folder = next(target.glob("dledger-*/data"), target / "commitlog")
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+
+
+def _compare(group: Group, rule: str, one: dict[str, object], two: dict[str, object]) -> None:
+    for key in sorted(one.keys() | two.keys()):
+        if one.get(key) != two.get(key):
+            group.say(rule, key, f"{str(one.get(key))[:150]} / {str(two.get(key))[:150]}")
+
+
+def check(group: Group, seed: int) -> list[Contradiction]:
+    """All contradictions of a group."""
+    draw = random.Random(f"check {seed}")
+    steps: list[Callable[[], None]] = [
+        lambda: _choose(group),
+        lambda: check_losses(group),
+        lambda: check_claims(group),
+        lambda: check_start(group),
+        lambda: check_codes(group),
+        lambda: check_alone(group),
+        lambda: check_all_clear(group),
+        lambda: check_result(group),
+        lambda: check_order(group, draw),
+    ]
+    if draw.random() < 0.3:
+        steps.append(lambda: check_copied(group, draw))
+    for step in steps:
+        try:
+            step()
+        except Crash as error:
+            group.say("crash", str(error).split(":")[0].split()[0], str(error)[:300])
+        except (KeyError, TypeError, ValueError) as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            group.say("output", f"{type(error).__name__} at {where.name}:{where.lineno}", str(error)[:200])
+    return group.problems
+
+
+def _choose(group: Group) -> None:
+    """A plan of logs that diverged needs a choice: that of the leader, if it is given."""
+    if group.plan.code == 2 and "log-of" in group.plan.err and group.world.leader in group.stores:
+        del group.__dict__["plan"]
+        group.log_of = str(group.folder / group.world.leader) if group.world.kind != LEDGER else group.world.leader
+    if group.plan.code == 2 and not group.plan.err.startswith("dledger: "):
+        group.say("crash", "plan", group.plan.err[:300])
