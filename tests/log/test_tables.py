@@ -25,8 +25,8 @@ from pyspark_dledger.format import codec, layout
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.io.key_files import hash_slots, index_files
 from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import TABLES as NAMES
-from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from pyspark_dledger.spark import schema as schemas
 from tests.support.generate import Store, mq_message, raw, write_dledger

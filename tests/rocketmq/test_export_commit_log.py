@@ -22,8 +22,8 @@ from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.log.io.queue_files import queues, read_units
+from pyspark_dledger.log.io.queue_units import is_filler
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
-from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.commit_log import commit_log_part, offsets
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_form import CommitLogForm

@@ -19,9 +19,9 @@ from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
 from pyspark_dledger.log.io.key_files import hash_slots, index_files, newest_unit, read_header, read_units
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
-from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
+from pyspark_dledger.log.io.queue_units import QueueUnits
+from pyspark_dledger.log.units.dispatched import located_message
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.message_arrays import located_message
 
 Status = Literal[
     "FOUND",

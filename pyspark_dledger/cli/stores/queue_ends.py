@@ -22,7 +22,7 @@ def queue_ends(log: Log) -> list[Row]:
     ``minOffset`` is the first queue offset with a message in the log.
     """
     from pyspark_dledger.log.io.queue_files import queues
-    from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
+    from pyspark_dledger.log.units.stored import queue_root
 
     if log.paths.root is None:
         return []
@@ -35,7 +35,7 @@ def queue_ends(log: Log) -> list[Row]:
 
 
 def _row(log: Log, queue: Queue) -> Row:
-    from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits
+    from pyspark_dledger.log.io.queue_units import QueueUnits
 
     row = {"topic": queue.topic, "queueId": queue.queue_id}
     try:

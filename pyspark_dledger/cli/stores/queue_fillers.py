@@ -6,7 +6,8 @@ import numpy as np
 
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.queue_files import Queue, queues, read_units
-from pyspark_dledger.rocketmq.consume_queue.queue_units import has_message, is_filler, is_selected, queue_root
+from pyspark_dledger.log.io.queue_units import has_message, is_filler
+from pyspark_dledger.log.units.stored import is_selected, queue_root
 
 
 def count_fillers(log: Log) -> int:

@@ -43,7 +43,7 @@ def _notes(log: Log) -> Iterator[str]:
     """What no row says: that there are no queues, or that they have fillers."""
     from pyspark_dledger.cli.stores.queue_fillers import count_copies, count_fillers
     from pyspark_dledger.log.io.queue_files import FOLDER
-    from pyspark_dledger.rocketmq.consume_queue.queue_units import queue_root
+    from pyspark_dledger.log.units.stored import queue_root
     from pyspark_dledger.rocketmq.tables.audit_table import confirmed_end
 
     if not (queue_root(log) / FOLDER).is_dir():

@@ -20,6 +20,7 @@ from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_records, record_dtype
 from pyspark_dledger.format.layout import (
+    BATCH_UNIT_SIZE,
     CONSUME_QUEUE_UNIT,
     CONSUME_QUEUE_UNIT_SIZE,
     ENTRY_HEADER_SIZE,
@@ -34,6 +35,7 @@ from pyspark_dledger.log.io.files import (
     last_data,
     map_reads,
     open_file,
+    path_of,
     raise_error,
     scan_folder,
     unreadable,
@@ -63,6 +65,7 @@ class QueueFile:
     name: str
     first: int
     units: int
+    size: int
 
 
 class TooLargeError(UnreadableError):
@@ -82,6 +85,11 @@ class Queue:
     topic: str
     queue_id: int
     files: tuple[QueueFile, ...]
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """Topic and queue id."""
+        return self.topic, self.queue_id
 
 
 def queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]:
@@ -110,8 +118,23 @@ def queue_files(folder: Path, on_unreadable: OnUnreadable = raise_error) -> tupl
         size = _file_size(entry, on_unreadable) if is_segment_name(entry.name) else None
         if size is not None:
             first = int(entry.name) // CONSUME_QUEUE_UNIT_SIZE
-            files.append(QueueFile(entry.path, entry.name, first, size // CONSUME_QUEUE_UNIT_SIZE))
+            files.append(QueueFile(entry.path, entry.name, first, size // CONSUME_QUEUE_UNIT_SIZE, size))
     return tuple(sorted(files, key=lambda file: file.first))
+
+
+def batch_queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]:
+    """The queues of batch messages (``BatchConsumeQueue``); a file's ``units`` are of 46 bytes."""
+    files: dict[tuple[str, int], list[QueueFile]] = {}
+    topics = folders_in(root / BATCH_FOLDER, on_unreadable)
+    folders = [path_of(queue.path) for topic in topics for queue in folders_in(path_of(topic.path), on_unreadable)]
+    entries = [entry for folder in folders for entry in folder_entries(folder, on_unreadable)]
+    for path in sorted(path_of(entry.path) for entry in entries):
+        queue_id = path.parent.name
+        if queue_id.isdecimal() and is_segment_name(path.name) and path.is_file():
+            size = path.stat().st_size
+            file = QueueFile(str(path), path.name, int(path.name) // BATCH_UNIT_SIZE, size // BATCH_UNIT_SIZE, size)
+            files.setdefault((path.parent.parent.name, int(queue_id)), []).append(file)
+    return [Queue(topic, queue_id, tuple(found)) for (topic, queue_id), found in sorted(files.items())]
 
 
 def _file_size(entry: FolderEntry, on_unreadable: OnUnreadable) -> int | None:

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE, segment_name
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.queue_files import (
@@ -40,9 +41,8 @@ from pyspark_dledger.log.io.queue_files import (
     read_units,
     written_units,
 )
-from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, has_message, is_filler
+from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler
 from pyspark_dledger.rocketmq.consume_queue.sparse_files import SparseFiles
-from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 
 UNITS_PER_FILE = 300_000
 """RocketMQ's default (``mappedFileSizeConsumeQueue``)."""

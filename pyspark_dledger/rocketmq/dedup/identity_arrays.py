@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.encode.puts import ID_SIZE
-from pyspark_dledger.rocketmq.message_arrays import Longs
 
 Words = npt.NDArray[np.uint64]
 

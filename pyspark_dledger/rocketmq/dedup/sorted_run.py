@@ -17,11 +17,11 @@ import numpy as np
 from pyspark_dledger.common.durable import open_own, write_durably
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.log.io.files import read_start
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, Words
-from pyspark_dledger.rocketmq.message_arrays import Longs
 
 # Magic, first and last index, term of the last, first and last store timestamp, identities, producers; the CRC-32 of
 # what follows the header; the CRC-32 of the header up to here.

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER
@@ -27,7 +28,6 @@ from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 
 _LOG = logging.getLogger(__name__)

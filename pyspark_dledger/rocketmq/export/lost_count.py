@@ -6,7 +6,7 @@ from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.consume_queue.queue_units import is_selected
+from pyspark_dledger.log.units.stored import is_selected
 from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_ranges
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of, lost_messages
 

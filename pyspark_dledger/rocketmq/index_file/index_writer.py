@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, write_at
 from pyspark_dledger.format.codec import record_dtype, record_struct
-from pyspark_dledger.format.dispatched_rows import Keys
+from pyspark_dledger.format.dispatched_rows import Keys, Longs
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
     INDEX_FILE_HEADER_SIZE,
@@ -37,7 +37,6 @@ from pyspark_dledger.log.io.key_files import (
     read_units,
     unit_position,
 )
-from pyspark_dledger.rocketmq.message_arrays import Longs
 
 _HEADER = record_struct(INDEX_FILE_HEADER)
 _UNIT_DTYPE = record_dtype(INDEX_FILE_UNIT)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.key_files import hash_of_tags, hash_slots, index_files, read_header, read_units
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.message_arrays import message_at
+from pyspark_dledger.log.units.dispatched import message_at
 
 _MAX_UNITS, _MAX_MESSAGES = 10_000, 16
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.log.io.queue_files import FOLDER
+from pyspark_dledger.log.io.queue_units import messages_in
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.witness.queue_units import messages_in
 
 
 def before_first_file(log: StoreView) -> str | None:

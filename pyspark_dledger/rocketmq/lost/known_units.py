@@ -23,7 +23,7 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OnUnreadable
 from pyspark_dledger.log.io.key_files import key_units
-from pyspark_dledger.log.witness.queue_units import messages_by_queue
+from pyspark_dledger.log.io.queue_units import messages_by_queue
 
 Longs = npt.NDArray[np.int64]
 

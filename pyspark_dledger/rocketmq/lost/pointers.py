@@ -9,17 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format.column_values import values_of
-from pyspark_dledger.format.dispatched_rows import key_hash
+from pyspark_dledger.format.dispatched_rows import Longs, key_hash
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Filters, Segment
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_judged
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, has_message, is_filler, queue_root
+from pyspark_dledger.log.units.stored import queue_root
 from pyspark_dledger.rocketmq.lost.candidates import topics_of
 from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
 from pyspark_dledger.rocketmq.lost.known_units import (
@@ -29,7 +30,6 @@ from pyspark_dledger.rocketmq.lost.known_units import (
     add_key_units,
     add_queue_units,
 )
-from pyspark_dledger.rocketmq.message_arrays import Longs
 
 
 class Pointer(NamedTuple):

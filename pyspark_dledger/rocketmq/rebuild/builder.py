@@ -22,10 +22,9 @@ from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_files import batch_queues, queues
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.consume_queue.queue_units import batch_queues
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter

@@ -20,7 +20,7 @@ import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.dispatched_rows import Keys
+from pyspark_dledger.format.dispatched_rows import Keys, Longs, QueueName
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.queue_files import Units
@@ -28,7 +28,6 @@ from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
-from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 # Read into memory at a time.

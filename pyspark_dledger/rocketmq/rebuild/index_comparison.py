@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.log.io.key_files import IndexHeader, hash_slots, index_files, read_header
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.message_arrays import Longs
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
     BuildSettings,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,60 +15,37 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.dispatched_rows import is_valid_queue
+from pyspark_dledger.format.dispatched_rows import QueueName, is_valid_queue
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     UNIT_DTYPE,
-    UNITS_AT_ONCE,
     Units,
     queues,
-    read_units,
     skip_too_large,
 )
+from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.consume_queue.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
+from pyspark_dledger.log.units.stored import StoredQueues
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.consume_queue.sparse_files import SparseFiles
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
-from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 
 _BYTES_PER_READ = 8 * 1024 * 1024
-
-
-class ExistingQueues:
-    """The units of a store's ConsumeQueues by their queueOffset."""
-
-    def __init__(self, root: Path) -> None:
-        self.queues = {(queue.topic, queue.queue_id): queue for queue in queues(root)}
-
-    def units(self, name: QueueName, first: int, count: int) -> Units:
-        """`count` units from a queueOffset on; zeros for unwritten ones."""
-        found = np.zeros(count, UNIT_DTYPE)
-        queue = self.queues.get(name)
-        files = queue.files if queue is not None else ()
-        start_file = max(bisect_right(files, first, key=lambda file: file.first) - 1, 0)
-        end_file = bisect_left(files, first + count, key=lambda file: file.first)
-        for file in files[start_file:end_file]:
-            start, stop = max(first, file.first), min(first + count, file.first + file.units)
-            for units in read_units(file, start - file.first, stop - file.first) if start < stop else ():
-                found[start - first : start - first + len(units)] = units
-                start += len(units)
-        return found
 
 
 class ExtAddresses:
     """Addresses in consumequeue_ext, which existing units have instead of the hash of their tags."""
 
-    def __init__(self, existing: ExistingQueues) -> None:
+    def __init__(self, existing: StoredQueues) -> None:
         self._existing = existing
         self.count = 0
 
     def copy_to(self, units: Units, name: QueueName, first: int) -> Units:
         """The units with the addresses of the existing units of the same messages."""
-        existing = self._existing.units(name, first, len(units))
+        existing = self._existing.units_at(name, first, len(units))
         is_same = (existing["commitLogOffset"] == units["commitLogOffset"]) & (existing["size"] == units["size"])
         is_kept = is_same & (existing["tagsCode"] <= LAST_EXT_ADDRESS)
         if not is_kept.any():
@@ -84,7 +60,7 @@ def ext_addresses(root: Path | None) -> ExtAddresses | None:
     """The addresses in existing units, if the broker used consumequeue_ext (``enableConsumeQueueExt``)."""
     if root is None or not (root / "consumequeue_ext").is_dir():
         return None
-    return ExtAddresses(ExistingQueues(root))
+    return ExtAddresses(StoredQueues(root))
 
 
 class UnitFiles(SparseFiles):
@@ -270,10 +246,10 @@ class ExpiredUnits:
             return 0
         units = QueueUnits(queue)
         stop = units.lower_bound(self._begin)
-        if not any(self._is_expired(found).any() for _, found in _chunks(units, stop)):
+        if not any(self._is_expired(found).any() for _, found in units.chunks(0, stop)):
             return 0
         kept = 0
-        for offsets, found in _chunks(units, stop):
+        for offsets, found in units.chunks(0, stop):
             if end is not None:
                 offsets, found = offsets[offsets < end], found[offsets < end]
             is_message = self._is_expired(found)
@@ -289,9 +265,3 @@ class ExpiredUnits:
         is_message = (units["size"] >= MIN_MESSAGE_SIZE) & ~is_filler(units)
         is_expired: npt.NDArray[np.bool_] = is_message & (offset >= 0) & (offset < self._begin)
         return is_expired
-
-
-def _chunks(units: QueueUnits, stop: int) -> Iterator[tuple[Longs, Units]]:
-    """The first `stop` units with their queueOffsets."""
-    for start in range(0, stop, UNITS_AT_ONCE):
-        yield units.read(start, min(start + UNITS_AT_ONCE, stop))

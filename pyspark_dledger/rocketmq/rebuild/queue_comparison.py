@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Queue, Units, read_units
+from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Units
+from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.consume_queue.queue_units import is_filler
-from pyspark_dledger.rocketmq.message_arrays import QueueName
+from pyspark_dledger.log.units.stored import StoredQueues
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
     BuildSettings,
@@ -24,7 +25,7 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
     queue_writer,
     read_log,
 )
-from pyspark_dledger.rocketmq.rebuild.new_queue_files import ExistingQueues, UnitFiles, ext_addresses
+from pyspark_dledger.rocketmq.rebuild.new_queue_files import UnitFiles, ext_addresses
 
 Flags = npt.NDArray[np.bool_]
 
@@ -77,14 +78,14 @@ class _ComparedFiles(UnitFiles):
 
     def __init__(self, size: int, root: Path) -> None:
         super().__init__(size, ext_addresses(root))
-        self._existing = ExistingQueues(root)
+        self._existing = StoredQueues(root)
         self._rows: dict[QueueName, QueueDifference] = {}
         self._seen: dict[QueueName, int] = {}
         self._ranges: dict[QueueName, tuple[int, int]] = {}
 
     def put_units(self, path: Path, offset: int, name: QueueName, first: int, units: Units) -> None:
         row = self._row(name)
-        found = self._existing.units(name, first, len(units))
+        found = self._existing.units_at(name, first, len(units))
         is_message, exists = points_to_message(units), points_to_message(found)
         is_same = units == found
         row.equal += int((is_same & is_message).sum())
@@ -110,7 +111,8 @@ class _ComparedFiles(UnitFiles):
         """A row for each queue that exists or would be built. `gap_copies` counts copies of the next unit by queue."""
         for name, count in gap_copies.items():
             self._row(name).fillers += count
-        for name, queue in self._existing.queues.items():
+        for queue in self._existing.queues:
+            name = queue.name
             count, outside = self._outside(name, queue)
             extra = count - self._seen.get(name, 0)
             if extra > 0:
@@ -119,26 +121,22 @@ class _ComparedFiles(UnitFiles):
                 self._row(name).note_first(outside[0], "none", outside[1])
         return [self._rows[name] for name in sorted(self._rows)]
 
-    def _outside(self, name: QueueName, queue: Queue) -> tuple[int, tuple[int, str] | None]:
+    def _outside(self, name: QueueName, queue: QueueUnits) -> tuple[int, tuple[int, str] | None]:
         """The number of units of messages in a queue, and the first one outside the rebuilt queue."""
         begin, end = self._ranges.get(name, (0, 0))
         count, first = 0, None
-        for file in queue.files:
-            offset = file.first
-            for units in read_units(file):
-                numbers = np.flatnonzero(points_to_message(units))
-                count += len(numbers)
-                outside = numbers[(offset + numbers < begin) | (offset + numbers >= end)]
-                if len(outside) and first is None:
-                    first = (offset + int(outside[0]), _shown(units[outside[0]]))
-                offset += len(units)
+        for offsets, units in queue.chunks(0, queue.count):
+            which = points_to_message(units)
+            count += int(np.count_nonzero(which))
+            outside = np.flatnonzero(which & ((offsets < begin) | (offsets >= end)))
+            if len(outside) and first is None:
+                first = (int(offsets[outside[0]]), _shown(units[outside[0]]))
         return count, first
 
 
 def points_to_message(units: Units) -> Flags:
     """Which units point to a message: neither fillers nor unwritten ones."""
-    is_written: Flags = (units["size"] != 0) | (units["commitLogOffset"] != 0) | (units["tagsCode"] != 0)
-    return is_written & ~is_filler(units)
+    return is_written(units) & ~is_filler(units)
 
 
 def _shown(unit: Any) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.encode.identities import IdentityTable
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
@@ -21,7 +22,6 @@ from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.message_arrays import QueueName
 
 _POLL_SECONDS = 0.005
 _CHUNK_BYTES = 16 * 1024 * 1024

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.encode.admission import Admitted, DiskNeededError, Rejected
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
 from pyspark_dledger.format.encode.puts import ID_SIZE, NumberedPuts, Puts
@@ -21,7 +22,6 @@ from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
 from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
-from pyspark_dledger.rocketmq.message_arrays import Longs, QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
 from pyspark_dledger.rocketmq.service.producer_states import check_claims
 from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits

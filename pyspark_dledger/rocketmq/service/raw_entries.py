@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pyspark_dledger.common.java_text import decode_utf8
+from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
-from pyspark_dledger.rocketmq.message_arrays import QueueName
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
 from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits
 

@@ -15,11 +15,10 @@ from typing import Any
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, replace_durably
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, is_valid_queue
+from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, QueueName, is_valid_queue
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.log.io.files import read_start
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange
-from pyspark_dledger.rocketmq.message_arrays import QueueName
 
 SUMMARY = "summary"
 MAX_SUMMARY_SIZE = 64 * 1024 * 1024

@@ -20,19 +20,13 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.column_values import column_of
 from pyspark_dledger.format.layout import BATCH_UNIT, BATCH_UNIT_SIZE, MIN_MESSAGE_SIZE, SCHEDULE_TOPIC
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.queue_files import QueueFile, Units, queues, read_units, written_units
+from pyspark_dledger.log.io.queue_files import QueueFile, Units, batch_queues, queues, read_units, written_units
+from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, is_filler, is_written
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
-from pyspark_dledger.rocketmq.consume_queue.queue_units import (
-    LAST_EXT_ADDRESS,
-    batch_queues,
-    is_filler,
-    is_selected,
-    is_written,
-    queue_root,
-)
+from pyspark_dledger.log.units.stored import is_selected, queue_root
 
 KINDS = ("unit", "delay", "ext", "filler", "batch")
 _UNIT, _DELAY, _EXT, _FILLER, _BATCH = range(len(KINDS))

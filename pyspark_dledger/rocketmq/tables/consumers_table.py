@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
+from pyspark_dledger.log.units.stored import is_selected, queue_root
 from pyspark_dledger.rocketmq.broker.config_files import SCHEDULE_GROUP, BrokerConfig, read_config
-from pyspark_dledger.rocketmq.consume_queue.queue_units import QueueUnits, is_selected, queue_root
 
 COLUMNS = (
     TableColumn("consumerGroup", pa.string(), f"`{SCHEDULE_GROUP}`: the broker's delivery of delays"),

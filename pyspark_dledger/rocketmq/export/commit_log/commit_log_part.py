@@ -15,6 +15,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.column_values import is_valid, values_of
+from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.encode.message_copies import LONG_PROPERTIES, LONG_TOPIC, V1, V2
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.facts import ProblemCode
@@ -25,7 +26,6 @@ from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.read_once import scan_once
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
-from pyspark_dledger.rocketmq.message_arrays import Longs
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 Bytes = npt.NDArray[np.uint8]

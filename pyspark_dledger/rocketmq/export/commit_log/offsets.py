@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.encode.message_copies import CHANGED
 from pyspark_dledger.format.engine import Engine, get_engine
@@ -23,7 +24,6 @@ from pyspark_dledger.format.message import MESSAGE_CRC_MASK, encode_message, enc
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.export.commit_log import commit_log_part
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FilePart, MessageBlock, PartOutcome, message_runs
-from pyspark_dledger.rocketmq.message_arrays import Longs
 
 FILLER_TOPIC = b"DLEDGER_EXPORT_FILLER"
 MIN_FILLER_SIZE = layout.MIN_MESSAGE_SIZE + len(FILLER_TOPIC) + layout.PROPERTY_CRC_SIZE

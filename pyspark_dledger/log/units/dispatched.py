@@ -15,8 +15,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import signed32
 from pyspark_dledger.format.column_values import is_valid, texts_of, values_of
-from pyspark_dledger.format.dispatched_rows import Longs as Longs
-from pyspark_dledger.format.dispatched_rows import QueueName as QueueName
+from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.distinct_numbers import numbered
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
@@ -24,11 +23,8 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
 
-COLUMNS = (
-    *("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags"),
-    "committed",
-)
-"""The columns of the ``log`` table that `arrays_of_batches` reads."""
+COLUMNS = ("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags")
+"""The columns of the ``log`` table that `arrays_of_batches` reads; also ``committed`` if there is one."""
 
 
 class QueueNames:
@@ -51,7 +47,7 @@ class MessageArrays:
     """Messages by ``offset``, the commitLogOffset of their units.
 
     ``queue`` is a number of `QueueNames`, ``tags_code`` the hash of the tags, ``stored`` in milliseconds since 1970.
-    ``is_committed`` is false if unknown.
+    ``is_committed`` is false if unknown, or not asked for.
     """
 
     offset: Longs
@@ -91,6 +87,9 @@ def arrays_of_batches(engine: Engine, batches: Iterable[pa.RecordBatch], names: 
     if not rows:
         return arrays_of_messages([], names)
     (batch,) = rows
+    committed = np.zeros(batch.num_rows, bool)
+    if "committed" in batch.schema.names:
+        committed = pc.fill_null(batch["committed"], fill_value=False).to_numpy(zero_copy_only=False)
     in_ledger = pc.equal(batch["source"], DLEDGER).to_numpy(zero_copy_only=False)
     topics, topic = texts_of(batch["topic"])
     queue_id = values_of(batch["queueId"]).astype(np.int64) & 0xFFFFFFFF
@@ -105,7 +104,7 @@ def arrays_of_batches(engine: Engine, batches: Iterable[pa.RecordBatch], names: 
         tags_code=_tags_codes(engine, batch["tags"]),
         sys_flag=values_of(batch["sysFlag"]).astype(np.int64),
         stored=np.where(is_valid(batch["storeTimestamp"]), stored, np.iinfo(np.int64).min),
-        is_committed=pc.fill_null(batch["committed"], fill_value=False).to_numpy(zero_copy_only=False),
+        is_committed=committed,
     )
 
 

@@ -1,0 +1,145 @@
+"""Stored units: what the ConsumeQueues of a store have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.format.dispatched_rows import Longs, QueueName
+from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
+from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, Units, batch_queues, queues
+from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
+
+# Longer queues are not searched for units that do not ascend.
+_MAX_SEARCHED_UNITS = 4_000_000
+
+
+def queue_root(log: StoreView) -> Path:
+    """The storePathRootDir that has the queues. Raises StoreError if it is unknown, or if they are in RocksDB."""
+    root = log.paths.root
+    if root is None:
+        raise StoreError(
+            f"{log.path}: expected a storePathRootDir with the folder {FOLDER}, found a log folder without its root: "
+            "give the root's path"
+        )
+    if are_in_rocksdb(root):
+        raise StoreError(
+            f"{root / FOLDER}: expected ConsumeQueue files, found a RocksDB (storeType=defaultRocksDB): its queues "
+            "cannot be read"
+        )
+    return root
+
+
+def are_in_rocksdb(root: Path) -> bool:
+    """Whether the queues of a storePathRootDir are in RocksDB."""
+    return (root / FOLDER / "CURRENT").is_file()
+
+
+def is_selected(topic: str, queue_id: int, options: ReadOptions) -> bool:
+    """Whether the options topic and queueId select a queue."""
+    return (options.topic is None or topic in options.topic) and (
+        options.queue_id is None or queue_id in options.queue_id
+    )
+
+
+class StoredUnits(NamedTuple):
+    """Written units that are no fillers; ``queue`` is the number of a queue."""
+
+    offset: Longs
+    size: Longs
+    tags_code: Longs
+    queue: Longs
+    queue_offset: Longs
+
+    def take(self, which: npt.NDArray[Any]) -> StoredUnits:
+        return StoredUnits(*(values[which] for values in self))
+
+
+class Unwritten(NamedTuple):
+    """The queueOffsets ``[first, last]`` of a queue that were never written, before others that were."""
+
+    queue: int
+    first: int
+    last: int
+
+
+class StoredQueues:
+    """The queues of a storePathRootDir by number. `on_unreadable` is called for what cannot be read."""
+
+    def __init__(self, root: Path, on_unreadable: OnUnreadable = raise_error) -> None:
+        self._folder = root / FOLDER
+        self._on_unreadable = on_unreadable
+        self._unread: list[tuple[str, ...]] = []
+        self.queues = [QueueUnits(queue, self._note) for queue in queues(root, self._note)]
+        self.batch_topics = frozenset(queue.topic for queue in batch_queues(root, self._note))
+        self._numbers = {queue.name: number for number, queue in enumerate(self.queues)}
+        self._searched: tuple[int, Longs] = (-1, np.empty(0, np.int64))
+
+    def _note(self, error: UnreadableError) -> None:
+        path = path_of(error.path)
+        self._unread.append(path.relative_to(self._folder).parts[:2] if path.is_relative_to(self._folder) else ())
+        self._on_unreadable(error)
+
+    def is_unread(self, name: QueueName) -> bool:
+        """Whether a queue could not be read as a whole. Without batchconsumequeue, no topic is known to have none."""
+        parts = (name[0], str(name[1]))
+        return any(parts[: len(unread)] == unread for unread in self._unread)
+
+    def get(self, name: QueueName) -> QueueUnits | None:
+        """A queue by its name."""
+        number = self._numbers.get(name)
+        return None if number is None else self.queues[number]
+
+    def units_at(self, name: QueueName, first: int, count: int) -> Units:
+        """`count` units of a queue from a queueOffset on; zeros for unwritten ones."""
+        queue = self.get(name)
+        return queue.at(first, count) if queue is not None else np.zeros(count, UNIT_DTYPE)
+
+    def bounds(self, position: int) -> list[int]:
+        """The rank of the first unit of each queue that points to a position of the log, or after it."""
+        return [queue.lower_bound(position) for queue in self.queues]
+
+    def between(self, starts: list[int], stops: list[int]) -> tuple[StoredUnits, list[Unwritten]]:
+        """The units with ranks in ``[start, stop)`` of each queue, by position, and the gaps before them."""
+        unwritten: list[Unwritten] = []
+        parts = [StoredUnits(*(np.empty(0, np.int64) for _ in StoredUnits._fields))]
+        for number, (queue, start, stop) in enumerate(zip(self.queues, starts, stops, strict=True)):
+            if start >= stop:
+                continue
+            # A queue may begin with any queueOffset.
+            before = queue.queue_offset(start - 1) if start else -1
+            queue_offsets, units = queue.read(start, stop)
+            which = is_written(units)
+            written, offsets = units[which], queue_offsets[which]
+            if not self.is_unread(queue.name):
+                unwritten += _gaps(number, np.concatenate([[before], offsets]), is_first=start == 0)
+            which = ~is_filler(written)
+            offset, size, tags_code = (
+                written[name][which].astype(np.int64) for name in ("commitLogOffset", "size", "tagsCode")
+            )
+            queue_number = np.full(len(offset), number, np.int64)
+            parts.append(StoredUnits(offset, size, tags_code, queue_number, offsets[which]))
+        joined = StoredUnits(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        return joined.take(np.argsort(joined.offset, kind="stable")), unwritten
+
+    def positions_of(self, number: int) -> Longs:
+        """The sorted positions in the log that a queue points to; none of a very long queue."""
+        if self._searched[0] != number:
+            queue = self.queues[number]
+            chunks = queue.chunks(0, queue.count if queue.count <= _MAX_SEARCHED_UNITS else 0)
+            parts = [units["commitLogOffset"][units["size"] > 0].astype(np.int64) for _, units in chunks]
+            self._searched = number, np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
+        return self._searched[1]
+
+
+def _gaps(number: int, offsets: Longs, is_first: bool) -> Iterator[Unwritten]:
+    for gap in np.flatnonzero(np.diff(offsets) > 1).tolist():
+        if gap or not is_first:
+            yield Unwritten(number, int(offsets[gap]) + 1, int(offsets[gap + 1]) - 1)
