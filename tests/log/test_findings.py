@@ -72,8 +72,9 @@ def entries(count: int = 20, size: int = 500) -> list[Any]:
     return [raw(bytes([65 + number % 26]) * size) for number in range(count)]
 
 
-def messages(count: int, **given: Any) -> list[Any]:
-    return [mq_message("Orders", b"body %d" % number, queue_offset=number, **given) for number in range(count)]
+def messages(count: int, first: int = 0, **given: Any) -> list[Any]:
+    numbers = range(first, first + count)
+    return [mq_message("Orders", b"body %d" % number, queue_offset=number, **given) for number in numbers]
 
 
 def plain(root: Path, **options: Any) -> Store:
@@ -130,8 +131,8 @@ def upgraded(root: Path) -> Store:
     divided = FILE * len(old.segments)
     left = divided - old.end
     patch(Path(old.segments[-1].path), old.end - old.segments[-1].base, filler(left))
-    new = write_dledger(root, messages(30), base=divided)
-    write_consume_queue(root, old.rows)
+    new = write_dledger(root, messages(30, 40), base=divided)
+    write_consume_queue(root, [*old.rows, *new.rows])
     return new
 
 
@@ -472,7 +473,7 @@ def another_queue_offset(root: Path) -> None:
 
 
 def messages_in_two_queues(root: Path) -> None:
-    """The audit finds this; the messages are not damaged."""
+    """The messages are not damaged."""
     store = broker(root)
     write_consume_queue(root, [row | {"topic": "Other"} for row in store.rows])
 
@@ -521,9 +522,87 @@ def config_of(text: str) -> Callable[[Path], None]:
 
 
 def unit_out_of_order(root: Path) -> None:
-    """A unit that points to a message before that of the unit before it: the audit finds this, not verify."""
+    """A unit that points to a message that has another unit."""
     store = broker(root)
     patch_queue(root, 10, store.rows[55]["commitLogOffset"], store.rows[55]["storeSize"])
+
+
+def two_queues(root: Path) -> Store:
+    """Messages of two queues in turn, and a third one after them."""
+    payloads = [mq_message("Orders", b"x", queue_id=n % 2, queue_offset=n // 2) for n in range(60)]
+    store = write_dledger(root, [*payloads, mq_message("Last", b"x")])
+    write_consume_queue(root, store.rows)
+    (root / "config").mkdir()
+    (root / "config" / "topics.json").write_text('{"topicConfigTable":{"Orders":{},"Last":{}}}')
+    return store
+
+
+def missing_queue(root: Path) -> None:
+    two_queues(root)
+    shutil.rmtree(root / "consumequeue/Orders/1")
+
+
+def zeroed_last_units(root: Path) -> None:
+    two_queues(root)
+    patch(root / "consumequeue/Orders/1" / f"{0:020}", 20 * CQ_UNIT, bytes(10 * CQ_UNIT))
+
+
+def deleted_topic(root: Path) -> None:
+    two_queues(root)
+    shutil.rmtree(root / "consumequeue/Orders")
+    (root / "config" / "topics.json").write_text('{"topicConfigTable":{"Last":{}}}')
+
+
+def unit_of_zeros(root: Path) -> None:
+    broker(root)
+    patch(root / "consumequeue/Orders/0" / f"{0:020}", 10 * CQ_UNIT, bytes(CQ_UNIT))
+
+
+def another_tags_code(root: Path) -> None:
+    broker(root)
+    patch(root / "consumequeue/Orders/0" / f"{0:020}", 10 * CQ_UNIT + 12, (7).to_bytes(8, "big"))
+
+
+def prepared_message(root: Path) -> Store:
+    store = write_dledger(root, [*messages(20), mq_message("Orders", b"x", transaction="prepared")])
+    write_consume_queue(root, store.rows[:20])
+    return store
+
+
+def unit_of_a_prepared_message(root: Path) -> None:
+    row = prepared_message(root).rows[20]
+    patch_queue(root, 20, row["commitLogOffset"], row["storeSize"])
+
+
+def queue_in_files(root: Path) -> Store:
+    return broker(root, count=150)
+
+
+def cut_queue_file(root: Path) -> None:
+    queue_in_files(root)
+    os.truncate(root / "consumequeue/Orders/0" / f"{2000:020}", 1000)
+
+
+def messages_after_the_last_unit(root: Path) -> None:
+    store = write_dledger(root, messages(60))
+    write_consume_queue(root, store.rows[:50])
+
+
+def repeated_queue_offset(root: Path) -> None:
+    store = write_dledger(root, [*messages(20), *messages(1, 5), *messages(20, 20)])
+    write_consume_queue(root, [*store.rows[:20], *store.rows[21:]])
+
+
+def queue_with_an_appended_message(root: Path) -> None:
+    """Java appends a message with queueOffset 0, wherever its queue ends."""
+    store = write_dledger(root, [*messages(20), *messages(1), *messages(20, 21)])
+    write_consume_queue(root, [*store.rows[:20], store.rows[20] | {"queueOffset": 20}, *store.rows[21:]])
+
+
+def queue_that_began_again(root: Path) -> None:
+    """Its topic was deleted and created again."""
+    store = write_dledger(root, [*messages(20), *messages(10)])
+    write_consume_queue(root, store.rows[20:])
 
 
 def queue_that_begins_in_a_file(root: Path) -> None:
@@ -627,10 +706,22 @@ CASES: dict[str, Case] = {
     "a gap before DLedger": Case({"dividedOffset"}, gap_before_dledger, upgraded),
     "an old log that is not filled": Case({"dividedOffset"}, unfilled, upgraded),
     "old files after the divided offset": Case({"dividedOffset"}, overlapping, upgraded),
-    "a unit into a message": Case({"consumeQueueUnit"}, misplaced_unit, unit_out_of_order),
+    "a unit into a message": Case({"consumeQueueUnit"}, misplaced_unit, broker),
+    "a unit of a later message": Case({"consumeQueuePlace", "messageNotInQueue"}, unit_out_of_order, broker),
+    "messages of another queue": Case({"consumeQueuePlace"}, messages_in_two_queues, broker),
+    "a unit of a prepared message": Case({"consumeQueuePlace"}, unit_of_a_prepared_message, prepared_message),
+    "another tags code": Case({"consumeQueueTags"}, another_tags_code, broker),
+    "a unit of zeros": Case({"consumeQueueGap", "messageNotInQueue"}, unit_of_zeros, broker),
+    "a queue file of another size": Case({"consumeQueueFileSize"}, cut_queue_file, queue_in_files),
+    "a queue that is missing": Case({"messageNotInQueue"}, missing_queue, two_queues),
+    "a queue without its last units": Case({"messageNotInQueue"}, zeroed_last_units, two_queues),
+    "messages after the last unit": Case({"messagesNotDispatched"}, messages_after_the_last_unit, broker),
+    "two messages of one queue offset": Case({"queueOffsetRepeated"}, repeated_queue_offset, broker),
+    "a queue that began again": Case({"queueBeganAgain"}, queue_that_began_again, broker),
+    "a topic that was deleted": Case({"topicDeleted"}, deleted_topic, two_queues),
     "a unit of another size": Case({"consumeQueueUnit"}, unit_of_another_size, queue_that_begins_in_a_file),
-    "a message of another topic": Case({"messageQueue"}, another_topic, messages_in_two_queues),
-    "a message of another queue offset": Case({"messageQueue"}, another_queue_offset, unit_out_of_order),
+    "a message of another topic": Case({"messageQueue"}, another_topic, broker),
+    "a message of another queue offset": Case({"messageQueue"}, another_queue_offset, queue_with_an_appended_message),
     "units that disagree": Case(
         {"corruptBytes", "consumeQueueUnit", "witnessesDisagree"}, lost_header_and_a_unit_of_another_size, broker
     ),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.format import codec, layout, message
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from tests.support.queues import tags_code
 
 Row = dict[str, Any]
 
@@ -330,7 +331,7 @@ def write_commitlog(
 
 
 def write_consume_queue(root: Path, rows: Iterable[Row], file_size: int = 20 * 100) -> None:
-    """Writes ``root/consumequeue``: a unit for each message row, at its queueOffset (tags codes are left 0)."""
+    """Writes ``root/consumequeue``: a unit for each message row, at its queueOffset."""
     for row in rows:
         if row["kind"] != "message":
             continue
@@ -341,9 +342,8 @@ def write_consume_queue(root: Path, rows: Iterable[Row], file_size: int = 20 * 1
         with path.open("r+b" if path.exists() else "w+b") as file:
             file.truncate(file_size)
             file.seek(at % file_size)
-            file.write(
-                codec.encode_consume_queue_unit(codec.ConsumeQueueUnit(row["commitLogOffset"], row["storeSize"], 0))
-            )
+            unit = codec.ConsumeQueueUnit(row["commitLogOffset"], row["storeSize"], tags_code(row))
+            file.write(codec.encode_consume_queue_unit(unit))
 
 
 class _Files:

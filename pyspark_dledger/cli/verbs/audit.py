@@ -42,9 +42,9 @@ def _audited(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
 def _notes(log: Log) -> Iterator[str]:
     """What no row says: that there are no queues, or that they have fillers."""
     from pyspark_dledger.cli.stores.queue_fillers import count_copies, count_fillers
+    from pyspark_dledger.log.io.epochs import confirmed_end
     from pyspark_dledger.log.io.queue_files import FOLDER
     from pyspark_dledger.log.units.stored import queue_root
-    from pyspark_dledger.rocketmq.tables.audit_table import confirmed_end
 
     if not (queue_root(log) / FOLDER).is_dir():
         yield f"there is no {FOLDER} folder: every message is missing from its queue"

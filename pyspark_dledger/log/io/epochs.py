@@ -5,8 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.epoch_file import FILE, FILES, Epoch, in_order, parse_epochs
-from pyspark_dledger.log.io.files import is_there, read_start
+from pyspark_dledger.log.io.files import OnUnreadable, is_there, raise_error, read_start
+from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 
 # A line has at most 31 bytes; nobody has a million elections.
 _MAX_BYTES = 32 * 1024 * 1024
@@ -59,3 +62,13 @@ def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:
             return in_order(found), name
         problems.append(f"{name}: {found if isinstance(found, str) else 'no epoch'}")
     return (), "; ".join(problems) or f"no {FILE} file"
+
+
+def confirmed_end(root: Path, on_unreadable: OnUnreadable = raise_error) -> int:
+    """From where on the log is not confirmed in controller mode; 2^63-1 in other modes, 0 if that is unknown."""
+    try:
+        confirmed = read_store_checkpoint(root).confirm_phy_offset if is_of_controller_mode(root) else 0
+    except UnreadableError as error:
+        on_unreadable(error)
+        return 0
+    return confirmed or INT64_MAX

@@ -44,11 +44,18 @@ OTHER_QUEUE, NOT_DISPATCHED, OTHER_PLACE = "otherQueue", "notDispatched", "other
 NEVER_WRITTEN = "neverWritten"
 # A message without a unit. `found` is where its queue ends, or the position in the unit at the message's queueOffset.
 NO_QUEUE, AFTER_QUEUE, NO_UNIT, OTHER_UNIT = "noQueue", "afterQueue", "noUnit", "otherUnit"
-MISSING = frozenset((NO_QUEUE, AFTER_QUEUE, NO_UNIT, OTHER_UNIT))
+# Java gives no unit to a message with the queueOffset of an earlier one. `found` is the position of that one.
+REPEATED = "repeated"
+# The topic was deleted, and with `BEFORE_QUEUE` created again: `found` is the position of the queue's first message.
+NO_TOPIC, BEFORE_QUEUE = "noTopic", "beforeQueue"
+DELETED = frozenset((NO_TOPIC, BEFORE_QUEUE))
 
 MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 """The property with further queues of a message."""
 _MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+_WITH_POSITION = frozenset((AFTER_QUEUE, OTHER_UNIT, REPEATED, BEFORE_QUEUE))
+# Further messages count as messages without a unit.
+_MAX_REPEATED = 1000
 
 
 class UnitDifference(NamedTuple):
@@ -74,6 +81,10 @@ class UnitComparison:
     def log(self) -> StoreView:
         """The log, which most comparisons do not need."""
         return self._open_log()
+
+    def message_at(self, offset: int) -> LocatedMessage | None:
+        """The message at an offset of the log; None without one."""
+        return message_at(self.log, offset)
 
     def of_units(
         self, units: StoredUnits, messages: MessageArrays, low: int, high: int, log_end: int
@@ -120,7 +131,7 @@ class UnitComparison:
         if queue.files and queue.files[0].first > 0:
             return True
         first = int(queue.at(0, 1)["commitLogOffset"][0])
-        found = message_at(self.log, first) if first < units.offset[at] else None
+        found = self.message_at(first) if first < units.offset[at] else None
         return found is not None and (found.topic, found.message.queue_id) == queue.name
 
     def _in_other_queue(self, units: StoredUnits, at: int, queue: int) -> Iterator[UnitDifference]:
@@ -135,7 +146,7 @@ class UnitComparison:
 
     def _multi_dispatched(self, offset: int, topic: str) -> int | None:
         """The queueOffset of a message in the queue `topic`, from its list of queues; None if it is not listed."""
-        found = message_at(self.log, offset)
+        found = self.message_at(offset)
         names = found.properties.get(MULTI_DISPATCH, "").split(",") if found is not None else []
         offsets = found.properties.get(_MULTI_QUEUE_OFFSET, "").split(",") if found is not None else []
         listed = dict(zip(names, offsets, strict=False)).get(topic, "")
@@ -155,7 +166,7 @@ class UnitComparison:
         units = units.take((units.offset >= begin) | (units.offset < 0))
         known: dict[int, LocatedMessage] = {}
         for offset in set(units.offset.tolist()):
-            if offset >= 0 and (found := message_at(self.log, offset)) is not None:
+            if offset >= 0 and (found := self.message_at(offset)) is not None:
                 known[offset] = found
         messages = arrays_of_messages(known.values(), self.names)
         number, is_found = messages.find(units.offset)
@@ -173,15 +184,34 @@ class UnitComparison:
             values[numbers] for values in (messages.queue, messages.queue_offset, messages.offset)
         )
         for number in distinct(queue).tolist():
-            stored = self._stored.get(self.names.names[number])
-            if stored is not None:
-                at = np.flatnonzero(queue == number)
+            name = self.names.names[number]
+            at = np.flatnonzero(queue == number)
+            if (stored := self._stored.get(name)) is not None:
                 code[at], found[at] = _found_at(stored, queue_offset[at])
+                begin = self._begin_again(stored)
+                is_before = at[offset[at] < begin]
+                code[is_before], found[is_before] = BEFORE_QUEUE, begin
+            elif self._stored.is_deleted(name[0]):
+                code[at] = NO_TOPIC
+        is_earlier = (code == OTHER_UNIT) & (found < offset)
+        for at in np.flatnonzero(is_earlier)[:_MAX_REPEATED].tolist():
+            before = self.message_at(int(found[at]))
+            claimed = (before.topic, before.message.queue_id, before.message.queue_offset) if before else None
+            if claimed == (*self.names.names[int(queue[at])], queue_offset[at]):
+                code[at] = REPEATED
         for at in np.flatnonzero((code != OTHER_UNIT) | (found != offset)).tolist():
-            value = int(found[at]) if code[at] in (AFTER_QUEUE, OTHER_UNIT) else None
-            position = int(offset[at])
-            name = self.names.names[int(queue[at])]
-            yield UnitDifference(code[at], name, int(queue_offset[at]), position, position, value)
+            position, value = int(offset[at]), int(found[at]) if code[at] in _WITH_POSITION else None
+            yield UnitDifference(
+                code[at], self.names.names[int(queue[at])], int(queue_offset[at]), position, position, value
+            )
+
+    def _begin_again(self, queue: QueueUnits) -> int:
+        """The position of a queue's first message, if that has queueOffset 0; 0 if it has another one."""
+        first = queue.at(0, 1)
+        position = int(first["commitLogOffset"][0])
+        found = self.message_at(position) if first["size"][0] > 0 and position > 0 else None
+        claimed = (found.topic, found.message.queue_id, found.message.queue_offset) if found is not None else None
+        return position if claimed == (*queue.name, 0) else 0
 
     def _missing(self, messages: MessageArrays, units: StoredUnits, wanted: Bools) -> Longs:
         """The numbers of wanted messages without a unit in their queue."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
+from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
 from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, Units, batch_queues, queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 
+# Topics of brokers themselves.
+_SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_")
 # Longer queues are not searched for units that do not ascend.
 _MAX_SEARCHED_UNITS = 4_000_000
 
@@ -74,7 +79,7 @@ class StoredQueues:
     """The queues of a storePathRootDir by number. `on_unreadable` is called for what cannot be read."""
 
     def __init__(self, root: Path, on_unreadable: OnUnreadable = raise_error) -> None:
-        self._folder = root / FOLDER
+        self._root, self._folder = root, root / FOLDER
         self._on_unreadable = on_unreadable
         self._unread: list[tuple[str, ...]] = []
         self.queues = [QueueUnits(queue, self._note) for queue in queues(root, self._note)]
@@ -86,6 +91,22 @@ class StoredQueues:
         path = path_of(error.path)
         self._unread.append(path.relative_to(self._folder).parts[:2] if path.is_relative_to(self._folder) else ())
         self._on_unreadable(error)
+
+    @cached_property
+    def _topics(self) -> frozenset[str] | None:
+        """The topics that the broker knows; None if its file is missing or damaged."""
+        try:
+            data = read_existing(str(self._root / "config" / "topics.json"), 0, MAX_FILE_SIZE + 1)
+            known = parse_fastjson(data).get("topicConfigTable")
+        except (StoreError, ValueError):
+            return None
+        return frozenset(map(str, known)) if known and isinstance(known, dict) else None
+
+    def is_deleted(self, topic: str) -> bool:
+        """Whether a topic was deleted: it has no queue, and the broker does not know it."""
+        if topic.startswith(_SYSTEM_PREFIXES) or any(queue.queue.topic == topic for queue in self.queues):
+            return False
+        return self._topics is not None and topic not in self._topics
 
     def is_unread(self, name: QueueName) -> bool:
         """Whether a queue could not be read as a whole. Without batchconsumequeue, no topic is known to have none."""

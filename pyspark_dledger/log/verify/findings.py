@@ -359,6 +359,61 @@ CATALOGUE: tuple[Code, ...] = (
         "Delivers it by the unit; a rebuild of the queues delivers it by the message.",
     ),
     Code(
+        "consumeQueueTags",
+        ERROR,
+        "A ConsumeQueue unit's tagsCode is neither the hash of its message's tags nor its delivery time. Run dledger "
+        "rebuild consumequeue.",
+        "Consumers that select tags miss the message; a delayed one is delivered at another time.",
+    ),
+    Code(
+        "consumeQueuePlace",
+        WARNING,
+        "A ConsumeQueue unit is of a message that belongs elsewhere, or in no queue. Run dledger rebuild consumequeue.",
+        "Delivers the message by each of its units.",
+    ),
+    Code(
+        "consumeQueueGap",
+        ERROR,
+        "ConsumeQueue units were never written, but later ones were. Run dledger rebuild consumequeue.",
+        "The queue ends at the gap: consumers miss what follows.",
+    ),
+    Code(
+        "consumeQueueFileSize",
+        ERROR,
+        "A ConsumeQueue file's size differs from that of the others. Run dledger rebuild consumequeue.",
+        "The broker does not start (exit code 253).",
+    ),
+    Code(
+        "messageNotInQueue",
+        ERROR,
+        "Messages of the log have no ConsumeQueue unit, but later messages do. Run dledger rebuild consumequeue.",
+        "Consumers miss them. After an unclean stop, the broker writes the units of the last files again.",
+    ),
+    Code(
+        "messagesNotDispatched",
+        WARNING,
+        "The last committed messages have no ConsumeQueue unit: the broker was stopped before it wrote them.",
+        "Writes the units when it starts; until then consumers miss the messages.",
+    ),
+    Code(
+        "queueOffsetRepeated",
+        WARNING,
+        "Messages have a queueOffset that an earlier message of their queue has: no rebuild gives them a unit.",
+        "Writes no unit for them: no consumer gets them.",
+    ),
+    Code(
+        "queueBeganAgain",
+        INFO,
+        "Messages have no ConsumeQueue unit, because their queue began again after them: its topic was deleted.",
+        "Delivers only later messages.",
+    ),
+    Code(
+        "topicDeleted",
+        INFO,
+        "Messages have no ConsumeQueue, because their topic was deleted: the broker does not know it.",
+        "Does not deliver them.",
+    ),
+    Code(
         "consumeQueueBeyondEnd",
         WARNING,
         "ConsumeQueue units point after the end of the log: the log lost its end later. Compare replicas.",

@@ -1,333 +1,271 @@
-"""Findings about ConsumeQueues: units that do not point to a message of their size and queue.
+"""Findings about ConsumeQueues: their files, and the disagreements of dispatched and stored units.
 
-Offsets rise along a queue, so units for one segment are adjacent, and each segment is checked with its own units. A
-binary search finds their bounds. It assigns each unit to exactly one segment, even in a damaged queue whose offsets do
-not rise; units that do not match there are looked up one by one.
+A binary search in each queue assigns each unit to exactly one segment, even in a damaged queue whose offsets do not
+rise. So each segment is checked with its own units.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.java_text import decode_utf8
+from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.arrow_functions import compute as pc
-from pyspark_dledger.format.codec import decode_consume_queue_unit
-from pyspark_dledger.format.column_values import numbers_of
-from pyspark_dledger.format.distinct_numbers import distinct
+from pyspark_dledger.format.dispatched_rows import Longs, QueueName
+from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.message import has_message_magic, parse_properties
+from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
-from pyspark_dledger.log.io.files import OnUnreadable, OpenFile, open_file
-from pyspark_dledger.log.io.queue_files import (
-    FILLER_SIZE,
-    FOLDER,
-    Queue,
-    QueueFile,
-    Units,
-    queues,
-    read_units,
-    written_units,
-)
-from pyspark_dledger.log.verify.broker_checks import message_at
+from pyspark_dledger.log.io.queue_files import FOLDER, Units
+from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler, is_written
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units import comparison
+from pyspark_dledger.log.units.comparison import UnitComparison, UnitDifference
+from pyspark_dledger.log.units.dispatched import COLUMNS, MessageArrays, arrays_of_batches
+from pyspark_dledger.log.units.stored import StoredQueues, StoredUnits, Unwritten
 from pyspark_dledger.log.verify.report import Report
-
-Numbers = npt.NDArray[np.int64]
-
-QUEUE_COLUMNS = ("topic", "queueId", "queueOffset")
-MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
-"""The property with further queues of a message."""
 
 # Bytes of the log whose units are in memory at the same time.
 _WINDOW = 64 * 1024 * 1024
 
 
-class WrittenUnits:
-    """The units of one queue that were written at construction, numbered from 0 over all its files.
+@dataclass(frozen=True)
+class QueueScope:
+    """The ConsumeQueues of a log below ``root``, for units that point to ``[low, high)``.
 
-    `on_unreadable` is called for what cannot be read; those units are left out.
+    Messages before ``dispatched`` must have a unit, because later ones have one, and those before ``committed`` get one
+    when a broker starts.
     """
 
-    def __init__(self, queue: Queue, on_unreadable: OnUnreadable) -> None:
-        self.queue = queue
-        self._on_unreadable = on_unreadable
-        written = [(file, self._written(file)) for file in queue.files]
-        self.files = [(file, count) for file, count in written if count]
-        self._starts = [0]
-        for _, count in self.files:
-            self._starts.append(self._starts[-1] + count)
-
-    @property
-    def count(self) -> int:
-        return self._starts[-1]
-
-    def _written(self, file: QueueFile) -> int:
-        try:
-            return written_units(file)
-        except UnreadableError as error:
-            self._on_unreadable(error)
-            return 0
-
-    def _read(self, file: QueueFile, start: int, stop: int) -> Iterator[Units]:
-        try:
-            yield from read_units(file, start, stop)
-        except UnreadableError as error:
-            self._on_unreadable(error)
-
-    @cached_property
-    def _first_offsets(self) -> list[int]:
-        """The offset of each file's first unit."""
-        return [_offset_in(file, 0) for file, _ in self.files]
-
-    def lower_bound(self, offset: int) -> int:
-        """The number of the first unit that points to `offset` or after it; it never falls as `offset` rises."""
-        place = bisect_left(self._first_offsets, offset) - 1
-        if place < 0:
-            return 0
-        file, count = self.files[place]
-        try:
-            opened = open_file(file.path)
-        except OSError:
-            return self._starts[place]
-        with opened:
-            return self._starts[place] + _lower_bound(opened, count, offset)
-
-    def read(self, start: int, stop: int) -> UnitBatch:
-        """The units ``[start, stop)``, without those that were never written."""
-        parts = []
-        for place, ((file, _), (first, end)) in enumerate(zip(self.files, pairwise(self._starts), strict=True)):
-            low, high = max(start, first), min(stop, end)
-            number = low - first
-            for units in self._read(file, number, high - first) if low < high else ():
-                offsets, sizes = units["commitLogOffset"].astype(np.int64), units["size"].astype(np.int64)
-                batch = UnitBatch(
-                    offsets, sizes, np.arange(number, number + len(units)), np.full(len(units), place, np.int64)
-                )
-                parts.append(batch.take(~_is_unused(batch)))
-                number += len(units)
-        return join(parts)
+    root: Path
+    low: int
+    high: int
+    dispatched: int
+    committed: int
 
 
-@dataclass(frozen=True)
-class UnitBatch:
-    """Units as columns: offset and size as stored, number in their file, and number of the file."""
+@dataclass
+class _Missing:
+    """Messages of a queue without a unit, with adjacent queueOffsets."""
 
-    offsets: Numbers
-    sizes: Numbers
-    numbers: Numbers
-    files: Numbers
+    first: UnitDifference
+    last: UnitDifference
 
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def take(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice) -> UnitBatch:
-        return UnitBatch(self.offsets[which], self.sizes[which], self.numbers[which], self.files[which])
-
-
-def join(parts: list[UnitBatch]) -> UnitBatch:
-    columns = [(part.offsets, part.sizes, part.numbers, part.files) for part in parts]
-    if not columns:
-        empty = np.empty(0, np.int64)
-        return UnitBatch(empty, empty, empty, empty)
-    return UnitBatch(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-
-
-def _is_unused(units: UnitBatch) -> npt.NDArray[np.bool_]:
-    """Which units are zeros, or the filler before the first unit of a queue that begins in the middle of a file."""
-    return (units.offsets == 0) & ((units.sizes == 0) | (units.sizes == FILLER_SIZE))
-
-
-def _offset_in(file: QueueFile, number: int) -> int:
-    data = read_at(file.path, number * CONSUME_QUEUE_UNIT_SIZE, CONSUME_QUEUE_UNIT_SIZE)
-    return decode_consume_queue_unit(data).commit_log_offset if len(data) == CONSUME_QUEUE_UNIT_SIZE else INT64_MAX
-
-
-def _lower_bound(file: OpenFile, count: int, offset: int) -> int:
-    """A unit that cannot be read counts as a later one; it is reported when its range is read."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            data = file.read(middle * CONSUME_QUEUE_UNIT_SIZE, CONSUME_QUEUE_UNIT_SIZE)
-        except OSError:
-            data = b""
-        if len(data) == CONSUME_QUEUE_UNIT_SIZE and decode_consume_queue_unit(data).commit_log_offset < offset:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-class QueuePlaces(NamedTuple):
-    """Where messages are in their queues: the number of each queue, -1 for none, and the queue offsets."""
-
-    queue: Numbers
-    offset: Numbers
+    def joined(self, each: UnitDifference) -> bool:
+        """Add a message if it is the next one."""
+        if each.code != self.last.code or each.queue_offset != self.last.queue_offset + 1:
+            return False
+        self.last = each
+        return True
 
 
 class QueueCheck:
-    """Compares the messages of ``[low, high)``, in order, with the units that point there."""
+    """Compares the messages of a scope, in order, with the units that point there."""
 
     def __init__(
-        self, root: Path, list_segments: Callable[[], list[Segment]], low: int, high: int, report: Report
+        self, scope: QueueScope, open_log: Callable[[], StoreView], engine: Engine, report: Report, log_end: int
     ) -> None:
-        self._list_segments = list_segments
+        self._scope = scope
+        self._engine = engine
         self._report = report
-        on_unreadable = partial(report_failed_read, report)
-        found = queues(root, on_unreadable) if low < high else []
-        self._queues = [WrittenUnits(queue, on_unreadable) for queue in found]
-        self._files = [file for queue in self._queues for file, _ in queue.files]
-        self._numbers = {(one.queue.topic, one.queue.queue_id): n for n, one in enumerate(self._queues)}
-        self._queue_of_file = np.array([n for n, one in enumerate(self._queues) for _ in one.files], np.int64)
-        self._first_of_file = np.array([file.first for file in self._files], np.int64)
-        self.contradicted: list[tuple[int, int]] = []
-        """Where messages with the finding messageQueue begin and end."""
-        borders = [*range(low, high, _WINDOW), high] if self._queues else []
-        self._windows = iter(pairwise(borders))
-        self._bounds = [queue.lower_bound(low) for queue in self._queues]
-        self._units = join([])
+        self._log_end = log_end
+        self._stored = StoredQueues(scope.root, partial(report_failed_read, report))
+        self._comparison = UnitComparison(self._stored, open_log)
+        self._low = scope.low
+        self._bounds = self._stored.bounds(scope.low)
+        self._batches: list[pa.RecordBatch] = []
+        self._waiting: list[UnitDifference] = []
+        self._wrong: set[tuple[QueueName, int]] = set()
+        self.contradicted: dict[int, int] = {}
+        """Where messages with the finding messageQueue begin, and their sizes."""
 
-    @cached_property
-    def _segments(self) -> list[Segment]:
-        return self._list_segments()
-
-    def places_of(self, batch: pa.RecordBatch) -> QueuePlaces:
-        """Where messages say that they are: columns `QUEUE_COLUMNS` of rows of the log."""
-        topics = pc.dictionary_encode(batch.column("topic"))
-        names = topics.dictionary.to_pylist()
-        ids = sorted({queue_id for _, queue_id in self._numbers}) or [0]
-        numbers = [[self._numbers.get((name, queue_id), -1) for queue_id in ids] for name in [*names, None]]
-        name, queue_id, offset = (
-            numbers_of(values, -1) for values in (topics.indices, batch.column("queueId"), batch.column("queueOffset"))
-        )
-        column = np.minimum(np.searchsorted(ids, queue_id), len(ids) - 1)
-        is_known = np.array(ids)[column] == queue_id
-        return QueuePlaces(np.where(is_known, np.array(numbers, np.int64)[name, column], -1), offset)
-
-    def add(self, offsets: Numbers, sizes: Numbers, places: QueuePlaces) -> None:
-        """Compare messages: their positions, ascending, their sizes, and where they say that they are."""
-        if not len(offsets):
-            return
-        last = int(offsets[-1])
-        while len(self._units) or self._load():
-            count = int(np.searchsorted(self._units.offsets, last, "right"))
-            units, self._units = self._units.take(slice(0, count)), self._units.take(slice(count, None))
-            place = np.minimum(np.searchsorted(offsets, units.offsets), len(offsets) - 1)
-            fits = (offsets[place] == units.offsets) & (sizes[place] == units.sizes)
-            self._look_up(units.take(~fits))
-            is_own = places.queue[place] == self._queue_of_file[units.files]
-            is_own &= places.offset[place] == self._first_of_file[units.files] + units.numbers
-            self._check_places(units.take(fits & ~is_own))
-            if len(self._units):
-                return
-
-    def _check_places(self, units: UnitBatch) -> None:
-        """Report units whose message says that it is elsewhere, if it is not there too."""
-        for number, of_file, size, offset in zip(
-            units.files.tolist(), units.numbers.tolist(), units.sizes.tolist(), units.offsets.tolist(), strict=True
-        ):
-            file, queue = self._files[number], self._queues[int(self._queue_of_file[number])].queue
-            if self._report.is_full("messageQueue", file.path):
-                self._report.add_uncounted("messageQueue", file.path, 1)
-                continue
-            found = message_at(self._segments, offset)
-            if found is None:
-                continue
-            message, data = found
-            topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
-            raw = data[message.properties_start : message.properties_start + message.properties_length]
-            is_listed = queue.topic in parse_properties(raw).get(MULTI_DISPATCH, "").split(",")
-            if is_listed or self._has_unit(topic, message.queue_id, message.queue_offset, offset):
-                continue
-            self.contradicted.append((offset, offset + size))
-            self._report.add(
-                "messageQueue",
-                file.path,
-                f"expected a message of {queue.topic}/{queue.queue_id} at queue offset {file.first + of_file}, found "
-                f"{topic}/{message.queue_id} and {message.queue_offset} at commitLogOffset {offset}",
-                offset=of_file * CONSUME_QUEUE_UNIT_SIZE,
-                pos=offset,
-            )
-
-    def _has_unit(self, topic: str, queue_id: int, queue_offset: int, offset: int) -> bool:
-        """Whether the unit at a queue offset points to the message at `offset`."""
-        number = self._numbers.get((topic, queue_id))
-        files = self._queues[number].queue.files if number is not None else ()
-        return any(
-            0 <= queue_offset - file.first < file.units and _offset_in(file, queue_offset - file.first) == offset
-            for file in files
-        )
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Compare rows of the log, with `dispatched.COLUMNS`."""
+        if batch.num_rows:
+            self._batches.append(pc.filter(batch.select(COLUMNS), pc.is_valid(batch.column("topic"))))
+            last = int(batch.column("pos")[-1].as_py())
+            if last - self._low > _WINDOW:
+                # The next row begins later, and so does its message.
+                self._compare(last + ENTRY_HEADER_SIZE + 1)
 
     def finish(self) -> None:
-        while len(self._units) or self._load():
-            self._look_up(self._units)
-            self._units = join([])
+        """Compare the rest."""
+        self._compare(self._scope.high)
+        if self._waiting:
+            first, count = self._waiting[0], len(self._waiting)
+            self._report.add(
+                "messagesNotDispatched",
+                self._scope.root / FOLDER,
+                f"expected units of the messages up to {self._scope.committed}, found none of "
+                f"{counted(count, 'message')} from commitLogOffset {first.offset} on",
+                pos=first.offset,
+            )
 
-    def _load(self) -> bool:
-        """Load the units of the next window with units, by offset; false after the last one."""
-        for _, high in self._windows:
-            bounds = [queue.lower_bound(high) for queue in self._queues]
-            parts = []
-            first_file = 0
-            for queue, start, stop in zip(self._queues, self._bounds, bounds, strict=True):
-                batch = queue.read(start, stop)
-                parts.append(UnitBatch(batch.offsets, batch.sizes, batch.numbers, batch.files + first_file))
-                first_file += len(queue.files)
-            self._bounds = bounds
-            units = join(parts)
-            if len(units):
-                self._units = units.take(np.argsort(units.offsets, kind="stable"))
-                return True
-        return False
+    def _compare(self, high: int) -> None:
+        """Compare the messages before a position with the units that point there."""
+        stops = self._stored.bounds(high)
+        units, unwritten = self._stored.between(self._bounds, stops)
+        messages = arrays_of_batches(self._engine, self._batches, self._comparison.names)
+        self._report_units(units, messages, min(high, self._scope.high))
+        self._report_unwritten(unwritten)
+        self._report_messages(messages, units)
+        self._low, self._bounds = high, stops
+        self._batches.clear()
 
-    def _look_up(self, units: UnitBatch) -> None:
-        if len(units):
-            look_up(self._segments, self._files, units, self._report)
+    # Units
+
+    def _report_units(self, units: StoredUnits, messages: MessageArrays, high: int) -> None:
+        self._wrong.clear()
+        for each in self._comparison.of_units(units, messages, self._low, high, self._log_end):
+            place = each.queue, each.queue_offset
+            if each.code in comparison.WITHOUT_MESSAGE or each.code == comparison.OTHER_SIZE:
+                self._wrong.add(place)
+                size = each.found if each.code == comparison.OTHER_SIZE else each.expected
+                assert isinstance(size, int) and each.offset is not None
+                look_up(
+                    self._comparison.log.segments,
+                    self._queue(each),
+                    each.queue_offset,
+                    (each.offset, size),
+                    self._report,
+                )
+            elif each.code in (comparison.OTHER_TAGS, comparison.OTHER_DELIVERY):
+                what = "tagsCode" if each.code == comparison.OTHER_TAGS else "a delivery time of whole seconds after"
+                self._add("consumeQueueTags", each, f"expected {what} {each.expected}, found {each.found}")
+            elif place not in self._wrong:
+                self._report_place(each)
+
+    def _report_place(self, each: UnitDifference) -> None:
+        """Report a unit whose message says that it is elsewhere."""
+        (topic, queue_id), offset = self._queue(each).name, each.offset
+        assert offset is not None
+        of_message = f"a message of {topic}/{queue_id} at queue offset {each.queue_offset}"
+        if each.code == comparison.NOT_DISPATCHED:
+            self._add("consumeQueuePlace", each, f"expected no unit of a message that is {each.expected}, found one")
+            return
+        path, _ = _place_of(self._stored, self._scope.root, each.queue, each.queue_offset)
+        if self._report.is_full("messageQueue", path):
+            self._report.add_uncounted("messageQueue", path, 1)
+            return
+        found = self._comparison.message_at(offset)
+        if found is None:
+            return
+        own = found.topic, found.message.queue_id
+        of_found = f"{own[0]}/{own[1]} and {found.message.queue_offset} at commitLogOffset {offset}"
+        is_listed = each.code == comparison.OTHER_PLACE and own != each.queue
+        if is_listed or int(self._stored.units_at(own, found.message.queue_offset, 1)["commitLogOffset"][0]) == offset:
+            self._add("consumeQueuePlace", each, f"expected {of_message}, found {of_found}")
+        else:
+            self.contradicted[offset] = found.message.total_size
+            self._add("messageQueue", each, f"expected {of_message}, found {of_found}")
+
+    def _queue(self, each: UnitDifference) -> QueueUnits:
+        queue = self._stored.get(each.queue)
+        assert queue is not None, each
+        return queue
+
+    def _add(self, code: str, each: UnitDifference, text: str) -> None:
+        path, at = _place_of(self._stored, self._scope.root, each.queue, each.queue_offset)
+        self._report.add(code, path, text, offset=at, pos=each.offset)
+
+    def _report_unwritten(self, unwritten: Iterable[Unwritten]) -> None:
+        for each in unwritten:
+            path, at = _place_of(self._stored, self._scope.root, self._stored.queues[each.queue].name, each.first)
+            units = f"unit {each.first}" if each.first == each.last else f"units {each.first} to {each.last}"
+            self._report.add("consumeQueueGap", path, f"expected {units}, found zeros", offset=at)
+
+    # Messages
+
+    def _report_messages(self, messages: MessageArrays, units: StoredUnits) -> None:
+        """Report messages without a unit, adjacent ones together."""
+        wanted = messages.offset < max(self._scope.dispatched, self._scope.committed)
+        missing: dict[QueueName, _Missing] = {}
+        for each in self._comparison.of_messages(messages, units, wanted):
+            assert each.offset is not None
+            if each.offset in self.contradicted or (each.code == comparison.OTHER_UNIT and self._is_wrong(each)):
+                continue  # another finding
+            if each.offset >= self._scope.dispatched:
+                self._waiting.append(each)
+                continue
+            adjacent = missing.get(each.queue)
+            if adjacent is None or not adjacent.joined(each):
+                if adjacent is not None:
+                    self._report_missing(adjacent)
+                missing[each.queue] = _Missing(each, each)
+        for adjacent in missing.values():
+            self._report_missing(adjacent)
+
+    def _is_wrong(self, each: UnitDifference) -> bool:
+        """Whether the unit at a message's queueOffset points to no message of its size."""
+        if (each.queue, each.queue_offset) in self._wrong:
+            return True
+        (unit,) = self._stored.units_at(each.queue, each.queue_offset, 1)
+        return bool(unit["size"] != _size_at(self._comparison.log.segments, int(unit["commitLogOffset"]))[0])
+
+    def _report_missing(self, missing: _Missing) -> None:
+        first, last = missing.first, missing.last
+        code, found = _MISSING[first.code]
+        path, at = _place_of(self._stored, self._scope.root, first.queue, first.queue_offset)
+        offsets = f"{first.queue_offset}" if first is last else f"{first.queue_offset} to {last.queue_offset}"
+        expected = f"units of {first.queue[0]}/{first.queue[1]} at queue offset {offsets}"
+        self._report.add(code, path, f"expected {expected}, found {found.format(first)}", offset=at, pos=first.offset)
 
 
-def look_up(segments: list[Segment], files: list[QueueFile], units: UnitBatch, report: Report) -> None:
-    """Add a finding for each unit that does not point to a message of its size."""
-    for number in distinct(units.files).tolist():
-        file = files[number]
-        of_file = units.take(units.files == number)
-        for place in range(len(of_file)):
-            if report.is_full("consumeQueueUnit", file.path):
-                # A queue of another log has millions of such units.
-                report.add_uncounted("consumeQueueUnit", file.path, len(of_file) - place)
-                break
-            offset, size = int(of_file.offsets[place]), int(of_file.sizes[place])
-            _look_up_one(segments, file, int(of_file.numbers[place]), offset, size, report)
+# The finding about messages without a unit, and what is found.
+_MISSING = {
+    comparison.NO_QUEUE: ("messageNotInQueue", "no queue"),
+    comparison.AFTER_QUEUE: ("messageNotInQueue", "the queue's end at {0.found}"),
+    comparison.NO_UNIT: ("messageNotInQueue", "none"),
+    comparison.OTHER_UNIT: ("messageNotInQueue", "those of other messages, the first of commitLogOffset {0.found}"),
+    comparison.REPEATED: ("queueOffsetRepeated", "those of earlier messages, the first of commitLogOffset {0.found}"),
+    comparison.BEFORE_QUEUE: ("queueBeganAgain", "a queue that begins with a later message at {0.found}"),
+    comparison.NO_TOPIC: ("topicDeleted", "no queue, and no such topic in config/topics.json"),
+}
 
 
-def _look_up_one(segments: list[Segment], file: QueueFile, number: int, offset: int, size: int, report: Report) -> None:
-    found, index = _message_at(segments, offset)
-    if found == size:
+def _place_of(stored: StoredQueues, root: Path, name: QueueName, queue_offset: int) -> tuple[Path | str, int | None]:
+    """The file of a unit and its offset there; without a file, the folder of the queue."""
+    queue = stored.get(name)
+    file = queue.file_of(queue_offset) if queue is not None else None
+    if file is None:
+        return root / FOLDER / name[0] / str(name[1]), None
+    return file.path, (queue_offset - file.first) * CONSUME_QUEUE_UNIT_SIZE
+
+
+def look_up(
+    segments: list[Segment], queue: QueueUnits, queue_offset: int, unit: tuple[int, int], report: Report
+) -> None:
+    """Add a finding for a unit, given as offset and size, if the log has no message of its size there."""
+    file = queue.file_of(queue_offset)
+    assert file is not None, queue.name
+    if report.is_full("consumeQueueUnit", file.path):
+        # A queue of another log has millions of such units.
+        report.add_uncounted("consumeQueueUnit", file.path, 1)
         return
-    there = f"one of {found} bytes" if found is not None else "none"
-    report.add(
-        "consumeQueueUnit",
-        file.path,
-        f"expected a message of {size} bytes at commitLogOffset {offset} (queue offset {file.first + number}), "
-        f"found {there}",
-        offset=number * CONSUME_QUEUE_UNIT_SIZE,
-        index=index,
-        pos=offset,
-    )
+    offset, size = unit
+    found, index = _size_at(segments, offset)
+    if found != size:
+        there = f"one of {found} bytes" if found is not None else "none"
+        report.add(
+            "consumeQueueUnit",
+            file.path,
+            f"expected a message of {size} bytes at commitLogOffset {offset} (queue offset {queue_offset}), "
+            f"found {there}",
+            offset=(queue_offset - file.first) * CONSUME_QUEUE_UNIT_SIZE,
+            index=index,
+            pos=offset,
+        )
 
 
-def _message_at(segments: list[Segment], offset: int) -> tuple[int | None, int | None]:
+def _size_at(segments: list[Segment], offset: int) -> tuple[int | None, int | None]:
     """The size of the message at an offset, and the index of its entry; None without one."""
     segment = segment_at(segments, offset)
     if segment is None:
@@ -341,37 +279,66 @@ def _message_at(segments: list[Segment], offset: int) -> tuple[int | None, int |
     return int.from_bytes(head[:4], "big", signed=True), None
 
 
+def dispatched_end(stored: StoredQueues, segments: list[Segment], log_end: int) -> int:
+    """Where the last message ends that has a unit: a broker dispatches in the order of the log. 0 without one."""
+    lasts = []
+    for queue in stored.queues:
+        rank = queue.lower_bound(log_end)
+        _, units = queue.read(max(rank - 1, 0), rank)
+        if len(units) and has_message(units)[0]:
+            lasts.append((int(units["commitLogOffset"][0]), int(units["size"][0])))
+    # Units that a truncation left point to no message.
+    ends = (offset + size for offset, size in sorted(lasts, reverse=True) if _size_at(segments, offset)[0] == size)
+    return next(ends, 0)
+
+
 def report_failed_read(report: Report, error: UnreadableError) -> None:
     """Report a read that failed. A file that cannot be opened is reported once, by the check of all files."""
     if error.offset is not None:
         report.add_unreadable(error)
 
 
+def check_queue_files(stored: StoredQueues, report: Report) -> None:
+    """Check that all files have one size. Java deletes a last file that is empty."""
+    files = [
+        file for queue in stored.queues for file in queue.queue.files if file.size or file != queue.queue.files[-1]
+    ]
+    sizes = Counter(file.size for file in files)
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    for file in files:
+        if file.size != usual:
+            text = f"expected {usual} bytes, found {file.size}"
+            report.add("consumeQueueFileSize", file.path, text, offset=min(file.size, usual))
+
+
 def check_outside(
-    found: list[WrittenUnits], segments: list[Segment], low: int | None, high: int, root: Path, report: Report
+    stored: StoredQueues, segments: list[Segment], low: int | None, high: int, root: Path, report: Report
 ) -> None:
     """Check units that point below `low`, the beginning of the log (None: not known), or at or after its end `high`."""
     expired = 0
-    for queue in found:
+    for queue in stored.queues:
         bottom, top = queue.lower_bound(low) if low is not None else 0, queue.lower_bound(high)
-        head = queue.read(0, bottom)
-        if low is not None:
-            is_below = (head.offsets < low) & (head.offsets >= 0) & (head.sizes > 0)
-            expired += int(is_below.sum())
-            look_up(segments, [file for file, _ in queue.files], head.take(~is_below), report)
-        tail = queue.read(max(top, bottom), queue.count)
-        is_beyond = (tail.offsets >= high) & (tail.sizes > 0)
-        look_up(segments, [file for file, _ in queue.files], tail.take(~is_beyond), report)
-        beyond = tail.take(is_beyond)
-        if len(beyond):
-            file = queue.files[int(beyond.files[0])][0]
-            offset, number = int(beyond.offsets[0]), int(beyond.numbers[0])
+        for queue_offsets, units in queue.chunks(0, bottom):
+            is_below = (units["commitLogOffset"] < (low or 0)) & (units["commitLogOffset"] >= 0) & (units["size"] > 0)
+            others = np.flatnonzero(is_written(units) & ~is_filler(units) & ~is_below)
+            expired += int(np.count_nonzero(is_below & ~is_filler(units)))
+            _look_up_all(segments, queue, queue_offsets[others], units[others], report)
+        beyond: list[tuple[int, int]] = []
+        for queue_offsets, units in queue.chunks(max(top, bottom), queue.count):
+            is_beyond = (units["commitLogOffset"] >= high) & (units["size"] > 0)
+            others = np.flatnonzero(is_written(units) & ~is_filler(units) & ~is_beyond)
+            _look_up_all(segments, queue, queue_offsets[others], units[others], report)
+            offsets = units["commitLogOffset"][is_beyond].tolist()
+            beyond += zip(queue_offsets[is_beyond].tolist(), offsets, strict=True)
+        if beyond:
+            queue_offset, offset = beyond[0]
+            path, at = _place_of(stored, root, queue.name, queue_offset)
             report.add(
                 "consumeQueueBeyondEnd",
-                file.path,
+                path,
                 f"expected units below the log's end at {high}, found {len(beyond)} from commitLogOffset {offset} "
-                f"(queue offset {file.first + number})",
-                offset=number * CONSUME_QUEUE_UNIT_SIZE,
+                f"(queue offset {queue_offset})",
+                offset=at,
                 pos=offset,
             )
     if expired:
@@ -380,3 +347,12 @@ def check_outside(
             root / FOLDER,
             f"expected units from the log's beginning at {low}, found {expired} below",
         )
+
+
+def _look_up_all(
+    segments: list[Segment], queue: QueueUnits, queue_offsets: Longs, units: Units, report: Report
+) -> None:
+    for queue_offset, offset, size in zip(
+        queue_offsets.tolist(), units["commitLogOffset"].tolist(), units["size"].tolist(), strict=True
+    ):
+        look_up(segments, queue, queue_offset, (offset, size), report)

@@ -23,10 +23,11 @@ from pyspark_dledger.log.io.store_paths import StorePaths, file_size
 from pyspark_dledger.log.io.unread_files import check_fact
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units.dispatched import COLUMNS
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
 from pyspark_dledger.log.verify.key_checks import KeyCheck
-from pyspark_dledger.log.verify.queue_checks import QUEUE_COLUMNS, QueueCheck
+from pyspark_dledger.log.verify.queue_checks import QueueCheck, QueueScope
 from pyspark_dledger.log.verify.report import MAX_LISTED, Report
 
 _BATCH_ROWS = 16 * 1024
@@ -36,9 +37,9 @@ _BATCH_ROWS = 16 * 1024
 class SegmentCheckPart:
     """One segment ``[base, end)`` of the log, and the units of index and ConsumeQueues that point to it.
 
-    `queue_root` is the folder with the ConsumeQueues of the log; units that point to ``[queue_low, queue_high)`` are
-    checked. `key_root` is the folder with the IndexFiles of the log. `before` is the adjacent segment before, if there
-    is one.
+    `queues` are the ConsumeQueues of the log, with the positions to which the units point that are checked here; None
+    if there are none. `key_root` is the folder with the IndexFiles of the log. `before` is the adjacent segment before,
+    if there is one. `log_end` is the end of the log.
     """
 
     path: str
@@ -47,10 +48,9 @@ class SegmentCheckPart:
     segment: Segment
     end: int
     before: Segment | None
-    queue_root: Path | None
+    queues: QueueScope | None
     key_root: Path | None
-    queue_low: int
-    queue_high: int
+    log_end: int
 
     @property
     def size(self) -> int:
@@ -81,23 +81,22 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
 
 def messages_elsewhere(part: SegmentCheckPart) -> list[tuple[int, int]]:
     """Where entries and old messages begin and end that have the finding messageQueue. Raises StoreError."""
-    check = _queue_check(part, Report(part.paths))
-    header = ENTRY_HEADER_SIZE if part.segment.source == DLEDGER else 0
+    engine = read_engine(part.options.engine)
+    check = _queue_check(part, engine, Report(part.paths))
     if check is None or part.segment.base >= part.end:
         return []
-    columns = ("storeSize", "pos", "size", *QUEUE_COLUMNS)
-    request = ScanRequest(part.segment, part.segment.base, part.end, columns, verify_crc=False)
-    for batch, _ in read_engine(part.options.engine).scan(request):
-        known = _known(batch)
-        entries = _entries(known)
-        check.add(entries["pos"] + header, entries["size"] - header, check.places_of(known))
-    return [(start - header, end) for start, end in check.contradicted]
+    request = ScanRequest(part.segment, part.segment.base, part.end, COLUMNS, verify_crc=False)
+    for batch, _ in engine.scan(request):
+        check.add(batch)
+    check.finish()
+    header = ENTRY_HEADER_SIZE if part.segment.source == DLEDGER else 0
+    return [(start - header, start + size) for start, size in sorted(check.contradicted.items())]
 
 
-def _queue_check(part: SegmentCheckPart, report: Report) -> QueueCheck | None:
-    if part.queue_root is None:
+def _queue_check(part: SegmentCheckPart, engine: Engine, report: Report) -> QueueCheck | None:
+    if part.queues is None or part.queues.low >= part.queues.high:
         return None
-    return QueueCheck(part.queue_root, partial(_segments, part), part.queue_low, part.queue_high, report)
+    return QueueCheck(part.queues, partial(StoreView, part.path, part.options), engine, report, part.log_end)
 
 
 def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
@@ -205,10 +204,10 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, su
     segment = part.segment
     index = IndexCheck(files.files, report)
     magics = _NewerMagics()
-    check = _queue_check(part, report)
+    check = _queue_check(part, engine, report)
     keys = KeyCheck(part.key_root, segment.base, part.end, report) if part.key_root is not None else None
     columns: tuple[str, ...] = FIELDS if segment.source == DLEDGER else ("storeSize", "pos", "size")
-    columns += QUEUE_COLUMNS if check is not None else ()
+    columns = tuple(dict.fromkeys((*columns, *COLUMNS))) if check is not None else columns
     if segment.source == DLEDGER or check is not None or keys is not None:
         request = ScanRequest(segment, segment.base, part.end, columns, verify_crc=False, max_batch_rows=_BATCH_ROWS)
         for batch, _ in engine.scan(request) if segment.base < part.end else ():
@@ -220,7 +219,7 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, su
                 index.add(entries)
                 magics.add(entries)
             if check is not None:
-                check.add(entries["pos"] + header, entries["size"] - header, check.places_of(batch))
+                check.add(batch)
             if keys is not None:
                 keys.add(entries["pos"] + header)
     index.finish()
@@ -229,11 +228,6 @@ def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, su
     if keys is not None and survey.counts.get("corruptBytes", 0) <= MAX_LISTED:
         keys.finish(_damaged(survey))
     magics.report(segment, report)
-
-
-def _segments(part: SegmentCheckPart) -> list[Segment]:
-    """All segments of the log: a wrong unit can point to any of them."""
-    return StoreView(part.path, part.options).segments
 
 
 def _known(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -248,7 +242,7 @@ def _entries(batch: pa.RecordBatch) -> dict[str, Numbers]:
     return {
         name: batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         for name in batch.schema.names
-        if name not in QUEUE_COLUMNS
+        if name not in COLUMNS or name == "pos"
     }
 
 

@@ -7,17 +7,21 @@ file that a second run does not confirm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.committed import own_bound
+from pyspark_dledger.log.io.epochs import confirmed_end
+from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
-from pyspark_dledger.log.io.queue_files import FOLDER, queues
+from pyspark_dledger.log.io.queue_files import FOLDER
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.unread_files import unreadable_files
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units.stored import StoredQueues, are_in_rocksdb
 from pyspark_dledger.log.verify.broker_checks import check_broker_files
 from pyspark_dledger.log.verify.file_checks import (
     check_divided_offset,
@@ -26,7 +30,13 @@ from pyspark_dledger.log.verify.file_checks import (
 )
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.index_checks import check_entry_beyond, check_units_beyond
-from pyspark_dledger.log.verify.queue_checks import WrittenUnits, check_outside, report_failed_read
+from pyspark_dledger.log.verify.queue_checks import (
+    QueueScope,
+    check_outside,
+    check_queue_files,
+    dispatched_end,
+    report_failed_read,
+)
 from pyspark_dledger.log.verify.report import Report
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
 from pyspark_dledger.log.verify.state_checks import check_state
@@ -65,7 +75,7 @@ def plan_findings(store: StoreView) -> list[FindingsPart]:
     """The parts of a verification, in the order of the log: one for the store, then one for each segment."""
     ends = [_end_of(store, segment) for segment in store.segments]
     log_end = _log_end(store.segments, ends)
-    queue_root, key_root = _queue_root(store.paths), _broker_root(store.paths)
+    queue_scope, key_root = _queue_scope(store, log_end), _broker_root(store.paths)
     parts: list[FindingsPart] = [StoreCheckPart(store.path, store.options)]
     for number, (segment, end) in enumerate(zip(store.segments, ends, strict=True)):
         before = store.segments[number - 1] if number else None
@@ -80,10 +90,11 @@ def plan_findings(store: StoreView) -> list[FindingsPart]:
                 segment=segment,
                 end=end,
                 before=before if is_adjacent else None,
-                queue_root=queue_root,
+                queues=replace(queue_scope, low=min(segment.base, log_end), high=min(high, log_end))
+                if queue_scope is not None
+                else None,
                 key_root=key_root if key_root is not None and (key_root / KEYS_FOLDER).is_dir() else None,
-                queue_low=min(segment.base, log_end),
-                queue_high=min(high, log_end),
+                log_end=log_end,
             )
         )
     return parts
@@ -114,7 +125,28 @@ def _log_end(segments: list[Segment], ends: list[int]) -> int:
 def _queue_root(paths: StorePaths) -> Path | None:
     """The root whose ConsumeQueues belong to the log at `paths`, and only to it."""
     root = _broker_root(paths)
-    return root if root is not None and (root / FOLDER).is_dir() else None
+    has_files = root is not None and (root / FOLDER).is_dir() and not are_in_rocksdb(root)
+    return root if has_files else None
+
+
+def _queue_scope(store: StoreView, log_end: int) -> QueueScope | None:
+    """The ConsumeQueues of a log, and which messages must be in them."""
+    root = _queue_root(store.paths)
+    if root is None:
+        return None
+    dispatched = dispatched_end(StoredQueues(root, ignore_error), store.segments, log_end)
+    return QueueScope(root, 0, 0, dispatched, min(_committed_end(store, root), log_end))
+
+
+def _committed_end(store: StoreView, root: Path) -> int:
+    """The end of what is committed, and so what a broker dispatches when it starts; 0 if that is unknown."""
+    try:
+        if not store.ledger_segments:
+            return confirmed_end(root)
+        bound = own_bound(store)
+        return 0 if bound.index is None else store.position_of(bound.index + 1)
+    except (OSError, StoreError):
+        return 0
 
 
 def _broker_root(paths: StorePaths) -> Path | None:
@@ -132,21 +164,18 @@ def _store_findings(part: StoreCheckPart) -> list[Finding]:
     queue_root = _queue_root(first.paths)
     is_whole = first.paths.only is None
     failed: list[UnreadableError] = []
-    found = queues(queue_root, failed.append) if queue_root is not None and is_whole else []
-    units = [WrittenUnits(queue, failed.append) for queue in found]
+    stored = StoredQueues(queue_root, failed.append) if queue_root is not None and is_whole else None
     store = StoreView(part.path, part.options)
     report = Report(store.paths)
     for error in unreadable_files(store.paths):
         report.add_unreadable(error)
-    for error in failed:
-        report_failed_read(report, error)
     checks = [
         lambda: _check_files(store, report),
         lambda: _check_index(store, report),
         lambda: check_state(store, report),
     ]
-    if queue_root is not None:
-        checks.append(lambda: _check_queues(store, queue_root, units, report))
+    if queue_root is not None and stored is not None:
+        checks.append(lambda: _check_queues(store, queue_root, stored, report))
     root = _broker_root(store.paths)
     if root is not None:
         checks.append(lambda: _check_broker(store, root, report))
@@ -157,6 +186,8 @@ def _store_findings(part: StoreCheckPart) -> list[Finding]:
             report.add_unreadable(error)
         except (OSError, StoreError) as error:
             report.add("unreadableFile", store.path, str(error))
+    for each in failed:
+        report_failed_read(report, each)
     return report.findings()
 
 
@@ -180,11 +211,12 @@ def _check_index(store: StoreView, report: Report) -> None:
         check_entry_beyond(store.index_files, store.ledger_segments, store.end.last_index + 1, report)
 
 
-def _check_queues(store: StoreView, root: Path, units: list[WrittenUnits], report: Report) -> None:
+def _check_queues(store: StoreView, root: Path, stored: StoredQueues, report: Report) -> None:
     ends = [store.segment_end(segment) for segment in store.segments]
     is_old_part_left_out = not store.paths.commitlog_dirs and (root / "commitlog").is_dir()
     low = store.segments[0].base if store.segments and not is_old_part_left_out else None
-    check_outside(units, store.segments, low, _log_end(store.segments, ends), root, report)
+    check_queue_files(stored, report)
+    check_outside(stored, store.segments, low, _log_end(store.segments, ends), root, report)
 
 
 def _check_broker(store: StoreView, root: Path, report: Report) -> None:

@@ -16,10 +16,9 @@ from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
-from pyspark_dledger.log.io.epochs import is_of_controller_mode
+from pyspark_dledger.log.io.epochs import confirmed_end
 from pyspark_dledger.log.io.files import OnUnreadable, ignore_error, raise_error
 from pyspark_dledger.log.io.queue_files import last_units, queues
-from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.unread_files import UnreadFiles
 from pyspark_dledger.log.options import ReadOptions
@@ -70,6 +69,7 @@ _TEXTS = {
     comparison.NO_QUEUE: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "no queue"),
     comparison.AFTER_QUEUE: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "the queue ends at {0.found}"),
     comparison.NO_UNIT: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "none written"),
+    comparison.REPEATED: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "a unit of {0.found}"),
     comparison.OTHER_UNIT: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "a unit of {0.found}"),
 }
 
@@ -152,7 +152,8 @@ class QueueAudit:
                 f"{self.part.path}: expected a committed index, because only committed messages must be in a queue, "
                 f"found none ({self.part.no_bound}): committedBound=end trusts the end of the log"
             )
-        yield from map(_row, of_messages(messages, units, confirmed & messages.is_committed))
+        missing = of_messages(messages, units, confirmed & messages.is_committed)
+        yield from (_row(each) for each in missing if each.code not in comparison.DELETED)
 
 
 def _row(each: UnitDifference) -> Row:
@@ -200,16 +201,6 @@ def plan(log: StoreView, options: ReadOptions, on_unreadable: OnUnreadable = rai
         AuditPart(log.path, options, root, partition, low, high, end, reason, confirmed)
         for partition, low, high in _windows(partitions, log.engine.NAME, end, highest, most)
     ]
-
-
-def confirmed_end(root: Path, on_unreadable: OnUnreadable = raise_error) -> int:
-    """From where on the log is not confirmed in controller mode; 2^63-1 in other modes, 0 if that is unknown."""
-    try:
-        confirmed = read_store_checkpoint(root).confirm_phy_offset if is_of_controller_mode(root) else 0
-    except UnreadableError as error:
-        on_unreadable(error)
-        return 0
-    return confirmed or INT64_MAX
 
 
 def _windows(
