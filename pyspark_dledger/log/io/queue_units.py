@@ -90,12 +90,14 @@ class QueueUnits:
     """The units of a queue by rank: 0 is the first unit of the first file, ranks continue over gaps between files.
 
     Counted are all units that its files have room for, up to the last written one. `on_unreadable` is called for what
-    cannot be read; those units are left out. A search takes a unit that cannot be read for a later one.
+    cannot be read; those units are left out. A search takes a unit that cannot be read for a later one: ``has_failed``
+    says that there was one.
     """
 
     def __init__(self, queue: Queue, on_unreadable: OnUnreadable = raise_error) -> None:
         self.queue = queue
         self._on_unreadable = on_unreadable
+        self.has_failed = False
         files = list(queue.files)
         written = 0
         while files and not (written := self._written(files[-1])):
@@ -247,6 +249,7 @@ class QueueUnits:
         try:
             data = file(number).read(at, wanted)
         except OSError:
+            self.has_failed = True
             return _NO_UNITS
         return decode_records(data, CONSUME_QUEUE_UNIT)
 

@@ -110,8 +110,9 @@ class StoredQueues:
 
     def is_unread(self, name: QueueName) -> bool:
         """Whether a queue could not be read as a whole. Without batchconsumequeue, no topic is known to have none."""
-        parts = (name[0], str(name[1]))
-        return any(parts[: len(unread)] == unread for unread in self._unread)
+        parts, queue = (name[0], str(name[1])), self.get(name)
+        has_failed = queue is not None and queue.has_failed
+        return has_failed or any(parts[: len(unread)] == unread for unread in self._unread)
 
     def get(self, name: QueueName) -> QueueUnits | None:
         """A queue by its name."""
