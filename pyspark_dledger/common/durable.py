@@ -7,9 +7,25 @@ import os
 import stat
 from pathlib import Path
 
+from pyspark_dledger.errors import DiskFullError, StoreError
+
 PRIVATE_FOLDER = 0o700
 """The mode of the folders of a store: its messages are for its user only."""
 _PRIVATE_FILE = 0o600
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cannot_write(path: str | Path, error: OSError, advice: str) -> StoreError:
+    """An error of the system for a write, as an error for the user: what cannot be written, why, and what to do."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return DiskFullError(f"{path}: cannot be written: no space left ({reason}): free some, then {advice}")
+    return StoreError(f"{path}: cannot be written ({reason}): fix this, then {advice}")
+
+
+def full_disk() -> OSError:
+    """The system's error for a full disk."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def open_own(file: Path, flags: int, mode: int = _PRIVATE_FILE) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyspark_dledger.common.durable import open_own
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.common.durable import cannot_write, open_own
 from pyspark_dledger.log.io.store_checkpoint import FILE, SIZE, StoreCheckpoint
 
 
@@ -25,4 +24,4 @@ def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StoreError(f"{root / FILE}: cannot be written: {error}: check the disk") from error
+        raise cannot_write(root / FILE, error, "try again") from error

@@ -31,12 +31,12 @@ class PlainStores(JavaProcess):
         answer = self._ask("\t".join(("open", role, *words)))
         return answer["minOffset"], answer["maxOffset"]
 
-    def open_root(self, root: Path, settings: dict[str, str]) -> tuple[int, int]:
+    def open_root(self, root: Path, settings: dict[str, str], role: str = "SLAVE") -> tuple[int, int]:
         """Opens the store in a root folder. The first file of its CommitLog says how large its files are."""
         commitlog = root / "commitlog"
         size = (commitlog / f"{0:020d}").stat().st_size
         paths = {"storePathRootDir": str(root), "storePathCommitLog": str(commitlog)}
-        return self.open({**paths, **settings, "mappedFileSizeCommitLog": str(size)})
+        return self.open({**paths, **settings, "mappedFileSizeCommitLog": str(size)}, role)
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Returns the minimum and maximum offset of every queue."""

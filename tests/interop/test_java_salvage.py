@@ -5,14 +5,16 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.interop.java_store import serving_store
 from tests.interop.java_stores import store_openers
 from tests.interop.plain_stores import PlainStores
 from tests.interop.test_java_opens_stores import expected_answer, open_store
-from tests.salvage.groups import Group, damage, differences, golden_group, lost_indexes
+from tests.salvage.groups import Group, damage, differences, golden_group, group_at, lost_indexes
 from tests.support import golden
 from tests.support.golden import Golden, Record
 from tests.support.sparse_copy import copy_tree
@@ -121,6 +123,28 @@ def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> Non
         java.open_root(result, SIZES)
         wanted = {each["physicalOffset"] for each in expected} - lost
         assert {each.physical_offset for each in java.dump().messages} == wanted
+
+
+@pytest.mark.parametrize("version", ["5.1.4", "5.3.3", "5.5.0"])
+def test_a_broker_of_controller_mode_opens_a_salvaged_store(tmp_path: Path, version: str) -> None:
+    """From 5.3.1 on it rejects one that does not say what is confirmed."""
+    root = golden.unpack("mq-53-controller", tmp_path)
+    group = group_at(tmp_path, "mq-53-controller", [root / "b2", root / "b3"])
+    damage(group, 11, 10)
+    result = tmp_path / "result"
+    report = salvage(SalvageRequest.of(group.members, undecided="majority"), result)
+    assert (report.lost, report.findings) == (0, ())
+    with closing(PlainStores(version, tmp_path)) as java:
+        begin, end = java.open_root(result, {**SIZES, "enableControllerMode": "true"})
+        assert (begin, end) == (0, group.extents[-1].pos + group.extents[-1].size)
+        assert {each.physical_offset for each in java.dump().messages} == offsets_in_queues(result)
+
+
+def offsets_in_queues(root: Path) -> set[int]:
+    """The physical offsets that the ConsumeQueues of a store point to, fillers left out."""
+    data = b"".join(file.read_bytes() for file in (root / "consumequeue").rglob("0" * 20))
+    units = np.frombuffer(data, UNIT_DTYPE)
+    return set(units["commitLogOffset"][(units["size"] > 0) & (units["size"] < FILLER_SIZE)].tolist())
 
 
 def in_queues(messages: list[Record]) -> list[Record]:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
-from pyspark_dledger.rocketmq.export import direct_file
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
+from pyspark_dledger.rocketmq.jobs import direct_file
+from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile, FileWindow
 from tests.support.generate import COLUMN_NAMES, Row, mq_message, rows_of, write_commitlog
 from tests.support.long_runs import examples
 

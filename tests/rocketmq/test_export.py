@@ -31,9 +31,10 @@ from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.log.io import remote_fs
 from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
-from pyspark_dledger.rocketmq.export.target_folder import new_file, read_manifest
+from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
+from pyspark_dledger.rocketmq.jobs.manifest import read_manifest
+from pyspark_dledger.rocketmq.jobs.target_folder import new_file
 from pyspark_dledger.rocketmq.work_parts import map_here
 from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden
@@ -57,7 +58,7 @@ SMALL = {"maxPartitionBytes": "65536"}
 KILLED = """
 import os, signal, sys
 from pyspark_dledger.rocketmq.export import export, parquet
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile
+from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
 count = 0
 def dying(call):
     def called(*args):
@@ -374,7 +375,7 @@ def test_the_target_must_be_outside_the_store(store: Store, tmp_path: Path) -> N
         export(store.path, tmp_path, "jsonl")
     with pytest.raises(OptionError, match="target s3://bucket/key: expected a local folder to write to, found a URI"):
         export(store.path, "s3://bucket/key?secret_key=x", "jsonl")
-    with pytest.raises(OptionError, match="expected a folder to export to, found an empty path"):
+    with pytest.raises(OptionError, match="expected a folder to write to, found an empty path"):
         export(store.path, "", "jsonl")
 
 
@@ -454,7 +455,7 @@ def test_a_damaged_manifest_is_rejected(store: Store, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         export(store.path, target, "jsonl", run=first_only)
     good = json.loads((target / "_export.json").read_text())
-    not_ours = "not a file that an export wrote, or damaged: export to a new folder"
+    not_ours = "not a file of a job, or damaged: write to a new folder"
     for text, message in (
         ("{}", "expected version 2, found None"),
         ("[" * 100_000, not_ours),

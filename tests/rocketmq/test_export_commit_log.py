@@ -28,7 +28,7 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.commit_log import commit_log_part, offsets
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.export.commit_log.offsets import FILLER_TOPIC, MIN_FILLER_SIZE
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile
+from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
 from pyspark_dledger.rocketmq.work_parts import map_here
 from tests.support import golden
 from tests.support.generate import (

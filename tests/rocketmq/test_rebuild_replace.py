@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.store_lock import StoreLock, locked
@@ -297,7 +297,7 @@ def test_a_full_disk_leaves_only_the_old_folder(
             patched.setattr(os, "pwrite", full)
             # The lock of a store is also written.
             patched.setattr(StoreLock, "lock", lambda _: None)
-            with pytest.raises(StoreError, match=r"cannot write \w+ \(No space left on device\): check the disk"):
+            with pytest.raises(DiskFullError, match=r"cannot be written: no space left \(No space left on device\)"):
                 rebuild(root, what, out=out)
         assert files_of(root, *WHATS) == before
         assert not list(root.glob("*.rebuilding/*"))

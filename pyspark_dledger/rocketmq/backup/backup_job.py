@@ -10,7 +10,6 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,10 +28,9 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.log_copy import PROGRESS_FOLDER, ExpiredError, LogCopy, LogRange
 from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, BackupFile, Manifest, read_manifest, write_manifest
 from pyspark_dledger.rocketmq.backup.member_files import MemberFiles, serves_messages
-from pyspark_dledger.rocketmq.export.target_folder import check_apart, locked_folder
-from pyspark_dledger.rocketmq.salvage.node_files import index_file_size
-
-Progress = Callable[[int, int], None]
+from pyspark_dledger.rocketmq.jobs.node_files import index_file_size
+from pyspark_dledger.rocketmq.jobs.target_folder import check_apart, locked_folder
+from pyspark_dledger.rocketmq.work_parts import Progress
 
 _STATE = "state-"
 _MAX_ATTEMPTS = 10
@@ -78,8 +76,7 @@ def backup(
     chosen = options if options is not None else ReadOptions()
     store = StoreView(os.fspath(source), chosen)
     check_apart(store, (), folder)
-    make_dir(folder, PRIVATE_FOLDER)
-    with locked_folder(folder):
+    with locked_folder(folder, "backup", PRIVATE_FOLDER):
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return _Backup(os.fspath(source), chosen, folder, progress or (lambda _done, _total: None)).run()

@@ -21,8 +21,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.copies.index_units import read_units
-from pyspark_dledger.log.io.entry_reads import entry_at
-from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.manifest import (
     BLOCK_BYTES,
@@ -164,11 +163,10 @@ class LogCopy:
 
     def _entries(self, segment: Segment, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         """Checked consecutive entries, about `BLOCK_BYTES` at once, each with the position of its first byte."""
-        with open_file(segment.path) as file:
-            for low, high in entry_ranges(self._store.engine, segment, start, stop):
-                data = file.read(low - segment.base, high - low)
-                self._check(segment, low, high, data)
-                yield low, data
+        for low, high in entry_ranges(self._store.engine, segment, start, stop):
+            data = read_existing(segment.path, low - segment.base, high - low)
+            self._check(segment, low, high, data)
+            yield low, data
 
     def _check(self, segment: Segment, low: int, high: int, data: bytes) -> None:
         engine, first = self._store.engine, self._next_index
@@ -196,8 +194,7 @@ class LogCopy:
                 raise _damaged(segment, low, self._next_index + number, text)
 
     def _blank(self, segment: Segment, pos: int) -> bytes:
-        with open_file(segment.path) as file:
-            found = file.read(pos - segment.base, MIN_BLANK_SIZE)
+        found = read_existing(segment.path, pos - segment.base, MIN_BLANK_SIZE)
         if len(found) != MIN_BLANK_SIZE or decode_blank(found) != segment.end - pos:
             raise _damaged(segment, pos, self._next_index, f"expected an entry or a blank, found {found.hex()}")
         return encode_blank(segment.end - pos)

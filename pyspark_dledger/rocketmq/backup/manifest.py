@@ -21,6 +21,7 @@ from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, is_segment_name
 from pyspark_dledger.format.state_files import MAX_TERM
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
+from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
 
 FORMAT = 1
 BLOCK_BYTES = 4 << 20
@@ -202,7 +203,8 @@ def checked_blocks(file: BinaryIO, name: str, record: BackupFile, first_block: i
     for number in range(first_block, len(record.crc32)):
         start = number * BLOCK_BYTES
         size = min(BLOCK_BYTES, record.size - start)
-        data = file.read(size)
+        with source_errors(name):
+            data = file.read(size)
         found = crc32(data)
         if len(data) != size or found != record.crc32[number]:
             raise StoreError(

@@ -23,14 +23,13 @@ from pyspark_dledger.rocketmq.backup.manifest import BLOCK_BYTES, BackupFile, Bl
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER as IDENTITIES
 from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun
-from pyspark_dledger.rocketmq.salvage.broker_files import copy_config
+from pyspark_dledger.rocketmq.jobs.broker_files import copy_config, notes_of_left_out
+from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
 from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 from pyspark_dledger.rocketmq.summary.summary_file import MAX_SUMMARY_SIZE, SUMMARY, Summary, parse_summary
 
 NODE, ROOT = "node", "root"
 """The folders of a backup's state: files of ``dledger-<id>/``, and of the storePathRootDir."""
-
-_LEFT_OUT = ("batchconsumequeue", "consumequeue_ext", "timerwheel", "timerlog", "rocksdbstore", "compaction")
 
 
 def serves_messages(root: Path) -> bool:
@@ -61,9 +60,7 @@ class MemberFiles:
             write_store_checkpoint(own, read_store_checkpoint(self._root)._replace(index_msg_timestamp=0))
             self.notes += copy_config([self._root], own)
             self._found += map(self._record, [own / CHECKPOINT, *sorted((own / CONFIG).glob("*"))])
-            for name in _LEFT_OUT:
-                if (self._root / name).exists():
-                    self.notes.append(f"{name} is not backed up: if the broker needs it, copy {self._root / name}")
+            self.notes += notes_of_left_out([self._root], "backed up")
 
     def _copy_summary(self) -> None:
         try:
@@ -84,9 +81,7 @@ class MemberFiles:
         for path in sorted(folder.glob("*.ids")):
             try:
                 self.last_identity = max(self.last_identity, SortedRun(path).range.last_index)
-                with open_file(path) as file:
-                    parts = (file.read(at, BLOCK_BYTES) for at in range(0, file.size(), BLOCK_BYTES))
-                    self._write(f"{NODE}/{IDENTITIES}/{path.name}", parts, file.size())
+                self._write(f"{NODE}/{IDENTITIES}/{path.name}", _blocks(path), path.stat().st_size)
             except FileNotFoundError:
                 raise ExpiredError from None
             except ValueError as error:
@@ -128,6 +123,14 @@ class MemberFiles:
             while block := stream.read(BLOCK_BYTES):
                 crcs.add(block)
         return BackupFile(str(file.relative_to(self._target)), crcs.size, crcs.size, crcs.result())
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open_file(path) as file:
+        for at in range(0, file.size(), BLOCK_BYTES):
+            with source_errors(path):
+                block = file.read(at, BLOCK_BYTES)
+            yield block
 
 
 @contextmanager

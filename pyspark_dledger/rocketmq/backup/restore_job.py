@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +23,7 @@ from typing import BinaryIO
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, sync_dir, write_all, write_durably
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.retention import Retention, used_ratio
-from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.format.state_files import MAX_TERM, RESTORED, CurrentTerm, encode_state_file
@@ -42,10 +42,9 @@ from pyspark_dledger.rocketmq.backup.manifest import (
 from pyspark_dledger.rocketmq.backup.member_files import NODE, ROOT, read_back
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.store_lock import ABORT
-from pyspark_dledger.rocketmq.export.target_folder import locked_folder
-from pyspark_dledger.rocketmq.salvage.node_files import write_checkpoint, write_current_term, write_index
-
-Progress = Callable[[int, int], None]
+from pyspark_dledger.rocketmq.jobs.node_files import write_checkpoint, write_current_term, write_index
+from pyspark_dledger.rocketmq.jobs.target_folder import locked_folder
+from pyspark_dledger.rocketmq.work_parts import Progress
 
 _ID = re.compile(r"[^/\0\s]+")
 _BACKUP = "backup"
@@ -109,8 +108,7 @@ def restore(
     folder = Path(os.path.realpath(target))
     if folder == backup_folder or backup_folder in folder.parents or folder in backup_folder.parents:
         raise StoreError(f"{target}: expected a folder apart from the backup, found {backup_folder}")
-    make_dir(folder, PRIVATE_FOLDER)
-    with locked_folder(folder):
+    with locked_folder(folder, "restore", PRIVATE_FOLDER):
         job = _Restore(backup_folder, manifest, folder, node, progress or (lambda _done, _total: None))
         return job.run(term, new_group)
 
@@ -169,7 +167,9 @@ class _Restore:
             needed = sum(file.size for file in self._manifest.all_files)
             free = shutil.disk_usage(self._target).free
             if needed > free:
-                raise StoreError(f"{self._target}: expected room for {needed} bytes, found {free}: make room")
+                raise DiskFullError(
+                    f"{self._target}: cannot be written: expected room for {needed} bytes, found {free}: make room"
+                )
             make_dir(self._staging, PRIVATE_FOLDER)
             write_durably(mark, self._manifest.id.encode())
         make_dir(self._node_dir, PRIVATE_FOLDER)

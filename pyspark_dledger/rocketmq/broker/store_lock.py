@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, sync_dir, write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, cannot_write, open_own, sync_dir, write_durably
 from pyspark_dledger.errors import StoreError, StoreInUseError
 
 LOCK = "lock"
@@ -92,7 +92,7 @@ def locked(root: Path) -> Iterator[None]:
     try:
         lock.lock()
     except OSError as error:
-        raise StoreError(f"{root / LOCK}: cannot be locked: {error}: check permissions") from error
+        raise cannot_write(root / LOCK, error, "try again") from error
     try:
         yield
     finally:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.common.options import (
     BOOLEAN,
@@ -26,6 +26,7 @@ from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.option_uses import USES, check_use
 from pyspark_dledger.log.options import OPTIONS, ReadOptions, option_filters, parse_options
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -159,9 +160,6 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> tuple[ReadOpt
 MAX_SKIPPED = 100
 """How many of the rows that were left out are listed, for a part and for an export."""
 
-Progress = Callable[[int, int], None]
-"""Called with the exported bytes of the log, and with all bytes to export."""
-
 
 @dataclass(frozen=True)
 class ExportSettings(ExportOptions):
@@ -187,40 +185,6 @@ class ExportSettings(ExportOptions):
     def filters(self) -> Filters:
         """The filters of the read: topic, queueId, tags and times."""
         return option_filters(self.options)
-
-
-@dataclass(frozen=True)
-class FileReport:
-    """A file of an export: its path relative to the target with ``/``, its size in bytes, and its number of rows.
-
-    ``crc32`` is of the bytes as they were read back; of a sparse file, without the zeros after its content.
-    """
-
-    path: str
-    size: int
-    crc32: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class PartReport:
-    """The result of a part. ``source_bytes`` are the bytes of the log that it covers.
-
-    ``skipped`` counts rows that passed the filters and were left out; ``first_skipped`` lists at most `MAX_SKIPPED` of
-    them as ``pos=... index=...: why``. ``problems`` counts written rows with a ``problem``. ``notes``, ``counts`` and
-    the file ``left`` are for the form's `Form.finish`; the file is deleted when the export is done.
-    """
-
-    number: int
-    rows: int
-    skipped: int
-    first_skipped: tuple[str, ...]
-    files: tuple[FileReport, ...]
-    source_bytes: int
-    notes: tuple[str, ...] = ()
-    counts: dict[str, int] = field(default_factory=dict)
-    problems: int = 0
-    left: FileReport | None = None
 
 
 @dataclass(frozen=True)
@@ -266,32 +230,31 @@ class ExportReport:
     broker_conf: dict[str, str]
 
 
-class Form(Protocol):
+class Form:
     """A form that a log is exported to. Instances have no state and can be pickled."""
 
-    @property
-    def name(self) -> str:
-        """The user's name for it, such as ``parquet``."""
+    name: str
+    """The user's name for it, such as ``parquet``."""
 
     def plan(self, log: StoreView, settings: ExportSettings) -> list[Any]:
         """The parts, one for each task: picklable values whose repr is the same for the same plan.
 
         Raises StoreError and OptionError if the log cannot be exported in this form. Writes nothing.
         """
+        raise NotImplementedError
 
     def write(self, part: Any, number: int, target: Path) -> PartReport:
-        """Write a part from its start. Files of an earlier attempt are replaced by the same bytes.
-
-        Files are written with `target_folder.new_file` and read back, and get their names once they are complete.
-        Concurrent attempts at the same part are safe. Raises StoreError and OSError.
-        """
+        """Write a part from its start, see `WritePart`. Another attempt writes the same bytes."""
+        raise NotImplementedError
 
     def finish(
-        self, log: StoreView, settings: ExportSettings, target: Path, reports: Sequence[PartReport]
+        self, _log: StoreView, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
     ) -> FinishReport:
         """The work after all parts are written. Runs again from its start if it was interrupted."""
+        return FinishReport()
 
     def seal(
-        self, settings: ExportSettings, target: Path, reports: Sequence[PartReport], manifest: dict[str, Any]
+        self, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _manifest: dict[str, Any]
     ) -> bool:
         """Keep the manifest of the finished export in a file of the form; False: the form has no place for it."""
+        return False

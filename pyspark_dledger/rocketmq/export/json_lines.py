@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +17,11 @@ from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.plan import Partition, read_once
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile
-from pyspark_dledger.rocketmq.export.forms import ExportSettings, FileReport, FinishReport, PartReport
+from pyspark_dledger.rocketmq.export.forms import ExportSettings, Form
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
-from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, file_report, new_file, read_back_error
+from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
+from pyspark_dledger.rocketmq.jobs.target_folder import ChecksumFile, file_report, new_file, read_back_error
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -41,7 +42,7 @@ class JsonLinesPart:
     compression: str
 
 
-class JsonLinesForm:
+class JsonLinesForm(Form):
     """Writes JSON lines; a part is a partition of the read (maxPartitionBytes)."""
 
     name = "jsonl"
@@ -66,17 +67,6 @@ class JsonLinesForm:
             size = temporary.stat().st_size
         file = FileReport(path, size, found.file_crc32, found.lines)
         return PartReport(number, found.lines, 0, (), (file,), part.partition.size, problems=lines.problems)
-
-    def finish(
-        self, _log: StoreView, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport]
-    ) -> FinishReport:
-        return FinishReport()
-
-    def seal(
-        self, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _manifest: dict[str, Any]
-    ) -> bool:
-        """Nothing: other readers ignore the manifest."""
-        return False
 
 
 class _Checksums(NamedTuple):

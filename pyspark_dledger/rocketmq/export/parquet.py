@@ -25,11 +25,11 @@ from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.plan import Partition, read_once
-from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
-from pyspark_dledger.rocketmq.export.parquet_manifest import PARQUET_MANIFEST, write_parquet_manifest
-from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, file_report, new_file, read_back_error
 from pyspark_dledger.rocketmq.export.topic_days import by_topic_and_day
+from pyspark_dledger.rocketmq.jobs.manifest import PARQUET_MANIFEST, FileReport, PartReport, write_parquet_manifest
+from pyspark_dledger.rocketmq.jobs.target_folder import ChecksumFile, file_report, new_file, read_back_error
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -67,7 +67,7 @@ class ParquetPart:
     flat: bool
 
 
-class ParquetForm:
+class ParquetForm(Form):
     """Writes Parquet files; a part is a partition of the read (maxPartitionBytes)."""
 
     name = "parquet"

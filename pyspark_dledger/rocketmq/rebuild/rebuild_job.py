@@ -29,6 +29,7 @@ from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.store_lock import locked
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
 from pyspark_dledger.rocketmq.index_file.tag_units import has_tag_units
+from pyspark_dledger.rocketmq.jobs.target_folder import target_errors
 from pyspark_dledger.rocketmq.rebuild import builder, swap
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
 from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
@@ -184,17 +185,12 @@ def rebuild(
     target = _checked_out(store.root, out) if out is not None else swap.building_folder(store.root, what)
     if out is None:
         store.check_can_be_replaced()
-    try:
-        with locked(store.root) if out is None else nullcontext():
-            leftover = swap.finish_interrupted(store.root, what) if out is None else None
-            notes = [*([leftover] if leftover is not None else []), *store.size_notes()]
-            built = store.build(target, run, progress)
-            before, note = store.put_in_place(built) if out is None else (None, None)
-            notes += [note] if note is not None else []
-    except OSError as error:
-        raise StoreError(
-            f"{error.filename or target}: cannot write {what} ({error.strerror}): check the disk, and rebuild again"
-        ) from error
+    with target_errors(target, "rebuild"), locked(store.root) if out is None else nullcontext():
+        leftover = swap.finish_interrupted(store.root, what) if out is None else None
+        notes = [*([leftover] if leftover is not None else []), *store.size_notes()]
+        built = store.build(target, run, progress)
+        before, note = store.put_in_place(built) if out is None else (None, None)
+        notes += [note] if note is not None else []
     folder = (store.root if out is None else target) / what
     return RebuildReport(what, str(folder), before, store.committed, built, (*notes, *_notes(store.root, what, built)))
 

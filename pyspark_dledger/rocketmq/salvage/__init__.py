@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark_dledger.rocketmq.salvage.commit_log_result import salvage
-from pyspark_dledger.rocketmq.salvage.salvage_job import SalvageReport, SalvageRequest, UndecidedError, plan
+from pyspark_dledger.rocketmq.salvage.salvage_job import SalvageReport, SalvageRequest, UndecidedError, plan, salvage
 
 __all__ = ["SalvageReport", "SalvageRequest", "UndecidedError", "plan", "salvage"]

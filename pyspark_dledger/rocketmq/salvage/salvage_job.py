@@ -1,7 +1,8 @@
-"""Runs a salvage: plan, write, read back, verify.
+"""Runs a salvage: what is restored from which source, the files of the result, and what to tell of it.
 
-The state is in the target, see `target_folder`. An interrupted salvage is continued by the same salvage: files with a
-report are not written again.
+`jobs.job` writes the files of the log. A salvage whose result is a CommitLog without DLedger is a salvage to a folder
+next to the target, then an export. Both continue an interrupted run of the same; the folder between is deleted at the
+end.
 """
 
 from __future__ import annotations
@@ -11,23 +12,22 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property, partial
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.common.durable import PRIVATE_FOLDER, write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir, write_durably
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.epochs import is_of_controller_mode
 from pyspark_dledger.log.io.files import is_remote_path, path_of
 from pyspark_dledger.log.io.salvage_fillers import LOST_FILE
-from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
+from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.plan import (
@@ -42,21 +42,31 @@ from pyspark_dledger.log.salvage.plan import (
 from pyspark_dledger.log.salvage.plan_rows import headline, undecided_text
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings
-from pyspark_dledger.rocketmq.export import target_folder
-from pyspark_dledger.rocketmq.export.export_job import absolute_path
-from pyspark_dledger.rocketmq.export.forms import PartReport, Progress
-from pyspark_dledger.rocketmq.export.target_folder import FINISHED, STATE_FOLDER
+from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings, verify
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
+from pyspark_dledger.rocketmq.export.export_job import export
+from pyspark_dledger.rocketmq.index_file.tag_units import has_tag_units
+from pyspark_dledger.rocketmq.jobs import broker_files, node_files
+from pyspark_dledger.rocketmq.jobs.job import Job
+from pyspark_dledger.rocketmq.jobs.manifest import PartReport, parsed, read_json
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    FINISHED,
+    absolute_path,
+    check_apart,
+    left_file,
+    locked_folder,
+    target_errors,
+    target_path,
+)
+from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
-from pyspark_dledger.rocketmq.salvage import broker_files, node_files
 from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
 from pyspark_dledger.rocketmq.salvage.left_units import IndexUnits, load_left
 from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, write_file
-from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+from pyspark_dledger.rocketmq.work_parts import MapParts, Progress, map_here
 
-_VERSION = 3
-_FORM = "salvage"
-_IGNORED = {"lost+found", f"{MANIFEST}.tmp"}
+_VERB = "salvage"
+_FORM = "commitlog"
 DECIDED_FILE = "decided.jsonl"
 """The list of the entries that only the request decided, in the target."""
 
@@ -135,51 +145,114 @@ def plan(request: SalvageRequest, run: MapParts = map_here, progress: Progress |
     return _Sources(request).plan(run, progress)
 
 
-def salvage_store(
+def salvage(
     request: SalvageRequest,
     target: str | os.PathLike[str],
     *,
     run: MapParts = map_here,
     progress: Progress | None = None,
 ) -> SalvageReport:
+    """Write one store from the sources to the folder `target`, which is new or has an interrupted salvage of the same.
+
+    Raises OptionError for wrong options; StoreError if a source or the target cannot be used, if copies differ and
+    nothing decides, and if the result differs when it is read back.
+    """
+    began = time.monotonic()
+    folder = target_path(target)
+    as_store = replace(request, store_as=None)
+    sources = _Sources(as_store)
+    if request.store_as is None or not any(store.ledger_segments for store in sources.stores):
+        return _salvage_store(sources, folder, run, progress)
+    between = folder.with_name(f"{folder.name}.dledger")
+    is_exported = _is_exported(folder, between)
+    salvaged = _finished_report(as_store, between) or _salvage_store(sources, between, run, progress)
+    if not is_exported:
+        export(between, folder, _FORM, run=run, progress=progress, verb=_VERB, engine=request.engine)
+    report = _converted_report(salvaged, folder, request.engine, began)
+    with target_errors(folder, _VERB):
+        for name in (LOST_FILE, DECIDED_FILE):
+            if (between / name).exists():
+                _write_rows(folder / name, _with_old_positions(between / name))
+    shutil.rmtree(between)
+    return report
+
+
+def _salvage_store(sources: _Sources, folder: Path, run: MapParts, progress: Progress | None) -> SalvageReport:
     """As `salvage`; the result has the logs of the sources, that of DLedger included."""
     began = time.monotonic()
-    sources = _Sources(request)
-    folder = target_path(target)
     for store in sources.stores:
-        target_folder.check_apart(store, (store.path,), folder)
-    try:
-        with target_folder.locked_folder(folder, PRIVATE_FOLDER):
-            return _Job(sources, folder, run, progress).run(began)
-    except OSError as error:
-        raise target_folder.cannot_write(folder, error) from error
+        check_apart(store, (store.path,), folder)
+    with locked_folder(folder, _VERB, PRIVATE_FOLDER):
+        return _Salvage(sources, folder, run, progress).run(began)
 
 
-def target_path(target: str | os.PathLike[str]) -> Path:
-    """The folder to write to. Raises OptionError for an empty or remote path."""
-    if not os.fspath(target):
-        raise OptionError("expected a folder to write to, found an empty path: name a folder")
-    return Path(local_target(os.path.realpath(local_target(os.fspath(target)))))
+def _request(request: SalvageRequest) -> dict[str, Any]:
+    """The request as in a manifest."""
+    return {"form": _VERB, "source": ", ".join(request.sources), **asdict(request)}
 
 
-def finished_report(request: SalvageRequest, folder: Path) -> SalvageReport | None:
+# A result without DLedger
+
+
+def _is_exported(folder: Path, between: Path) -> bool:
+    """Whether an interrupted salvage already wrote the target. Raises StoreError if it has anything else."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    state = read_json(folder / MANIFEST).get("state") if MANIFEST in names else None
+    if not between.exists() and names and state in (None, FINISHED):
+        found = "a finished salvage or export" if state is not None else ", ".join(sorted(names)[:8])
+        raise StoreError(f"{folder}: expected a new or empty folder, found {found}: name another folder")
+    return state == FINISHED
+
+
+def _finished_report(request: SalvageRequest, folder: Path) -> SalvageReport | None:
     """The report of a finished salvage of this request in a folder; None without one."""
     if not (folder / MANIFEST).exists():
         return None
-    manifest = target_folder.read_json(folder / MANIFEST)
-    if manifest.get("state") != FINISHED or any(manifest.get(name) != value for name, value in _json(request).items()):
+    manifest = read_json(folder / MANIFEST)
+    wanted = json.loads(json.dumps({**_request(request), "state": FINISHED}))
+    if any(manifest.get(name) != value for name, value in wanted.items()):
         return None
-    report: dict[str, Any] = manifest["report"]
-    report = {name: tuple(value) if isinstance(value, list) else value for name, value in report.items()}
-    return SalvageReport(**report)
-
-
-def _json(request: SalvageRequest) -> dict[str, Any]:
-    """The request as in a manifest."""
-    found: dict[str, Any] = json.loads(
-        json.dumps({"form": _FORM, "source": ", ".join(request.sources), **asdict(request)})
-    )
+    found: SalvageReport = parsed(SalvageReport, manifest["report"])
     return found
+
+
+def _converted_report(salvaged: SalvageReport, folder: Path, engine: str, began: float) -> SalvageReport:
+    """The report of a salvage whose result was exported to a folder."""
+    exported = read_json(folder / MANIFEST)["report"]
+    found = verify(StoreView(str(folder), ReadOptions(engine=engine)))
+    notes = [note for note in salvaged.notes if not note.startswith("currterm")]
+    if exported["skipped"]:
+        first = exported["first_skipped"][0]
+        notes.append(f"not in the result: {counted(exported['skipped'], 'entry')} that are no messages; first {first}")
+    return replace(
+        salvaged,
+        target=str(folder),
+        node=None,
+        entries=exported["rows"],
+        parts=exported["parts"],
+        resumed=exported["resumed"],
+        bytes=exported["bytes"],
+        seconds=round(time.monotonic() - began, 3),
+        findings=tuple(str(finding) for finding in found if finding.severity != "info"),
+        notes=tuple(dict.fromkeys([*notes, *exported["notes"]])),
+        broker_conf=exported["broker_conf"],
+    )
+
+
+def _with_old_positions(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a list; positions are those in the log of DLedger, and are named so."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        yield {("dledgerPos" if name == "pos" else name): value for name, value in json.loads(line).items()}
+
+
+def _write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows to a file, a JSON object a line; no file without rows. Raises OSError."""
+    file.unlink(missing_ok=True)
+    if text := "".join(f"{json.dumps(row)}\n" for row in rows):
+        write_durably(file, text.encode())
+
+
+# The salvage
 
 
 class _Sources:
@@ -227,68 +300,29 @@ def _state_of(path: str) -> tuple[int, int] | None:
     return state.st_size, state.st_mtime_ns
 
 
-class _Job:
+class _Salvage:
     """One run of a salvage; the caller has locked the target."""
 
     def __init__(self, sources: _Sources, target: Path, run: MapParts, progress: Progress | None) -> None:
         self._sources, self._target, self._run, self._progress = sources, target, run, progress
-        self._request = _json(sources.request)
+        self._job = Job(target, _VERB, _request(sources.request), run, progress)
         # That have been checked, by the number of their part.
         self._left_files: dict[int, Path] = {}
 
     def run(self, began: float) -> SalvageReport:
-        is_new = self._check_target()
+        earlier = self._job.earlier()
         plan = self._sources.plan(self._run, self._progress)
         check_decided(plan)
         parts = list(self._file_parts(plan))
-        manifest = {
-            "version": _VERSION,
-            "state": RUNNING,
-            **self._request,
-            "parts": len(parts),
-            "plan": hashlib.sha256(
-                "\n".join([self._sources.stamp, *map(repr, parts)]).encode("utf-8", "surrogatepass")
-            ).hexdigest(),
-        }
-        if is_new:
-            (self._target / STATE_FOLDER).mkdir()
-        elif target_folder.read_json(self._target / MANIFEST).get("plan") != manifest["plan"]:
-            raise StoreError(
-                f"{self._target}: the plan of the interrupted salvage differs from the current one: a source changed, "
-                "or another version wrote the plan: salvage to a new folder"
-            )
-        if is_new:
-            target_folder.write_manifest(self._target, manifest)
-        shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
-        reports, resumed = self._write_parts(parts)
+        size, stamp = sum(part.size for part in parts), self._sources.stamp
+        reports, resumed = self._job.write(write_file, parts, size, earlier=earlier, stamp=stamp)
+        self._job.check_files(file for report in reports for file in report.files)
         self._sources.check_unchanged()
         notes = [*plan.notes, *self._finish(plan, reports)]
         findings = tuple(map(str, self._findings({parts[report.number].base for report in reports if report.problems})))
         report = self._report(plan, reports, resumed, notes, findings, began)
-        shutil.rmtree(target_folder.temporary_folder(self._target), ignore_errors=True)
-        target_folder.write_manifest(self._target, {**manifest, "state": FINISHED, "report": asdict(report)})
-        target_folder.delete_left(self._target, reports)
+        self._job.end(asdict(report), reports)
         return report
-
-    def _check_target(self) -> bool:
-        """Whether the target is empty; false if it has an interrupted salvage of the same. Raises StoreError else."""
-        names = set(os.listdir(self._target)) - _IGNORED
-        if not names or (names == {STATE_FOLDER} and not os.listdir(self._target / STATE_FOLDER)):
-            with suppress(FileNotFoundError):
-                (self._target / STATE_FOLDER).rmdir()
-            return True
-        if MANIFEST not in names:
-            raise StoreError(f"{self._target}: expected a new or empty folder, found {', '.join(sorted(names)[:8])}")
-        earlier = target_folder.read_json(self._target / MANIFEST)
-        if earlier.get("state") == FINISHED:
-            raise StoreError(f"{self._target}: expected a new or empty folder, found a finished {earlier.get('form')}")
-        for name, value in {"version": _VERSION, **self._request}.items():
-            if earlier.get(name) != value:
-                raise StoreError(
-                    f"{self._target}: the interrupted salvage has {name} {earlier.get(name)!r}, this one {value!r}: "
-                    "use the same to continue it, or name another folder"
-                )
-        return False
 
     def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
         engine = self._sources.request.engine
@@ -325,24 +359,11 @@ class _Job:
         assert segment is not None
         return segment.path
 
-    def _write_parts(self, parts: Sequence[FilePart]) -> tuple[list[PartReport], int]:
-        """The reports of all parts in order, and how many of them are of earlier runs."""
-        found = ((number, target_folder.complete_report(self._target, number)) for number in range(len(parts)))
-        reports = {number: report for number, report in found if report is not None}
-        resumed = len(reports)
-        remaining = [(number, part) for number, part in enumerate(parts) if number not in reports]
-        total = sum(part.size for part in parts)
-        for report in self._run(partial(_write_part, str(self._target)), remaining):
-            reports[report.number] = report
-            if self._progress is not None:
-                self._progress(sum(each.source_bytes for each in reports.values()), total)
-        return [reports[number] for number in range(len(parts))], resumed
-
     def _finish(self, plan: SalvagePlan, reports: Sequence[PartReport]) -> Iterator[str]:
         """Write all other files; runs again from its start if it was interrupted. Returns notes."""
         roots = broker_files.roots_of(self._sources.stores)
-        self._list(LOST_FILE, lost_rows(plan, roots))
-        self._list(DECIDED_FILE, chosen_rows(plan))
+        _write_rows(self._target / LOST_FILE, lost_rows(plan, roots))
+        _write_rows(self._target / DECIDED_FILE, chosen_rows(plan))
         log = plan.log(DLEDGER)
         if log is not None:
             yield from self._finish_node(plan, log, reports)
@@ -353,31 +374,37 @@ class _Job:
             others = self._sources.stores if self._sources.request.log_of is None else []
             yield from broker_files.write_epochs([leader, *others], plain.end, self._target)
         broker_files.clear(self._target)
-        result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
-        units = (each for _, each in self._left(reports) if each is not None)
-        has_units, topics = self._unit_spec is not None, self._sources.request.topics_from_log
-        yield from broker_files.write_broker_files(roots, result, self._target, units if has_units else None, topics)
+        if self._unit_spec is not None:
+            result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
+            units = (each for _, each in self._left(reports) if each is not None)
+            root, sizes = broker_files.root_with_queues(roots), broker_files.sizes_of(roots)
+            built = broker_files.build_queues_and_index(units, result, self._target, sizes, root)
+            yield from builder.notes_of_queues(built)
+        yield from broker_files.copy_config(roots, self._target)
+        if self._sources.request.topics_from_log:
+            yield from broker_files.write_topics(roots, self._target)
+        yield from broker_files.notes_of_left_out(roots, "salvaged")
+        sync_dir(self._target)
 
     @cached_property
     def _unit_spec(self) -> UnitSpec | None:
-        request = self._sources.request
-        return broker_files.unit_spec(self._sources.stores, request.engine, request.topics_from_log)
+        """What to extract from the log for queues and keys; None if no source has queues, and nothing needs them."""
+        stores, request = self._sources.stores, self._sources.request
+        roots = broker_files.roots_of(stores)
+        root = broker_files.root_with_queues(roots)
+        if root is None and not request.topics_from_log and not any(map(is_of_controller_mode, roots)):
+            return None
+        has_tags = any(map(has_tag_units, stores))
+        return UnitSpec(True, DELAYS_MS, builder.batch_topics_of(root), request.engine, has_tags)
 
     def _left(self, reports: Sequence[PartReport]) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
         """What the tasks left of their files, in the log's order."""
         has_units = self._unit_spec is not None
         for report in reports:
             if report.left is not None:
-                path = self._left_files.get(report.number) or target_folder.left_file(self._target, report.left)
+                path = self._left_files.get(report.number) or left_file(self._target, report.left)
                 self._left_files[report.number] = path
                 yield from load_left(path, has_units)
-
-    def _list(self, name: str, rows: Iterator[dict[str, Any]]) -> None:
-        """Write rows to a file, a JSON object a line; no file without rows."""
-        file = self._target / name
-        file.unlink(missing_ok=True)
-        if text := "".join(f"{json.dumps(row)}\n" for row in rows):
-            write_durably(file, text.encode())
 
     def _finish_node(self, plan: SalvagePlan, log: RestoredLog, reports: Sequence[PartReport]) -> Iterator[str]:
         stores, node = self._sources.stores, self._sources.node()
@@ -454,17 +481,3 @@ def check_decided(plan: SalvagePlan) -> None:
 
 def _donors(extents: Sequence[Extent]) -> set[int]:
     return {extent.donor for extent in extents if not isinstance(extent, LostEntry)}
-
-
-def _write_part(target: str, numbered: tuple[int, FilePart]) -> PartReport:
-    """Write one file and its report, in this process or in a task. Raises StoreError."""
-    number, part = numbered
-    folder = Path(target)
-    target_folder.check_running(folder)
-    try:
-        report = write_file(part, number, folder)
-        with target_folder.new_file(folder, target_folder.report_path(number)) as file:
-            target_folder.write_json(file, asdict(report))
-    except OSError as error:
-        raise target_folder.cannot_write(folder, error) from error
-    return report

@@ -32,16 +32,23 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.message import STORED_SIZE, store_timestamp
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
-from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.log.io.files import OpenFile, open_file
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
-from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
-from pyspark_dledger.rocketmq.export.target_folder import ChecksumFile, left_path, new_file, read_back_error
+from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile, FileWindow
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    ChecksumFile,
+    left_path,
+    new_file,
+    read_back_error,
+    source_errors,
+)
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, units_of_chunk
 from pyspark_dledger.rocketmq.salvage.fillers import entry_filler, message_fillers
 from pyspark_dledger.rocketmq.salvage.left_units import index_units, save_left
@@ -122,32 +129,40 @@ def _contents(part: FilePart, target: DirectFile) -> Iterator[memoryview]:
     at = part.base
     stored = 0
     with ExitStack() as opened:
-        files = {number: opened.enter_context(open_file(path)) for number, path in part.donors.items()}
+        files = {number: opened.enter_context(_opened(path)) for number, path in part.donors.items()}
         for extent in part.extents:
             at = end_of(extent)
             if isinstance(extent, LostEntry):
                 filler = entry_filler(extent, part.has_messages, stored) if part.source == DLEDGER else None
                 yield _reserved(target, filler if filler is not None else message_fillers(extent, stored))
                 continue
-            file = files[extent.donor]
+            path, file = part.donors[extent.donor], files[extent.donor]
             if isinstance(extent, Repair):
-                body = file.read(extent.pos + ENTRY_HEADER_SIZE - part.base, extent.size - ENTRY_HEADER_SIZE)
+                at_body = extent.pos + ENTRY_HEADER_SIZE - part.base
+                body = read_existing(path, at_body, extent.size - ENTRY_HEADER_SIZE)
                 yield _reserved(target, encode_entry(extent.index, extent.term, extent.pos, body))
                 continue
             for start in range(extent.start, extent.end, _COPY_BYTES):
                 data = target.reserve(min(_COPY_BYTES, extent.end - start))
-                if file.read_into(start - part.base, data) != len(data):
-                    raise StoreError(f"{part.donors[extent.donor]}: the file has become shorter: salvage again")
+                with source_errors(path):
+                    count = file.read_into(start - part.base, data)
+                if count != len(data):
+                    raise StoreError(f"{path}: the file has become shorter: salvage again")
                 yield data
             header = ENTRY_HEADER_SIZE if part.source == DLEDGER else 0
             if part.has_messages:
-                head = file.read(extent.last_pos + header - part.base, STORED_SIZE)
+                head = read_existing(path, extent.last_pos + header - part.base, STORED_SIZE)
                 if len(head) == STORED_SIZE:
                     stored = max(store_timestamp(head, 0), 0) or stored
     rest = part.base + part.size - at
     if part.has_blank and rest >= MIN_BLANK_SIZE:
         blank = encode_blank(rest) if part.source == DLEDGER else _BLANK.pack(rest, MESSAGE_MAGIC_BLANK)
         yield _reserved(target, blank)
+
+
+def _opened(path: str) -> OpenFile:
+    with source_errors(path):
+        return open_file(path)
 
 
 def _reserved(target: DirectFile, data: bytes) -> memoryview:

@@ -26,9 +26,9 @@ from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FilePart, PartOutcome, is_intact
 from pyspark_dledger.rocketmq.export.commit_log.offsets import OutputBytes, pieces_of_file
-from pyspark_dledger.rocketmq.export.direct_file import DirectFile, FileWindow
-from pyspark_dledger.rocketmq.export.forms import FileReport, PartReport
-from pyspark_dledger.rocketmq.export.target_folder import file_report, left_path, new_file
+from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile, FileWindow
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
+from pyspark_dledger.rocketmq.jobs.target_folder import file_report, left_path, new_file
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import save_units, units_of_chunk
 
 FOLDER = "commitlog"

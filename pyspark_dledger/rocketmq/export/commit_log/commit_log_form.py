@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
@@ -19,19 +19,27 @@ from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
-from pyspark_dledger.rocketmq.export.commit_log import broker_files
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_file import write_empty_file, write_part
 from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FILLERS, MOVED, VERSION_2, FilePart
-from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FileReport, FinishReport, PartReport
-from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, advice_on_lost, batch_topics_of, notes_of_queues
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
+from pyspark_dledger.rocketmq.jobs import broker_files
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
+from pyspark_dledger.rocketmq.jobs.target_folder import left_file
+from pyspark_dledger.rocketmq.rebuild.builder import (
+    BuildReport,
+    BuildSettings,
+    advice_on_lost,
+    batch_topics_of,
+    notes_of_queues,
+)
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec, load_units
 
 _MAX_FILE_SIZE = 2**31 - 1
 # Missing files of the log become sparse files of full size, up to this number.
 _MAX_MISSING = 10_000
 
 
-class CommitLogForm:
+class CommitLogForm(Form):
     """Writes a storePathRootDir; a part is one file of the CommitLog."""
 
     name = "commitlog"
@@ -71,29 +79,39 @@ class CommitLogForm:
         """
         parts = self._parts(log, settings, None)
         broker_files.clear(target)
-        files = list(_empty_files(parts, reports, target))
+        empty = list(_empty_files(parts, reports, target))
         counts = sum((Counter(report.counts) for report in reports), Counter[str]())
-        root = log.paths.root
-        sizes = broker_files.sizes_of(root)
+        roots = broker_files.roots_of([log])
+        sizes = broker_files.sizes_of(roots)
         built = None
         if settings.commit_log_only:
-            files.append(broker_files.write_abort(target))
+            broker_files.write_abort(target)
         else:
-            left = [report.left for report in reports if report.left is not None]
             messages = sum(report.rows for report in reports) + counts[FILLERS]
-            keep_from = _keep_from(log, settings)
-            built = broker_files.build_queues_and_index(target, log.engine.NAME, sizes, left, messages, keep_from)
-            files.append(broker_files.write_checkpoint(target, built.last_stored))
-        config = broker_files.copy_config(root, target) if root is not None else []
-        notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(log, built, bool(config))]
+            built = _built(log, target, sizes, reports, messages, _keep_from(log, settings))
+        config = list(broker_files.copy_config(roots, target))
+        notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(built, target), *config]
+        notes += broker_files.notes_of_left_out(roots, "exported")
         conf = broker_files.broker_conf(target, parts[0].segment.size, sizes)
-        return FinishReport((*files, *config), tuple(notes), conf)
+        return FinishReport((*empty, *broker_files.small_files(target)), tuple(notes), conf)
 
-    def seal(
-        self, _settings: ExportSettings, _target: Path, _reports: Sequence[PartReport], _manifest: dict[str, Any]
-    ) -> bool:
-        """Nothing: other readers ignore the manifest."""
-        return False
+
+def _built(
+    log: StoreView,
+    target: Path,
+    sizes: BuildSettings,
+    reports: Sequence[PartReport],
+    messages: int,
+    keep_from: Path | None,
+) -> BuildReport:
+    """Queues and index, from what the parts left. Raises StoreError if that does not have that many messages."""
+    result = StoreView(str(target / "commitlog"), ReadOptions(engine=log.engine.NAME))
+    left = (load_units(left_file(target, report.left)) for report in reports if report.left is not None)
+    built = broker_files.build_queues_and_index(chain.from_iterable(left), result, target, sizes, keep_from)
+    found = built.messages + built.skipped
+    if found != messages:
+        raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
+    return built
 
 
 def _keep_from(log: StoreView, settings: ExportSettings) -> Path | None:
@@ -216,9 +234,8 @@ def _notes(
         )
 
 
-def _notes_of_broker(log: StoreView, built: BuildReport | None, has_config: bool) -> Iterator[str]:
+def _notes_of_broker(built: BuildReport | None, target: Path) -> Iterator[str]:
     """Notes for the start of a broker."""
-    root = log.paths.root
     if built is None:
         yield "the broker builds consumequeue/ and index/ at its first start: they begin at the first existing message"
     else:
@@ -226,18 +243,8 @@ def _notes_of_broker(log: StoreView, built: BuildReport | None, has_config: bool
         yield from advice_on_lost(built)
     if built is not None and built.skipped:
         yield f"{counted(built.skipped, 'message')} cannot be in a queue; the first: {built.first_skipped}"
-    if not has_config:
+    if not (target / "config").is_dir():
         yield (
             "no config/*.json was found with the log: before it serves consumers, the broker needs topics, "
             "subscription groups and consumer offsets"
         )
-    for name, text in _OTHER_FILES.items():
-        if root is not None and (root / name).exists():
-            yield f"{name} of {root} is not exported: {text}"
-
-
-_OTHER_FILES = {
-    "timerlog": "the broker finds waiting timer messages in rmq_sys_wheel_timer; others may be delivered again",
-    "consumequeue_ext": "messages are filtered by tags without it",
-    "batchconsumequeue": "messages of its topics are in the log but in no queue",
-}

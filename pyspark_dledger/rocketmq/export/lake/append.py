@@ -20,7 +20,7 @@ from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, TailOffset, stream_options
-from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, Progress
+from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings
 from pyspark_dledger.rocketmq.export.lake.delta import DeltaLake
 from pyspark_dledger.rocketmq.export.lake.iceberg import IcebergTable
 from pyspark_dledger.rocketmq.export.lake.position import (
@@ -30,7 +30,8 @@ from pyspark_dledger.rocketmq.export.lake.position import (
     first_offset,
 )
 from pyspark_dledger.rocketmq.export.lake.table import PARTITION_COLUMNS, ConflictError, LakeTable
-from pyspark_dledger.rocketmq.export.target_folder import check_apart
+from pyspark_dledger.rocketmq.jobs.target_folder import check_apart
+from pyspark_dledger.rocketmq.work_parts import Progress
 
 _TABLES: dict[str, Callable[[str, ExportSettings], LakeTable]] = {"iceberg": IcebergTable, "delta": DeltaLake}
 # Other writers commit rarely, such as a compaction.

@@ -22,7 +22,7 @@ from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.export.target_folder import read_back_error
+from pyspark_dledger.rocketmq.jobs.target_folder import read_back_error
 
 INDEX_FILE_SIZE = 32 * 5 * 1024 * 1024
 """DLedger's default, in bytes."""

@@ -1,0 +1,209 @@
+"""Writes a broker's files of a new store: ConsumeQueues, index of keys, checkpoint, epochs and configuration."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pyspark_dledger.common.durable import sync_dir, write_durably
+from pyspark_dledger.common.plurals import counted
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.epoch_file import FILE as EPOCHS
+from pyspark_dledger.format.epoch_file import encode_epochs
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs
+from pyspark_dledger.log.io.files import is_there
+from pyspark_dledger.log.io.key_files import FOLDER as INDEX
+from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
+from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, TOPICS, BrokerMetadata
+from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
+from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES, ConfigFile, read_config_file
+from pyspark_dledger.rocketmq.broker.store_lock import ABORT
+from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
+from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport
+from pyspark_dledger.rocketmq.jobs.target_folder import file_report
+from pyspark_dledger.rocketmq.rebuild import builder
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
+from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
+
+LEFT_OUT = {
+    "batchconsumequeue": "messages of its topics are in the log but in no queue",
+    "consumequeue_ext": "messages are filtered by tags without it",
+    "timerlog": "the broker finds waiting timer messages in rmq_sys_wheel_timer; others may be delivered again",
+    "timerwheel": "the broker builds it from timerlog",
+    "rocksdbstore": "the broker needs it where it keeps queues or configuration there",
+    "compaction": "topics that are compacted need it",
+}
+"""The folders of a broker that are neither copied nor built from the log, and what that means."""
+
+_WRITTEN = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
+_BAK = ".bak"
+_DEFAULT_FILE_SIZE = 1024**3
+# The broker makes them itself.
+_SYSTEM_TOPICS = re.compile(
+    "(?i:rmq_sys_.*)|SCHEDULE_TOPIC_XXXX|TBW102|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT"
+)
+
+
+def roots_of(stores: Iterable[StoreView]) -> list[Path]:
+    """The storePathRootDirs of the sources, each once."""
+    return list(dict.fromkeys(store.paths.root for store in stores if store.paths.root is not None))
+
+
+def root_with_queues(roots: Iterable[Path]) -> Path | None:
+    """The first root that has ConsumeQueues."""
+    return next((root for root in roots if (root / QUEUES).is_dir()), None)
+
+
+def clear(target: Path) -> None:
+    """Remove what an earlier run wrote."""
+    for name in _WRITTEN:
+        path = target / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def small_files(target: Path) -> list[FileReport]:
+    """The reports of the written files that are neither queues nor index. Raises OSError."""
+    paths = [target / CHECKPOINT, target / ABORT, *sorted((target / CONFIG).glob("*"))]
+    return [file_report(path, str(path.relative_to(target)), 0) for path in paths if path.exists()]
+
+
+# Queues and index
+
+
+def sizes_of(roots: Sequence[Path]) -> BuildSettings:
+    """Units of a ConsumeQueue file, slots and units of an index file: those of the first root that shows them."""
+    units = next((count for root in roots if (count := builder.common_units_per_file(root))), UNITS_PER_FILE)
+    index = next((sizes for root in roots if (sizes := _index_sizes(root))), (HASH_SLOTS, INDEX_UNITS))
+    return BuildSettings(units, *index)
+
+
+def _index_sizes(root: Path) -> tuple[int, int] | None:
+    try:
+        return builder.last_index_sizes(root)
+    except (OSError, StoreError):
+        return None
+
+
+def build_queues_and_index(
+    units: Iterable[DispatchedUnits], log: StoreView, target: Path, sizes: BuildSettings, keep_from: Path | None
+) -> BuildReport:
+    """Build ConsumeQueues and index of the log at the target from its units, and write the checkpoint.
+
+    The checkpoint says that log, queues and index are on disk, and, for controller mode, that all of the log is
+    confirmed: without that, RocketMQ 5.2 to 5.5 reads the whole log at each start, and rejects messages of version 2.
+
+    Raises StoreError, OSError.
+    """
+    built = builder.build_from_units(units, log, target, sizes, keep_from)
+    last = built.last_stored
+    write_store_checkpoint(target, StoreCheckpoint(last, last, last, confirm_phy_offset=max(log.max_offset, 0)))
+    sync_dir(target)
+    return built
+
+
+def write_abort(target: Path) -> None:
+    """Let a broker recover as after a crash: 5.x builds missing queues only then."""
+    write_durably(target / ABORT, b"")
+    sync_dir(target)
+
+
+def write_epochs(sources: Sequence[StoreView], end: int, target: Path) -> Iterator[str]:
+    """Write the epochs of a log that ends at `end`, if it is of controller mode; returns notes.
+
+    They are those of the first of the `sources`, which have this log, with an intact file.
+    """
+    (target / EPOCHS).unlink(missing_ok=True)
+    roots = [root for root in roots_of(sources) if is_of_controller_mode(root)]
+    found = next((epochs for root in roots if (epochs := read_epochs(root)[0])), ())
+    if found:
+        # Java drops epochs that begin at the end of the log or after it.
+        write_durably(target / EPOCHS, encode_epochs([epoch for epoch in found if epoch.start < end]))
+    elif roots:
+        yield f"{EPOCHS} is damaged in all sources: the result has none, so its master must be chosen by hand"
+
+
+# Configuration
+
+
+def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
+    """Copy each ``config/*.json`` from the first source where it or its ``.bak`` is intact; returns notes.
+
+    They have topics, subscription groups and consumer offsets.
+    """
+    names = sorted({name for root in roots for name in _config_names(root / CONFIG)})
+    for name in names:
+        found = next((file for root in roots if (file := _intact(root / CONFIG / name)) is not None), None)
+        if found is None:
+            yield f"{CONFIG}/{name}: damaged in all sources, also its {_BAK}: it is left out"
+            continue
+        (target / CONFIG).mkdir(exist_ok=True)
+        write_durably(target / CONFIG / name, found.data)
+    if names:
+        sync_dir(target / CONFIG)
+    elif root_with_queues(roots) is not None:
+        yield f"no source has {CONFIG}/: topics and consumer offsets must be created again"
+
+
+def _config_names(folder: Path) -> Iterator[str]:
+    for file in folder.iterdir() if folder.is_dir() else ():
+        name = file.name.removesuffix(_BAK)
+        if name.endswith(".json"):
+            yield name
+
+
+def _intact(file: Path) -> ConfigFile | None:
+    try:
+        return read_config_file(file)
+    except StoreError:
+        return None
+
+
+def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:
+    """Write ``topics.json`` for the queues of the result and of the sources, if it has none; returns a note."""
+    if (target / CONFIG / TOPICS).exists():
+        return
+    counts: dict[str, int] = {}
+    for queue in (queue for root in (target, *roots) for queue in queues(root, lambda _: None)):
+        if TOPIC_NAME.fullmatch(queue.topic) and not _SYSTEM_TOPICS.fullmatch(queue.topic):
+            counts[queue.topic] = max(counts.get(queue.topic, 0), min(queue.queue_id + 1, MAX_QUEUES))
+    BrokerMetadata(target).add_topics(counts)
+    yield (
+        f"{CONFIG}/{TOPICS} is built from the log: {counted(len(counts), 'topic')}, each to read and write, with as "
+        "many queues as its highest queue id shows, unordered; topics without messages are missing"
+    )
+
+
+def notes_of_left_out(roots: Sequence[Path], done: str) -> Iterator[str]:
+    """Notes on folders of the sources that the result does not have, because they are not `done`, such as copied."""
+    for name, meaning in LEFT_OUT.items():
+        having = next((root / name for root in roots if is_there(root / name)), None)
+        if having is not None:
+            yield f"{name} is not {done}: if the broker needs it, copy {having}; {meaning}"
+
+
+def broker_conf(target: Path, file_size: int, sizes: BuildSettings) -> dict[str, str]:
+    """The settings that a broker needs to serve a storePathRootDir with files of these sizes."""
+    sizes_and_defaults = {
+        "mappedFileSizeCommitLog": (file_size, _DEFAULT_FILE_SIZE),
+        "mappedFileSizeConsumeQueue": (
+            sizes.units_per_file * CONSUME_QUEUE_UNIT_SIZE,
+            UNITS_PER_FILE * CONSUME_QUEUE_UNIT_SIZE,
+        ),
+        "maxHashSlotNum": (sizes.hash_slots, HASH_SLOTS),
+        "maxIndexNum": (sizes.index_units, INDEX_UNITS),
+    }
+    return {
+        "enableDLegerCommitLog": "false",
+        "storePathRootDir": str(target),
+        "storePathCommitLog": str(target / "commitlog"),
+        **{name: str(value) for name, (value, default) in sizes_and_defaults.items() if value != default},
+    }
