@@ -26,8 +26,9 @@ from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.log_copy import PROGRESS_FOLDER, ExpiredError, LogCopy, LogRange
-from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, BackupFile, Manifest, read_manifest, write_manifest
+from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, Manifest, read_manifest, write_manifest
 from pyspark_dledger.rocketmq.backup.member_files import MemberFiles, serves_messages
+from pyspark_dledger.rocketmq.jobs.block_file import FileBlocks
 from pyspark_dledger.rocketmq.jobs.node_files import index_file_size
 from pyspark_dledger.rocketmq.jobs.target_folder import check_apart, locked_folder
 from pyspark_dledger.rocketmq.work_parts import Progress
@@ -160,7 +161,7 @@ class _Backup:
         )
 
     def _manifest(
-        self, wanted: LogRange, log: list[BackupFile], state: str, files: MemberFiles, lacks_state: bool
+        self, wanted: LogRange, log: list[FileBlocks], state: str, files: MemberFiles, lacks_state: bool
     ) -> Manifest:
         """Raises StoreError for a log of files of different sizes, and for damaged files of the member."""
         sizes = sorted({file.file_size for file in log})

@@ -7,13 +7,12 @@ A data file of the backup ends with its last entry, or with the blank after it. 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark_dledger.common.durable import drop_cached, make_dir, open_own, replace_durably, sync_dir, write_at
+from pyspark_dledger.common.durable import make_dir, replace_durably, sync_dir
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_blank
@@ -23,15 +22,10 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.backup.manifest import (
-    BLOCK_BYTES,
-    DATA_FOLDER,
-    BackupFile,
-    BlockCrcs,
-    backup_file,
-    checked_blocks,
-    truncated,
-)
+from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER
+from pyspark_dledger.rocketmq.jobs.block_file import BLOCK_BYTES, BlockFile, FileBlocks, read_blocks
+from pyspark_dledger.rocketmq.jobs.manifest import load_json, parsed
+from pyspark_dledger.rocketmq.work_parts import Progress
 
 PROGRESS_FOLDER = "progress"
 
@@ -58,7 +52,7 @@ class _Verified:
     The last one is at ``last_pos`` and of ``term``.
     """
 
-    file: BackupFile
+    file: FileBlocks
     begin: int
     next_index: int
     term: int
@@ -69,7 +63,7 @@ class _Verified:
 class LogCopy:
     """Copies the entries `wanted` of `store` to the folder `target`. Memory does not grow with the log."""
 
-    def __init__(self, store: StoreView, wanted: LogRange, target: Path, progress: Callable[[int, int], None]) -> None:
+    def __init__(self, store: StoreView, wanted: LogRange, target: Path, progress: Progress) -> None:
         self._store = store
         self._wanted = wanted
         self._target = target
@@ -78,7 +72,7 @@ class LogCopy:
         self.copied_bytes = 0
         self.kept_files = 0
 
-    def run(self) -> list[BackupFile]:
+    def run(self) -> list[FileBlocks]:
         """Copy and verify all files. Raises StoreError for damage, ExpiredError for a file that expired, OSError."""
         make_dir(self._target / DATA_FOLDER)
         make_dir(self._target / PROGRESS_FOLDER)
@@ -101,7 +95,7 @@ class LogCopy:
             )
         return found
 
-    def _copy_file(self, segment: Segment) -> BackupFile:
+    def _copy_file(self, segment: Segment) -> FileBlocks:
         begin = start = max(self._wanted.begin, segment.base)
         stop = min(segment.end, self._wanted.end)
         before = self._verified(segment, start, stop)
@@ -114,19 +108,23 @@ class LogCopy:
                 self.kept_files += 1
                 return before.file
             start = before.end
-        copy = _FileCopy(self._target, segment, before.file if before is not None else None)
-        try:
+        path = f"{DATA_FOLDER}/{segment.name}"
+        named = self._target / path
+        # Without an earlier file it gets its name at the end: until then an earlier backup has its own.
+        written = named if before is not None else named.with_suffix(".tmp")
+        with BlockFile(written, before.file if before is not None else None) as copy:
             last_pos = -1
             for pos, data in self._entries(segment, start, stop):
-                copy.write(pos, data)
+                copy.skip_to(pos - segment.base)
+                copy.write(data)
                 self.copied_bytes += len(data)
                 start, last_pos = pos + len(data), pos
             end = start
             if stop == segment.end and start < stop:
-                copy.write(start, self._blank(segment, start))
-            file = copy.finish()
-        finally:
-            copy.close()
+                copy.write(self._blank(segment, start))
+            file = copy.finish(path, segment.size)
+        written.replace(named)
+        sync_dir(named.parent)
         last_pos = self._last_pos(segment, last_pos, end) if last_pos >= 0 else before.last_pos if before else start
         _save(self._target, segment.name, _Verified(file, begin, self._next_index, self._term, last_pos, end))
         return file
@@ -144,12 +142,12 @@ class LogCopy:
         is_first = first is not None and first.index == self._next_index
         return known if is_same and is_first and known.end <= stop and self._is_there(known.file) else None
 
-    def _is_there(self, file: BackupFile) -> bool:
+    def _is_there(self, file: FileBlocks) -> bool:
         """Whether the backup has a file, and its last block, which is added to, is intact."""
         path = self._target / file.path
         try:
             with path.open("rb") as stream:
-                for _ in checked_blocks(stream, str(path), file, max(len(file.crc32) - 1, 0)):
+                for _ in read_blocks(stream, str(path), file, max(len(file.crc32) - 1, 0)):
                     pass
         except (OSError, StoreError):
             return False
@@ -214,51 +212,6 @@ def _damaged(segment: Segment, pos: int, index: int, problem: str) -> StoreError
     )
 
 
-class _FileCopy:
-    """A data file of the backup; `before` is what it has, which is not written again.
-
-    Without it, the file gets its name at the end: until then an earlier backup has its own.
-    """
-
-    def __init__(self, target: Path, segment: Segment, before: BackupFile | None) -> None:
-        self._base = segment.base
-        self._size = segment.size
-        self._name = f"{DATA_FOLDER}/{segment.name}"
-        self._path = target / self._name
-        self._written = self._path if before is not None else self._path.with_suffix(".tmp")
-        self._kept = truncated(before, before.size) if before is not None else None
-        self._crcs = BlockCrcs()
-        self._descriptor = open_own(self._written, os.O_RDWR | os.O_CREAT)
-        kept = before.size if before is not None else 0
-        os.ftruncate(self._descriptor, kept)
-        if self._kept is not None and before is not None:
-            self._crcs = BlockCrcs(self._kept.crc32, self._kept.size)
-            self._crcs.add(os.pread(self._descriptor, before.size - self._kept.size, self._kept.size))
-
-    def write(self, pos: int, data: bytes) -> None:
-        """Write bytes that follow those before; a log that begins inside the file leaves zeros before it."""
-        while self._crcs.size < pos - self._base:
-            self._crcs.add(bytes(min(BLOCK_BYTES, pos - self._base - self._crcs.size)))
-        write_at(self._descriptor, data, pos - self._base)
-        self._crcs.add(data)
-
-    def finish(self) -> BackupFile:
-        """Sync the file, and read back what was written. Raises StoreError if it differs."""
-        os.fsync(self._descriptor)
-        drop_cached(self._descriptor)
-        record = BackupFile(self._name, self._crcs.size, self._size, self._crcs.result())
-        with self._written.open("rb") as file:
-            first = len(self._kept.crc32) if self._kept is not None else 0
-            for _ in checked_blocks(file, str(self._written), record, first):
-                pass
-        self._written.replace(self._path)
-        sync_dir(self._path.parent)
-        return record
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
 def _progress_file(target: Path, name: str) -> Path:
     return target / PROGRESS_FOLDER / f"{name}.json"
 
@@ -270,7 +223,7 @@ def _save(target: Path, name: str, verified: _Verified) -> None:
 def _load(target: Path, name: str) -> _Verified | None:
     """What an earlier run recorded; None without a readable record, so the file is copied again."""
     try:
-        value = json.loads(_progress_file(target, name).read_bytes())
-        return _Verified(backup_file(value.pop("file")), **value)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found: _Verified = parsed(_Verified, load_json(_progress_file(target, name)))
+    except (OSError, ValueError):
         return None
+    return found

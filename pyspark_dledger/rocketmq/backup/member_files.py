@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.common.durable import drop_cached, make_dir, open_own, sync_dir, write_all, write_durably
+from pyspark_dledger.common.durable import make_dir, sync_dir, write_durably
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
@@ -19,17 +19,15 @@ from pyspark_dledger.log.io.queue_files import QueueFile, queues, read_units
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.rocketmq.backup.log_copy import ExpiredError
-from pyspark_dledger.rocketmq.backup.manifest import BLOCK_BYTES, BackupFile, BlockCrcs, checked_blocks
+from pyspark_dledger.rocketmq.backup.manifest import NODE, ROOT
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER as IDENTITIES
 from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun
+from pyspark_dledger.rocketmq.jobs.block_file import BLOCK_BYTES, FileBlocks, write_blocks
 from pyspark_dledger.rocketmq.jobs.broker_files import copy_config, notes_of_left_out
 from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
 from pyspark_dledger.rocketmq.store_checkpoint import write_store_checkpoint
 from pyspark_dledger.rocketmq.summary.summary_file import MAX_SUMMARY_SIZE, SUMMARY, Summary, parse_summary
-
-NODE, ROOT = "node", "root"
-"""The folders of a backup's state: files of ``dledger-<id>/``, and of the storePathRootDir."""
 
 
 def serves_messages(root: Path) -> bool:
@@ -47,7 +45,7 @@ class MemberFiles:
         self.summary: Summary | None = None
         self.last_identity = -1
         """The last entry that the identities cover."""
-        self._found: list[BackupFile] = []
+        self._found: list[FileBlocks] = []
 
     def copy_state(self) -> None:
         """Copy all but the queues. Raises OSError, StoreError, and ExpiredError if identities were merged meanwhile."""
@@ -94,7 +92,7 @@ class MemberFiles:
                 path = f"{ROOT}/{QUEUES}/{queue.topic}/{queue.queue_id}/{file.name}"
                 self._write(path, _units_before(file, end), file.units * CONSUME_QUEUE_UNIT_SIZE)
 
-    def finish(self) -> tuple[BackupFile, ...]:
+    def finish(self) -> tuple[FileBlocks, ...]:
         """The copied files; their folders are durable."""
         for folder, _, _ in os.walk(self._target / self._folder):
             sync_dir(Path(folder))
@@ -102,27 +100,17 @@ class MemberFiles:
 
     def _write(self, path: str, parts: Iterable[bytes], file_size: int) -> None:
         """Write a file, and read it back; none without bytes."""
-        crcs = BlockCrcs()
         file = self._target / self._folder / path
         make_dir(file.parent)
-        with _new(file) as descriptor:
-            for part in parts:
-                write_all(descriptor, part)
-                crcs.add(part)
-            os.fsync(descriptor)
-        if not crcs.size:
+        record = write_blocks(file, f"{self._folder}/{path}", parts, file_size, is_full=False)
+        if record.size:
+            self._found.append(record)
+        else:
             file.unlink()
-            return
-        record = BackupFile(f"{self._folder}/{path}", crcs.size, file_size, crcs.result())
-        read_back(file, record)
-        self._found.append(record)
 
-    def _record(self, file: Path) -> BackupFile:
-        crcs = BlockCrcs()
-        with file.open("rb") as stream:
-            while block := stream.read(BLOCK_BYTES):
-                crcs.add(block)
-        return BackupFile(str(file.relative_to(self._target)), crcs.size, crcs.size, crcs.result())
+    def _record(self, file: Path) -> FileBlocks:
+        blocks, size = tuple(map(crc32, _blocks(file))), file.stat().st_size
+        return FileBlocks(str(file.relative_to(self._target)), size, size, blocks)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -131,23 +119,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
             with source_errors(path):
                 block = file.read(at, BLOCK_BYTES)
             yield block
-
-
-@contextmanager
-def _new(file: Path) -> Iterator[int]:
-    descriptor = open_own(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def read_back(file: Path, record: BackupFile) -> None:
-    """Read a file that was written and synced from the disk. Raises StoreError if it is not as recorded."""
-    with file.open("rb") as stream:
-        drop_cached(stream.fileno())
-        for _ in checked_blocks(stream, str(file), record):
-            pass
 
 
 def _units_before(file: QueueFile, end: int) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ with a higher term, and the file ``restored`` keeps it from voting until its log
 group gets another cluster id, so that no member of the old one can join it.
 
 Files get the present time: they do not expire before ``fileReservedHours`` have passed. The store is written in the
-folder ``restoring-ID``, and moved to its place at the end. The same call continues a restore that was interrupted.
+folder ``restoring-ID`` by a job, and moved to its place at the end. The same call continues an interrupted restore.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
-from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, sync_dir, write_all, write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, sync_dir, write_durably
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.retention import Retention, used_ratio
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
@@ -32,22 +32,19 @@ from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 from pyspark_dledger.rocketmq.backup.log_copy import entry_ranges
-from pyspark_dledger.rocketmq.backup.manifest import (
-    DATA_FOLDER,
-    BackupFile,
-    Manifest,
-    checked_blocks,
-    read_manifest,
-)
-from pyspark_dledger.rocketmq.backup.member_files import NODE, ROOT, read_back
+from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, NODE, ROOT, Manifest
+from pyspark_dledger.rocketmq.backup.manifest import read_manifest as read_backup
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.store_lock import ABORT
+from pyspark_dledger.rocketmq.jobs.block_file import FileBlocks, read_blocks, write_blocks
+from pyspark_dledger.rocketmq.jobs.job import Job
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport, read_manifest
 from pyspark_dledger.rocketmq.jobs.node_files import write_checkpoint, write_current_term, write_index
-from pyspark_dledger.rocketmq.jobs.target_folder import locked_folder
-from pyspark_dledger.rocketmq.work_parts import Progress
+from pyspark_dledger.rocketmq.jobs.target_folder import FINISHED, locked_folder, new_file
+from pyspark_dledger.rocketmq.work_parts import Progress, map_here
 
+_VERB = "restore"
 _ID = re.compile(r"[^/\0\s]+")
-_BACKUP = "backup"
 # What an interrupted restore may have moved to its place; the folder of the member is the last.
 _ROOT_NAMES = (QUEUES, CONFIG, CHECKPOINT, ABORT)
 
@@ -98,7 +95,7 @@ def restore(
     if not _ID.fullmatch(node):
         raise OptionError(f"id: expected that of a member such as n0, found {node!r}")
     backup_folder = Path(os.path.realpath(source))
-    manifest = read_manifest(backup_folder)
+    manifest = read_backup(backup_folder)
     if manifest is None:
         raise StoreError(f"{source}: expected a finished backup, found no {BACKUP_MANIFEST}: run it again")
     if new_group is None and manifest.members and node not in manifest.members:
@@ -108,31 +105,46 @@ def restore(
     folder = Path(os.path.realpath(target))
     if folder == backup_folder or backup_folder in folder.parents or folder in backup_folder.parents:
         raise StoreError(f"{target}: expected a folder apart from the backup, found {backup_folder}")
-    with locked_folder(folder, "restore", PRIVATE_FOLDER):
-        job = _Restore(backup_folder, manifest, folder, node, progress or (lambda _done, _total: None))
-        return job.run(term, new_group)
+    with locked_folder(folder, _VERB, PRIVATE_FOLDER):
+        return _Restore(backup_folder, manifest, folder, node, progress).run(term, new_group)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file to restore: its path in the folder of the unfinished restore, and what the backup has of it."""
+
+    path: str
+    record: FileBlocks
+
+
+def _write_file(source: str, file: _File, number: int, target: Path) -> PartReport:
+    """Copy a file and check both copies. Raises StoreError if one does not match the manifest."""
+    record, path = file.record, Path(source, file.record.path)
+    try:
+        stream = os.fdopen(open_local(path), "rb")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror}): the backup is incomplete") from None
+    with stream, new_file(target, file.path) as new:
+        blocks = read_blocks(stream, str(path), record)
+        written = write_blocks(new, file.path, blocks, record.file_size, is_full=True)
+    report = FileReport(file.path, written.file_size, 0, 0)
+    return PartReport(number, 0, 0, (), (report,), record.size)
 
 
 class _Restore:
-    def __init__(self, source: Path, manifest: Manifest, target: Path, node: str, progress: Progress) -> None:
+    def __init__(self, source: Path, manifest: Manifest, target: Path, node: str, progress: Progress | None) -> None:
         self._source, self._manifest, self._target, self._node = source, manifest, target, node
-        self._progress = progress
         self._engine: Engine = get_engine()
         self._staging = target / f"restoring-{node}"
         self._node_dir = self._staging / NODE / f"dledger-{node}"
-        self._resumed = 0
+        request = {"form": _VERB, "source": str(source), "backup": manifest.id}
+        self._job = Job(self._staging, _VERB, request, map_here, progress)
 
     def run(self, term: int | None, new_group: str | None) -> RestoreReport:
         began, manifest = time.monotonic(), self._manifest
-        self._begin()
-        log = [self._log_file(file) for file in manifest.log]
-        others = [self._other_file(file) for file in manifest.files]
-        done = 0
-        for number, (file, path) in enumerate(zip(manifest.all_files, (*log, *others), strict=True)):
-            self._progress(number, len(manifest.all_files))
-            self._write(file, path)
-            done += file.size
-        self._write_index(log)
+        files = [*map(self._log_file, manifest.log), *map(self._other_file, manifest.files)]
+        resumed = len(files) if self._is_written() else self._write_files(files)
+        self._write_index([self._staging / file.path for file in files[: len(manifest.log)]])
         start = self._write_state(term, new_group)
         self._finish()
         return RestoreReport(
@@ -143,9 +155,9 @@ class _Restore:
             last_index=manifest.last_index,
             term=start,
             votes_from=start if new_group is None else None,
-            files=len(manifest.all_files),
-            resumed=self._resumed,
-            bytes=done,
+            files=len(files),
+            resumed=resumed,
+            bytes=sum(file.size for file in manifest.all_files),
             seconds=round(time.monotonic() - began, 3),
             lacks_state=manifest.lacks_state,
             notes=tuple(self._notes()),
@@ -153,13 +165,15 @@ class _Restore:
 
     # Folders
 
-    def _begin(self) -> None:
-        """Raises StoreError if the target has something else, or too little room."""
+    def _is_written(self) -> bool:
+        """Whether an earlier run has written all files, and may have moved some to their places.
+
+        Raises StoreError if the target has something else, or too little room.
+        """
         names = set(os.listdir(self._target)) - {"lost+found", self._staging.name}
-        mark = self._staging / _BACKUP
-        is_unfinished = mark.exists() and mark.read_bytes() == self._manifest.id.encode()
-        others = names - set(_ROOT_NAMES) if is_unfinished else names
-        if others:
+        earlier = (read_manifest(self._staging) if self._staging.is_dir() else None) or {}
+        is_unfinished = earlier.get("backup") == self._manifest.id
+        if others := names - set(_ROOT_NAMES) if is_unfinished else names:
             raise StoreError(f"{self._target}: expected a new or empty folder, found {min(others)}: name another one")
         if not is_unfinished:
             if self._staging.exists():
@@ -171,15 +185,23 @@ class _Restore:
                     f"{self._target}: cannot be written: expected room for {needed} bytes, found {free}: make room"
                 )
             make_dir(self._staging, PRIVATE_FOLDER)
-            write_durably(mark, self._manifest.id.encode())
-        make_dir(self._node_dir, PRIVATE_FOLDER)
+        return is_unfinished and earlier.get("state") == FINISHED
 
-    def _log_file(self, file: BackupFile) -> Path:
-        return self._node_dir / DATA_FOLDER / Path(file.path).name
+    def _log_file(self, file: FileBlocks) -> _File:
+        return _File(f"{NODE}/{self._node_dir.name}/{DATA_FOLDER}/{Path(file.path).name}", file)
 
-    def _other_file(self, file: BackupFile) -> Path:
+    def _other_file(self, file: FileBlocks) -> _File:
         _, kind, *rest = file.path.split("/")
-        return Path(self._node_dir, *rest) if kind == NODE else Path(self._staging, ROOT, *rest)
+        folder = [NODE, self._node_dir.name] if kind == NODE else [ROOT]
+        return _File("/".join([*folder, *rest]), file)
+
+    def _write_files(self, files: Sequence[_File]) -> int:
+        """Copy all files, and check both copies. Returns how many of them earlier runs had copied."""
+        size = sum(file.record.size for file in files)
+        write = partial(_write_file, str(self._source))
+        reports, resumed = self._job.write(write, files, size, earlier=self._job.earlier())
+        self._job.end({}, reports)
+        return resumed
 
     def _finish(self) -> None:
         """Move everything to its place, the folder of the member last."""
@@ -194,34 +216,6 @@ class _Restore:
         shutil.rmtree(self._staging)
 
     # Files
-
-    def _write(self, file: BackupFile, path: Path) -> None:
-        """Copy a file and check both copies. Raises StoreError if one does not match the manifest."""
-        root = self._staging / ROOT
-        moved = self._target / path.relative_to(root) if root in path.parents else path
-        if path.exists() or moved.exists():
-            self._resumed += 1
-            return
-        make_dir(path.parent, PRIVATE_FOLDER)
-        unfinished = path.with_name(f"{path.name}.tmp")
-        descriptor = open_own(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            with self._opened(file) as stream:
-                for block in checked_blocks(stream, str(self._source / file.path), file):
-                    write_all(descriptor, block)
-            os.ftruncate(descriptor, file.file_size)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        read_back(unfinished, file)
-        unfinished.replace(path)
-
-    def _opened(self, file: BackupFile) -> BinaryIO:
-        path = self._source / file.path
-        try:
-            return open(open_local(path), "rb")  # the caller closes it
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read ({error.strerror}): the backup is incomplete") from None
 
     def _write_index(self, log: list[Path]) -> None:
         """Write the index from the entries, which are checked once more."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, g
 from pyspark_dledger.common.durable import sync_dir, sync_file, write_durably
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.log.io.files import read_start
 from pyspark_dledger.log.io.unfinished import MANIFEST
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAX_BYTES = 256 * 1024 * 1024
+_CRC = "crc32"
 
 
 class Limits(NamedTuple):
@@ -31,10 +33,23 @@ class Limits(NamedTuple):
     low: int
     high: int
 
+    def __call__(self, value: int) -> None:
+        """Raises ValueError for any other number."""
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{value!r} where a number from {self.low} to {self.high} is expected")
+
+
+def check_relative(path: str) -> None:
+    """Raises ValueError for a path that could lead out of its folder."""
+    if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in path:
+        raise ValueError(f"the path {path!r}")
+
 
 Count = Annotated[int, Limits(0, INT64_MAX)]
 """A number, size or position. A plain ``int`` can also be -1, as the index before the first."""
 Crc = Annotated[int, Limits(0, 2**32 - 1)]
+RelativePath = Annotated[str, check_relative]
+"""A type and the functions that raise ValueError for wrong values of it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,7 @@ class FileReport:
     ``crc32`` is of the bytes as they were read back; of a sparse file, without the zeros after its content.
     """
 
-    path: str
+    path: RelativePath
     size: Count
     crc32: Crc
     rows: Count
@@ -74,11 +89,15 @@ class PartReport:
 def parsed(kind: Any, value: Any) -> Any:
     """A value from JSON as the type `kind`: a dataclass, a tuple, a dict, a number, a text or None.
 
-    Raises ValueError for a value of another type, out of its `Limits`, or with unknown or missing fields.
+    Raises ValueError for a value of another type, one that a function in its Annotated rejects, and unknown or missing
+    fields.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _limited(value, arguments[1])
+        found = parsed(arguments[0], value)
+        for check in arguments[1:]:
+            check(found)
+        return found
     if origin in (Union, types.UnionType):
         return None if value is None else parsed(arguments[0], value)
     if origin is tuple:
@@ -88,7 +107,7 @@ def parsed(kind: Any, value: Any) -> Any:
     if is_dataclass(kind) or hasattr(kind, "_fields"):
         return _record(kind, _typed(dict, value))
     if kind is int:
-        return _limited(value, Limits(-1, INT64_MAX))
+        Limits(-1, INT64_MAX)(_typed(int, value))
     if kind is float and type(value) is int:
         return float(value)
     if kind is str:
@@ -112,27 +131,46 @@ def _typed(kind: type, value: Any) -> Any:
     return value
 
 
-def _limited(value: Any, limits: Limits) -> int:
-    if type(value) is not int or not limits.low <= value <= limits.high:
-        raise ValueError(f"{value!r} where a number from {limits.low} to {limits.high} is expected")
-    return value
-
-
 def write_json(file: Path, value: object) -> None:
     """Write JSON and sync it. Raises OSError."""
     write_durably(file, f"{json.dumps(value, indent=1)}\n".encode(), 0o666)
 
 
+def load_json(file: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
+    """A JSON object in a file. Raises OSError, and ValueError for anything else."""
+    data = read_start(file, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"more than {max_bytes} bytes")
+    try:
+        value: dict[str, Any] = _typed(dict, json.loads(data))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object that a job wrote. Raises StoreError for anything else."""
     try:
-        data = read_start(file, _MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES} bytes")
-        value: dict[str, Any] = _typed(dict, json.loads(data))
-    except (OSError, ValueError, RecursionError):
+        return load_json(file)
+    except (OSError, ValueError):
         raise not_ours(file) from None
-    return value
+
+
+def with_crc(value: Mapping[str, Any]) -> dict[str, Any]:
+    """An object with the CRC-32 of its JSON as the last field."""
+    return {**value, _CRC: _crc_of(value)}
+
+
+def without_crc(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The object before `with_crc`. Raises ValueError if its CRC-32 is another one."""
+    rest = {name: each for name, each in value.items() if name != _CRC}
+    if value.get(_CRC) != _crc_of(rest):
+        raise ValueError(f"CRC-32 {_crc_of(rest)}, not {value.get(_CRC)}")
+    return rest
+
+
+def _crc_of(value: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def write_manifest(target: Path, manifest: dict[str, Any]) -> None:

@@ -174,8 +174,8 @@ def check_running(target: Path) -> None:
 def new_file(target: Path, path: str) -> Iterator[Path]:
     """Gives a unique temporary name for a file, and moves the file to `path` below the target after the block.
 
-    The block must sync and verify the file; if it raises, nothing appears at `path`. Raises OSError, and StoreError if
-    the job ended meanwhile.
+    The block must sync and verify the file; if it raises, nothing appears at `path`. New folders get the target's mode.
+    Raises OSError, and StoreError if the job ended meanwhile.
     """
     folder = temporary_folder(target)
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def new_file(target: Path, path: str) -> Iterator[Path]:
         yield temporary
         final = target / path
         check_running(target)
-        make_dir(final.parent)
+        make_dir(final.parent, target.stat().st_mode & 0o777)
         temporary.replace(final)
         sync_dir(final.parent)
     finally:
