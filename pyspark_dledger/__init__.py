@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which this module does not load
 if TYPE_CHECKING:
-    from pyspark_dledger.api import backup, connect, export, open_log, rebuild, restore, salvage
+    from pyspark_dledger.api import backup, check, connect, export, open_log, rebuild, restore, salvage
     from pyspark_dledger.errors import (
         DLedgerError,
         GroupError,
@@ -39,6 +39,7 @@ __all__ = [
     "UnknownOutcomeError",
     "__version__",
     "backup",
+    "check",
     "connect",
     "enable",
     "export",
@@ -61,6 +62,7 @@ _MODULES = {
     "StoreError": "errors",
     "UnknownOutcomeError": "errors",
     "backup": "api",
+    "check": "api",
     "connect": "api",
     "enable": "spark.extension",
     "export": "api",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import OptionError
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
     from pyspark_dledger.log.salvage.plan import SalvagePlan
     from pyspark_dledger.rocketmq.backup import BackupReport, RestoreReport
+    from pyspark_dledger.rocketmq.check import CheckReport
     from pyspark_dledger.rocketmq.export.forms import ExportReport
     from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
     from pyspark_dledger.rocketmq.salvage import SalvageReport
 
-__all__ = ["backup", "connect", "export", "open_log", "rebuild", "restore", "salvage"]
+__all__ = ["backup", "check", "connect", "export", "open_log", "rebuild", "restore", "salvage"]
 
 
 def backup(source: str | os.PathLike[str], target: str | os.PathLike[str], **options: Any) -> BackupReport:
@@ -37,6 +39,32 @@ def backup(source: str | os.PathLike[str], target: str | os.PathLike[str], **opt
     parsed = parse_options(options)
     check_use(parsed, BACKUP)
     return back_up(source, target, options=parsed)
+
+
+def check(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    rocketmq: str | None = None,
+    java: str | None = None,
+    **options: Any,
+) -> CheckReport:
+    """What the store at `paths` is, or all replicas of a group: what is lost, who may start, and what to do next.
+
+    `rocketmq` or `java` is the version that would be started. ``as_json()`` of the result is the object of
+    ``dledger check --json``. `options` are those of a read that choose a store, and groupSize. Raises OptionError for
+    wrong options, StoreError where there is no store.
+    """
+    from pyspark_dledger.log.option_uses import CHECK, check_use
+    from pyspark_dledger.log.options import parse_options
+    from pyspark_dledger.log.store_view import StoreView, answer, with_end
+    from pyspark_dledger.rocketmq.check import check_stores
+
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    first, *others = [os.fspath(path) for path in given]
+    parsed = parse_options({**options, "replicas": others} if others else options)
+    check_use(parsed, CHECK)
+    log = answer(StoreView(first, replace(parsed, unread=())), with_end)
+    return answer(log, lambda readable: check_stores(readable, rocketmq, java))
 
 
 def restore(

@@ -19,6 +19,7 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import printable
 
 VERBS = {
+    "check": "print what is wrong, what is lost, who may start, and the next command",
     "dump": "print rows of the log or of another table",
     "segments": "print the log's files and what their bytes are",
     "state": "print what a store is and how far its log goes",

@@ -45,6 +45,7 @@ FIND = "dledger find"
 FOLLOW = "dledger follow"
 DIGESTS = "dledger diff --md5"
 REPORT = "dledger report"
+CHECK = "dledger check"
 REBUILD = "a rebuild"
 SALVAGE = "a salvage"
 BACKUP = "a backup"
@@ -68,6 +69,7 @@ USES = {
     FIND: (_LOG - _PARTITIONS) | {"trustKeyIndex"},
     FOLLOW: _LOG - _PARTITIONS - {"heal"},
     DIGESTS: _STORE,
+    CHECK: _STORE | {"replicas", "groupSize"},
     REPORT: _STORE | _BOUND | {"verifyCrc"},
 }
 """Every use by the name that errors give it, with the options that have an effect on it."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log import Log, open_log
@@ -15,6 +14,7 @@ from pyspark_dledger.log.diff.comparison import compare
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
+from pyspark_dledger.rocketmq.lost.restorable import restorable
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan
 
 _MAX_NUMBERS = 1_000_000

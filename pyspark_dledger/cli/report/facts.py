@@ -15,7 +15,6 @@ from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
-from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.cli.stores.table_printer import table_batches
 from pyspark_dledger.common.fields import json_of
@@ -26,6 +25,7 @@ from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
+from pyspark_dledger.rocketmq.lost.restorable import restorable
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES as PLAIN_LINES
 from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, is_plain, preview_plain

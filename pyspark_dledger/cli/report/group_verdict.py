@@ -10,13 +10,14 @@ from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN
 from pyspark_dledger.cli.stores import commit_log_text
 from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.lost_queues import queues_text
-from pyspark_dledger.cli.stores.verdict_text import SEE_RECOVERY, is_restorable, lost_text, member_text, next_text
+from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next_text
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
 from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, FILLER, OTHER_BYTES
 from pyspark_dledger.log.diff.verdict import MemberVerdict
 from pyspark_dledger.log.verify.findings import CODES, ERROR
+from pyspark_dledger.rocketmq.lost.restorable import is_restorable
 
 _LOST_LEVELS = {"nothing": GOOD, "unknown": WARN, "some": BAD}
 _START_LEVELS = {"yes": GOOD, "unknown": WARN, "no": BAD}
@@ -86,7 +87,7 @@ def _plain_group(facts: Facts) -> Iterator[Verdict]:
     level = BAD if verdict.lost.entries or verdict.lost_ends else GOOD if lost.partition(":")[0] == "nothing" else WARN
     yield Verdict(level, "Is anything lost for good?", _sentence(lost), "replicas")
     for number, (store, member) in enumerate(zip(facts.members, verdict.members, strict=True)):
-        level, text = _PLAIN_LEVELS[member.start], commit_log_text.member_text(member)
+        level, text = _PLAIN_LEVELS[member.start], commit_log_text.member_text(member, see_recovery=False)
         said = {"no": "no", "unknown": "cannot tell"}.get(member.start, "yes")
         loses = member.start == "slave" and member.truncation is not None and member.truncation.lost_bytes
         text = f"{said}: {_reason(text)}"
@@ -114,14 +115,13 @@ def _agreement(found: CommitLogComparison) -> Verdict:
 
 def _members(facts: Facts, found: Comparison) -> Iterator[Verdict]:
     for number, (store, member) in enumerate(zip(facts.members, found.verdict.members, strict=True)):
-        text = f"{_said(member)}: {_reason(member_text(member))}"
+        text = f"{_said(member)}: {_reason(member_text(member, see_recovery=False))}"
         yield _may_start(number, member.node, _START_LEVELS[member.start], text, store)
 
 
 def _reason(text: str) -> str:
-    """A sentence about a member without what the question says, and what the page shows itself."""
-    text = text.removeprefix("must not start as it is: ").removeprefix("cannot tell if it may start: ")
-    return text.replace(f"; {SEE_RECOVERY}", "")
+    """A sentence about a member without what the question says."""
+    return text.removeprefix("must not start as it is: ").removeprefix("cannot tell if it may start: ")
 
 
 def _may_start(number: int, node: str, level: str, text: str, store: Facts) -> Verdict:

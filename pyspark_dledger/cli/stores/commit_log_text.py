@@ -136,10 +136,10 @@ def unclear_positions_text(ranges: Ranges) -> str:
     )
 
 
-def member_text(member: MemberVerdict) -> str:
-    """What may be done with a replica as it is, and why."""
+def member_text(member: MemberVerdict, *, see_recovery: bool = True) -> str:
+    """What may be done with a replica as it is, and why; with `see_recovery` also which verb says more."""
     if member.start == "no":
-        return f"must not start as it is: {'; '.join(_reasons(member))}"
+        return f"must not start as it is: {'; '.join(_reasons(member, see_recovery))}"
     if member.start == "unknown":
         if not member.unclear.entries:
             return unreadable_text(member.unreadable)
@@ -157,11 +157,13 @@ def member_text(member: MemberVerdict) -> str:
     return text
 
 
-def _reasons(member: MemberVerdict) -> Iterator[str]:
+def _reasons(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
     if member.damaged.entries:
         intact = f", intact on {' and '.join(member.donors)}" if member.donors else ""
         where = ranges_text(member.damaged)
-        yield f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}; {SEE_RECOVERY}"
+        yield f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}"
+        if see_recovery:
+            yield SEE_RECOVERY
     if member.is_unread:
         yield unknown_files_text(member.unreadable)
     if member.short:

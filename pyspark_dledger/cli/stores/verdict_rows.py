@@ -9,6 +9,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.stores import commit_log_text, verdict_text
 from pyspark_dledger.common.fields import json_of
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+from pyspark_dledger.rocketmq.lost.restorable import lost_answer
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
@@ -55,7 +56,7 @@ def ledger_row(found: GroupVerdict, headers: Ranges, queues: Sequence[Row]) -> R
         "log": DLEDGER,
         "text": verdict_text.lost_text(found, headers),
         **row,
-        "lost": verdict_text.answer(found, headers),
+        "lost": lost_answer(found, headers),
         "restorable": json_of(headers),
         "lostQueues": list(queues),
         "members": [

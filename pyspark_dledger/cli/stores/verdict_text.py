@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted
+from pyspark_dledger.rocketmq.lost.restorable import is_restorable
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
@@ -38,21 +39,6 @@ def shown_name(member: MemberVerdict) -> str:
     """The id of a member, and its path where the last folder has another name."""
     name = PurePath(member.path.partition(",")[0]).name
     return member.node if name in (member.node, f"dledger-{member.node}") else f"{member.node} ({cell(member.path)})"
-
-
-def is_restorable(found: GroupVerdict, headers: Ranges) -> bool:
-    """Whether nothing is lost for good once a salvage has restored headers."""
-    entries = found.lost_entries.entries
-    is_other_lost = found.filled_entries.entries or found.lost_end is not None
-    return found.lost == "some" and entries == headers.entries and not is_other_lost
-
-
-def answer(found: GroupVerdict, headers: Ranges) -> str:
-    """``nothing``, ``some`` or ``unknown``: whether entries are lost for good that a salvage does not restore."""
-    if not is_restorable(found, headers):
-        return found.lost
-    is_unclear = found.unclear_entries.entries or any(member.unreadable for member in found.members)
-    return "unknown" if is_unclear else "nothing"
 
 
 def lost_text(found: GroupVerdict, headers: Ranges) -> str:
@@ -114,10 +100,10 @@ def unclear_text(ranges: Ranges) -> str:
     )
 
 
-def member_text(member: MemberVerdict) -> str:
-    """What may be done with a member as it is, and why."""
+def member_text(member: MemberVerdict, *, see_recovery: bool = True) -> str:
+    """What may be done with a member as it is, and why; with `see_recovery` also which verb says more."""
     if member.start == "no":
-        return f"must not start as it is: {'; '.join(_reasons(member))}"
+        return f"must not start as it is: {'; '.join(_reasons(member, see_recovery))}"
     if member.start == "unknown" and not member.unclear.entries:
         return unreadable_text(member.unreadable)
     if member.start == "unknown":
@@ -146,7 +132,7 @@ def first_files_text(member: MemberVerdict, members: Sequence[MemberVerdict]) ->
     return f"; its first files are missing or expired: cannot tell, entries from {min(begins)} on are on others{own}"
 
 
-def _reasons(member: MemberVerdict) -> Iterator[str]:
+def _reasons(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
     if member.damaged.entries:
         how = "intact or filled" if member.is_filled else "intact"
         donors = f", {how} on {_names(member.donors)}" if member.donors else ""
@@ -157,7 +143,7 @@ def _reasons(member: MemberVerdict) -> Iterator[str]:
     if member.silent.entries:
         shown = ranges_text(member.silent)
         yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
-    if member.damaged.entries > member.silent.entries:
+    if see_recovery and member.damaged.entries > member.silent.entries:
         yield SEE_RECOVERY
     if member.unreadable:
         yield unknown_files_text(member.unreadable)

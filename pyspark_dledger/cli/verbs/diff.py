@@ -17,7 +17,6 @@ from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
-from pyspark_dledger.cli.stores.restorable import restorable
 from pyspark_dledger.cli.stores.table_printer import is_finding
 from pyspark_dledger.cli.stores.verdict_text import verdict_lines
 from pyspark_dledger.common.fields import camel_case, fields_row
@@ -27,6 +26,7 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import node_folders
 from pyspark_dledger.log.option_uses import DIGESTS
 from pyspark_dledger.log.store_view import answer
+from pyspark_dledger.rocketmq.lost.restorable import restorable
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log

@@ -12,6 +12,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.commit_log_text import unclear_positions_text
+from pyspark_dledger.cli.stores.lost_text import lost_count
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.table_printer import print_unread
 from pyspark_dledger.cli.stores.verdict_text import unclear_text
@@ -116,32 +117,18 @@ def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: 
 def _alone(found: list[LostMessage], unclear: list[str]) -> str:
     """What one store has lost: other replicas decide if it is lost for good."""
     others = ["give the paths of other replicas too: they may have it"] if found else []
-    return f"lost: {'; '.join([_count(found), *_restorable(found), *unclear, *others])}"
+    return f"lost: {'; '.join([lost_count(found), *_restorable(found), *unclear, *others])}"
 
 
 def _summary(found: list[LostMessage], unclear: list[str]) -> Iterable[str]:
     """The answer: how much is lost for good, and how much a replica has."""
     for_good = [lost for lost in found if lost.is_for_good]
-    parts = [_count(for_good)] if for_good or not unclear else []
+    parts = [lost_count(for_good)] if for_good or not unclear else []
     yield f"lost for good: {'; '.join([*parts, *_restorable(found), *unclear])}"
     if elsewhere := [lost for lost in found if lost.intact_on]:
-        yield f"lost on some replicas and intact on others: {_count(elsewhere)}"
+        yield f"lost on some replicas and intact on others: {lost_count(elsewhere)}"
 
 
 def _restorable(found: list[LostMessage]) -> list[str]:
     count = sum(bool(lost.restorable_from) for lost in found)
     return [f"only the header is damaged of {counted(count, 'message')}: dledger salvage restores it"] if count else []
-
-
-def _count(found: Iterable[LostMessage]) -> str:
-    from pyspark_dledger.rocketmq.lost.lost_messages import count_of
-
-    listed = list(found)
-    count, is_all = count_of(listed)
-    if not listed:
-        return "nothing"
-    places = sum(lost.entries is None for lost in listed)
-    messages = counted(count, "message")
-    if is_all:
-        return messages
-    return f"at least {messages}; of {counted(places, 'place')} it is not known what they had"

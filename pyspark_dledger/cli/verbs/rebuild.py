@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,13 @@ from pyspark_dledger.cli.arguments import add_flag, add_json, add_option
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, REBUILD_EXITS
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import read_options
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.rocketmq.check.next_step import after_comparison, check_of
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 if TYPE_CHECKING:
@@ -69,7 +72,19 @@ def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
             note(text)
     else:
         _print_compared(out, found)
+        for text in next_lines(after_comparison(args.path, [*_given(args)], found.is_equal)):
+            out.line(text)
     return CLEAN if found.is_equal else FINDINGS
+
+
+def _given(args: argparse.Namespace) -> Iterator[str]:
+    """The arguments that a comparison was made with, for the command that rebuilds."""
+    yield from ("rebuild", args.what, args.path)
+    for flag, name in (*dict.fromkeys(args.flags.values()), ("--broker-conf", "brokerConf")):
+        if (value := getattr(args, name)) is not None:
+            yield from (flag, value)
+    for text in args.option:
+        yield from ("--option", text)
 
 
 def _print_compared(out: Output, found: CompareReport) -> None:
@@ -96,11 +111,11 @@ def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
     if args.json:
         out.line(json_line({**fields_row(done), "built": fields_row(done.built)}))
     else:
-        _print_rebuilt(out, done)
+        _print_rebuilt(out, done, args.path)
     return CLEAN
 
 
-def _print_rebuilt(out: Output, done: RebuildReport) -> None:
+def _print_rebuilt(out: Output, done: RebuildReport, path: str) -> None:
     built = done.built
     parts = f"{counted(built.units, 'unit')} in {counted(built.queue_files, 'file')}"
     if done.what == "index":
@@ -110,6 +125,9 @@ def _print_rebuilt(out: Output, done: RebuildReport) -> None:
         out.line(f"the old folder is kept as {done.before}: delete it once a broker serves the store")
     for text in done.notes:
         out.line(f"note: {text}")
+    if done.before is not None:
+        for text in next_lines(check_of(path)):
+            out.line(text)
 
 
 def _runner(master: str | None, opened: ExitStack) -> MapParts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shlex
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from pyspark_dledger.cli.arguments import add_json, add_option
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, SALVAGE_EXITS
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import read_options
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
@@ -20,6 +21,7 @@ from pyspark_dledger.format.json_text import json_line, printable
 from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.option_uses import SALVAGE, check_use
 from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.rocketmq.check.next_step import after_plan, as_given, check_of
 from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 if TYPE_CHECKING:
@@ -114,7 +116,24 @@ def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts
         print_rows(
             out, ({**row, "sources": "+".join(row["sources"]), "problems": _problems(row)} for row in rows), False
         )
+        for text in next_lines(after_plan([*_given(args)], bool(found.refused))):
+            out.line(text)
     return CLEAN if found.is_lossless else FINDINGS
+
+
+def _given(args: argparse.Namespace) -> Iterator[str]:
+    """The arguments that a plan was made with, for the command that writes it."""
+    yield from args.path
+    values = {"--id": args.node, "--log-of": args.log_of, "--as": args.store_as, "--spark": args.spark}
+    for flag, value in values.items():
+        yield from () if value is None else (flag, value)
+    if args.undecided != _UNDECIDED[0]:
+        yield from ("--undecided", args.undecided)
+    for text in args.take:
+        yield from ("--take", text)
+    for text in args.option:
+        yield from ("--option", text)
+    yield from ("--topics-from-log",) if args.topics_from_log else ()
 
 
 def _index_and_id(text: str) -> tuple[int, str]:
@@ -165,13 +184,12 @@ def _print(report: SalvageReport, out: Output) -> None:
         out.line(f"  {printable(text)}")
     for text in report.notes:
         out.line(f"note: {printable(text)}")
-    target = shlex.quote(printable(report.target))
     if report.broker_conf:
-        out.line(f"next: dledger verify {target} --least warning; if clean, start a broker with these in broker.conf:")
+        out.line("broker.conf needs:")
         for name, value in report.broker_conf.items():
             out.line(f"  {name}={printable(value)}")
-        return
-    out.line(f"next: dledger verify {target} --least warning; if clean, start it, and replace the others by copies")
+    for text in next_lines(check_of(as_given(report.target))):
+        out.line(text)
 
 
 def _runner(master: str | None, opened: ExitStack) -> MapParts:

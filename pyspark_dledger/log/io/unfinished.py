@@ -59,3 +59,15 @@ def _unfinished(manifest: Path) -> str | None:
         return _COMMANDS.get(found["form"]) if found["state"] == RUNNING else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def salvaged_from(path: str) -> tuple[str, ...]:
+    """The sources of the salvage that wrote the store at `path`; empty for any other store."""
+    given = path_of(path)
+    if is_remote_path(given):
+        return ()
+    try:
+        found = json.loads(read_start(Path(os.path.realpath(given)) / MANIFEST, _MAX_MANIFEST))
+        return tuple(map(str, found["sources"])) if found["form"] == "salvage" else ()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ()

@@ -1,0 +1,48 @@
+"""The next command in lines: the command alone, which works when pasted, then what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyspark_dledger.rocketmq.check import next_step
+from pyspark_dledger.rocketmq.check.next_step import NextStep
+
+_SENTENCES = {
+    next_step.READABLE: "it lists the files that cannot be read: make them readable, then repeat this command",
+    next_step.STOP: "first stop the broker of {names}: while it writes, nothing can tell what is damaged",
+    next_step.PLAN: "it writes nothing: it shows what can be restored, and from which store",
+    next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: replace {names} by a copy of a complete "
+    "member (docs/operations.md, copy a peer)",
+    next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
+    next_step.UNDECIDED: "it takes the bytes that most copies have; --take or --undecided filler decide otherwise",
+    next_step.CHECK: "it says if the store may be started",
+    next_step.COMPARE_QUEUES: "it writes nothing: it shows what a rebuild would change",
+    next_step.REBUILD: "stop the broker first; the old files are kept",
+    next_step.DETAILS: "it says what to do about each finding",
+    next_step.SAVE: "it saves what {names} would lose as a slave; then start the others first",
+    next_step.START: "start {names}",
+    next_step.LEAD: "start {names} first; the other members follow",
+    next_step.REPLACE: "start this store instead of {names}, and replace other damaged members by a copy of it "
+    "(docs/operations.md, copy a peer)",
+}
+
+
+def next_lines(found: NextStep) -> Iterator[str]:
+    """``next:`` with a command and a line about it; ``done:`` if nothing is left to run."""
+    text = next_sentence(found)
+    if not found.arguments:
+        yield f"done: {text}"
+        return
+    yield f"next: {found.command}"
+    yield f"  {text}"
+
+
+def next_sentence(found: NextStep) -> str:
+    """What the next step does."""
+    return _SENTENCES[found.step].format(names=names_text(found.names))
+
+
+def names_text(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names or ("it",)
+    return f"{', '.join(first)} and {last}" if first else last

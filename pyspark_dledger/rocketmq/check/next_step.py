@@ -1,0 +1,155 @@
+"""The next command after a verb has judged stores: one decision for all verbs, as data; `cli` has the sentences."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark_dledger.log.io.files import is_remote_path, path_of
+
+READABLE = "readable"
+"""Files cannot be read: the command lists them."""
+STOP = "stop"
+"""A store is in use: the same command, after its broker was stopped."""
+PLAN = "plan"
+"""Something is damaged: what can be restored from where."""
+COPY = "copy"
+"""Something is damaged in stores that no salvage writes: where the copies differ."""
+SALVAGE = "salvage"
+"""Write what the plan shows."""
+UNDECIDED = "undecided"
+"""Write it, with a decision for the entries of which nothing says that a copy is right."""
+CHECK = "check"
+"""Check what was written, or all of a group."""
+COMPARE_QUEUES = "compareQueues"
+"""Only ConsumeQueues or IndexFiles are wrong: what a rebuild would change."""
+REBUILD = "rebuild"
+"""Write what the comparison shows."""
+DETAILS = "details"
+"""Something else is wrong: the command says what to do about it."""
+SAVE = "save"
+"""Save what a member would lose when it follows another one."""
+START = "start"
+"""Nothing is left to do before a start."""
+LEAD = "lead"
+"""Start the members that may lead before the others, which follow them."""
+REPLACE = "replace"
+"""Start a salvaged store instead of the damaged ones."""
+
+QUEUES, KEYS = "consumequeue", "index"
+_TARGET = "healthy"
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """What to do next: ``arguments`` are a command that works as it is, empty if nothing is to be run.
+
+    ``names`` are the members that ``step`` is about.
+    """
+
+    step: str
+    arguments: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command as a shell takes it; empty without one."""
+        return shlex.join(self.arguments)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What decides about the next step of one store.
+
+    ``is_damaged``: it must not be started as it is, or its log, its index or its state is wrong. ``rebuild`` is
+    `QUEUES` or `KEYS` if only those are wrong, ``has_findings`` if anything else is.
+    """
+
+    name: str
+    path: str
+    is_unreadable: bool = False
+    is_in_use: bool = False
+    is_damaged: bool = False
+    rebuild: str | None = None
+    has_findings: bool = False
+    may_lead: bool = True
+    save: tuple[str, int] | None = None
+
+
+def next_step(
+    members: Sequence[Condition], *, is_lost: bool = False, can_salvage: bool = True, log_of: str | None = None
+) -> NextStep:
+    """The next step for the stores of a group, or for one store, by the first rule that applies.
+
+    `is_lost`: no member has all that the group had. `can_salvage` is false for stores that a salvage does not write.
+    `log_of` is the member whose log is restored if the logs diverged.
+    """
+    damaged = [each for each in members if each.is_damaged]
+    healthy = [each for each in members if not each.is_damaged]
+    paths = [each.path for each in (*damaged, *healthy)]
+    if unreadable := [each for each in members if each.is_unreadable]:
+        return _step(READABLE, ["verify", *_paths(unreadable), "--least", "warning"], unreadable)
+    in_use = [each for each in members if each.is_in_use]
+    if in_use and (is_lost or damaged or any(each.rebuild for each in members)):
+        return _step(STOP, ["check", *_paths(members)], in_use)
+    if damaged or is_lost:
+        if not can_salvage:
+            return _step(COPY, ["diff" if len(members) > 1 else "verify", *paths], damaged)
+        chosen = ["--log-of", log_of] if log_of is not None else []
+        return _step(PLAN, ["salvage", *paths, *chosen, "--plan"], damaged)
+    for each in members:
+        if each.rebuild is not None:
+            return _step(COMPARE_QUEUES, ["rebuild", each.rebuild, each.path, "--dry-run"], [each])
+    if found := [each for each in members if each.has_findings]:
+        return _step(DETAILS, ["verify", *_paths(found), "--least", "warning"], found)
+    for each in members:
+        if each.save is not None:
+            source, pos = each.save
+            start = f'startingOffsets={{"pos": {pos}}}'
+            target = unused(f"{path_of(source).name}-rest")
+            return _step(SAVE, ["export", source, target, "--to", "jsonl", "--option", start], [each])
+    leaders = [each for each in members if each.may_lead] or members
+    return NextStep(START if len(leaders) == len(members) else LEAD, names=tuple(each.name for each in leaders))
+
+
+def after_plan(arguments: Sequence[str], has_undecided: bool) -> NextStep:
+    """The step after a plan of a salvage with `arguments`, which do not name a target."""
+    decision = ("--undecided", "majority") if has_undecided else ()
+    step = UNDECIDED if has_undecided else SALVAGE
+    return NextStep(step, ("dledger", "salvage", *arguments, *decision, "--to", unused(_TARGET)))
+
+
+def after_comparison(path: str, arguments: Sequence[str], is_equal: bool) -> NextStep:
+    """The step after a dry run of a rebuild with `arguments`."""
+    return check_of(path) if is_equal else NextStep(REBUILD, ("dledger", *arguments))
+
+
+def check_of(*paths: str) -> NextStep:
+    """The step after something was written."""
+    return NextStep(CHECK, ("dledger", "check", *paths))
+
+
+def unused(name: str) -> str:
+    """A name that no file in the working directory has: `name`, or one like it."""
+    number, found = 1, name
+    while os.path.lexists(found):
+        number += 1
+        found = f"{name}-{number}"
+    return found
+
+
+def as_given(path: str) -> str:
+    """A path below the working directory as a relative one, which is shorter to paste."""
+    given, here = path_of(path), Path.cwd()
+    return path if is_remote_path(given) or not given.is_relative_to(here) else str(given.relative_to(here))
+
+
+def _paths(members: Sequence[Condition]) -> list[str]:
+    return [each.path for each in members]
+
+
+def _step(step: str, arguments: Sequence[str], members: Sequence[Condition]) -> NextStep:
+    return NextStep(step, ("dledger", *arguments), tuple(each.name for each in members))

@@ -1,0 +1,187 @@
+"""What a restart would change in a store: one row for each kind of recovery model, and the version to ask about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.log.io.epochs import is_of_controller_mode
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
+from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES as PLAIN_LINES
+from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, is_plain, preview_plain
+
+ROCKETMQ, DLEDGER = "RocketMQ", "DLedger"
+BROKERS = ("4.9.8", "5.3.3")
+"""The latest broker of each line with DLedger that is still in use."""
+GIVEN, SHOWN, ASSUMED = "given", "shown", "assumed"
+"""How the version is known: the user gave it, the store's files show it, or nothing tells."""
+_ASSUMED_BROKER, _ASSUMED_LINE = "5.3.3", "0.3"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What one version would do at its start.
+
+    ``outcome`` is that of the recovery model, ``unknown`` if a file cannot be read; ``starts`` is None then. DLedger's
+    ``dropped`` counts entries, and ``lost`` are ranges of the committed ones; without DLedger they are messages and
+    positions. ``is_trouble``: the version does not start, or drops something.
+    """
+
+    software: str
+    version: str
+    outcome: str
+    starts: bool | None
+    begin_index: int | None = None
+    end_index: int | None = None
+    committed_index: int | None = None
+    max_phy_offset: int | None = None
+    confirm_offset: int | None = None
+    is_too_old: bool = False
+    dropped: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
+    lost_topics: dict[str, int] = field(default_factory=dict)
+    files_deleted: int = 0
+    consume_queue_units_cut: int = 0
+    index_files_deleted: int = 0
+    is_trouble: bool = False
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Version:
+    """The software that would open a store; ``known`` is `GIVEN`, `SHOWN` or `ASSUMED`, ``evidence`` what shows it."""
+
+    software: str
+    version: str
+    known: str
+    evidence: str = ""
+
+
+def is_broker(log: StoreView) -> bool:
+    """Whether the store is a broker's: its root has a CommitLog or ConsumeQueues."""
+    root = log.paths.root
+    return root is not None and any((root / name).is_dir() for name in ("commitlog", "consumequeue"))
+
+
+def restart_of(log: StoreView, software: str, version: str) -> Restart:
+    """What a version would do with a store. Raises StoreError and OptionError as the recovery models."""
+    if software == DLEDGER:
+        return _of_ledger(log, software, version, preview(log, version))
+    if is_plain(log):
+        return _of_commit_log(preview_plain(log, version))
+    return _of_ledger(log, software, version, preview_broker(log, version))
+
+
+def all_versions(log: StoreView) -> Iterator[tuple[str, str]]:
+    """Every line of software and version that can open a store of this kind."""
+    if is_plain(log):
+        yield from ((ROCKETMQ, version) for version in PLAIN_LINES)
+        return
+    yield from ((DLEDGER, line) for line in LINES)
+    if is_broker(log):
+        yield from ((ROCKETMQ, version) for version in BROKERS)
+
+
+def version_of(log: StoreView, findings: Container[str], rocketmq: str | None, java: str | None) -> Version:
+    """The version that would open a store: the given one, else what its files and their findings show.
+
+    Raises OptionError for a version of the wrong software.
+    """
+    if java is not None:
+        if is_plain(log):
+            raise OptionError(f"{log.path}: has no DLedger node, and --java is a version of DLedger: use --rocketmq")
+        return Version(DLEDGER, java, GIVEN)
+    if rocketmq is not None:
+        return Version(ROCKETMQ, rocketmq, GIVEN)
+    if not is_plain(log) and (log.dialect == "0.4" or "newerMagic" in findings):
+        return Version(DLEDGER, "0.4", SHOWN, "its files are those of 0.4.0")
+    if not is_plain(log) and not is_broker(log):
+        return Version(DLEDGER, _ASSUMED_LINE, ASSUMED)
+    evidence = next((text for is_there, text in _EVIDENCE if is_there(log)), "")
+    return Version(ROCKETMQ, _ASSUMED_BROKER, ASSUMED, evidence)
+
+
+def _has(*names: str) -> Callable[[StoreView], bool]:
+    def is_there(log: StoreView) -> bool:
+        return any((_root(log) / name).exists() for name in names)
+
+    return is_there
+
+
+def _root(log: StoreView) -> Path:
+    return log.paths.root or path_of(log.path)
+
+
+_EVIDENCE: tuple[tuple[Callable[[StoreView], bool], str], ...] = (
+    (lambda log: is_of_controller_mode(_root(log)), "controller mode shows 5.0 or later"),
+    (_has("compaction"), "its folder compaction/ shows 5.1 or later"),
+    (_has("timerwheel", "timerlog"), "its timer files show 5.0 or later"),
+)
+"""What files of a root show of the version, the most exact first."""
+
+
+def _of_ledger(log: StoreView, software: str, version: str, found: RecoveryPreview) -> Restart:
+    broker = found.rocketmq or {}
+    is_unknown = found.outcome == UNKNOWN
+    starts = None if is_unknown else bool(broker.get("starts", found.outcome == "opens"))
+    dropped = _dropped(log, found)
+    return Restart(
+        software=software,
+        version=version,
+        outcome=found.outcome,
+        starts=starts,
+        begin_index=found.begin_index,
+        end_index=found.end_index,
+        committed_index=found.committed_index,
+        dropped=dropped,
+        lost=tuple(found.lost),
+        lost_topics=found.lost_topics,
+        files_deleted=len(found.data_files_deleted) + len(found.index_files_deleted),
+        consume_queue_units_cut=_cut(broker.get("consumeQueueUnitsBefore", 0), broker.get("consumeQueueUnitsAfter", 0)),
+        index_files_deleted=len(broker.get("indexFilesDeleted", [])),
+        is_trouble=not starts or bool(dropped or found.lost),
+        reason=found.reason,
+        notes=(*found.notes, *broker.get("notes", [])),
+    )
+
+
+def _of_commit_log(found: PlainRecovery) -> Restart:
+    return Restart(
+        software=ROCKETMQ,
+        version=found.rocketmq,
+        outcome=found.outcome,
+        starts=None if found.outcome == UNKNOWN else found.outcome == "loads",
+        max_phy_offset=found.max_phy_offset,
+        confirm_offset=found.confirm_offset,
+        is_too_old=found.is_too_old,
+        dropped=sum(found.lost_topics.values()),
+        lost=tuple(found.lost),
+        lost_topics=found.lost_topics,
+        files_deleted=len(found.files_deleted),
+        consume_queue_units_cut=_cut(found.consume_queue_units_before, found.consume_queue_units_after),
+        index_files_deleted=len(found.index_files_deleted),
+        is_trouble=found.is_trouble,
+        reason=found.reason,
+        notes=tuple(found.notes),
+    )
+
+
+def _cut(before: int, after: int) -> int:
+    return max(0, before - after)
+
+
+def _dropped(log: StoreView, found: RecoveryPreview) -> int:
+    """How many entries of the log would be gone after the recovery; 0 if Java does not open it."""
+    if found.begin_index is None or found.end_index is None:
+        return 0
+    # An empty log begins and ends at -1, or where a snapshot does.
+    held = range(max(log.begin_index, 0), log.end.last_index + 1)
+    kept = range(max(held.start, found.begin_index), min(held.stop, found.end_index + 1))
+    return len(held) - len(kept)

@@ -1,0 +1,164 @@
+"""What verify, the audit of queues and the recovery model say of one store, without the others of its group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pyspark_dledger.errors import DLedgerError, OptionError
+from pyspark_dledger.format.json_text import rows_of
+from pyspark_dledger.log.io.queue_files import FOLDER
+from pyspark_dledger.log.io.store_use import StoreWatch
+from pyspark_dledger.log.recovery.silent_damage import SILENT_CODES
+from pyspark_dledger.log.state import State, state_of
+from pyspark_dledger.log.store_view import StoreView, answer
+from pyspark_dledger.log.verify.findings import CODES, INFO, Severity
+from pyspark_dledger.log.verify.report import count_of
+from pyspark_dledger.log.verify.verify_store import verify
+from pyspark_dledger.rocketmq.check.restart import Restart, Version, is_broker, restart_of, version_of
+from pyspark_dledger.rocketmq.tables.audit_table import plan as audit_parts
+from pyspark_dledger.rocketmq.tables.audit_table import read as read_audit
+
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+
+Progress = Callable[[int, int], None]
+_Place = tuple[Any, ...]
+"""A code, and where it was found."""
+
+
+@dataclass(frozen=True)
+class QueueFacts:
+    """Where log and ConsumeQueues disagree: rows of the table ``audit`` by code, or the ``reason`` that none is known.
+
+    ``is_there`` is false for a store that is no broker's.
+    """
+
+    is_there: bool
+    counts: Counter[str]
+    reason: str | None = None
+
+    @property
+    def answer(self) -> str | None:
+        """Whether consumers get every message of the log: ``yes``, ``no`` or ``unknown``; None if it is no broker's."""
+        if not self.is_there:
+            return None
+        return UNKNOWN if self.reason is not None else NO if self.counts else YES
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """What is known of one store without the others. ``unreadable`` are its files that cannot be read."""
+
+    path: str
+    state: State
+    is_broker: bool
+    is_in_use: bool
+    findings: Counter[str]
+    queues: QueueFacts
+    version: Version
+    restart: Restart | None
+    no_restart: str | None
+    unreadable: tuple[str, ...]
+
+    def count(self, severity: Severity) -> int:
+        """The number of findings with that severity."""
+        return sum(count for code, count in self.findings.items() if CODES[code].severity == severity)
+
+    @property
+    def silent(self) -> int:
+        """The number of damaged entries that no version of Java notices."""
+        return sum(self.findings[code] for code in SILENT_CODES)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """The findings that are warnings and errors, by code."""
+        return {code: count for code, count in self.findings.most_common() if CODES[code].severity != INFO}
+
+
+class _Read(NamedTuple):
+    """What one read of a store found: codes with places, in counters."""
+
+    findings: Counter[_Place]
+    queues: Counter[_Place]
+    no_queues: str | None
+
+    def confirmed_by(self, other: _Read) -> _Read:
+        """What both reads found: a write in progress is in one of them only."""
+        return _Read(self.findings & other.findings, self.queues & other.queues, self.no_queues)
+
+
+def no_progress(_done: int, _total: int) -> None:
+    """For a caller that shows no progress."""
+
+
+def store_facts(log: StoreView, rocketmq: str | None, java: str | None, progress: Progress) -> StoreFacts:
+    """Read a store: its findings, its queues, and what a restart would do. Raises OptionError for a wrong version."""
+    alone = _alone(log)
+    watch = StoreWatch(alone.paths)
+    for segment, end in alone.ends.values():
+        watch.note_end(segment, end.pos)
+    found = _read(alone, progress)
+    is_in_use = watch.use() is not None
+    if is_in_use and (found.findings or found.queues):
+        found = found.confirmed_by(_read(_alone(log), progress))
+    findings = _by_code(found.findings)
+    version = version_of(alone, findings, rocketmq, java)
+    restart, no_restart = _restart(alone, version)
+    return StoreFacts(
+        path=log.path,
+        state=answer(alone, state_of),
+        is_broker=is_broker(alone),
+        is_in_use=is_in_use,
+        findings=findings,
+        queues=QueueFacts(_has_queues(alone), _by_code(found.queues), found.no_queues),
+        version=version,
+        restart=restart,
+        no_restart=no_restart,
+        unreadable=tuple(alone.unread.texts()),
+    )
+
+
+def _alone(log: StoreView) -> StoreView:
+    return StoreView(log.path, replace(log.options, replicas=None, group_size=None, unread=()))
+
+
+def _by_code(found: Counter[_Place]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for (code, *_), count in found.items():
+        counts[code] += count
+    return counts
+
+
+def _read(log: StoreView, progress: Progress) -> _Read:
+    findings: Counter[_Place] = Counter()
+    for each in verify(log, progress):
+        findings[each.code, each.file, each.offset] += count_of(each)
+    if not _has_queues(log):
+        return _Read(findings, Counter(), None)
+    try:
+        places = ((row["code"], row["topic"], row["queueId"], row["queueOffset"]) for row in _audited(log))
+        return _Read(findings, Counter(places), None)
+    except DLedgerError as error:
+        return _Read(findings, Counter(), str(error))
+
+
+def _has_queues(log: StoreView) -> bool:
+    root = log.paths.root
+    return root is not None and (is_broker(log) or (root / FOLDER).is_dir())
+
+
+def _audited(log: StoreView) -> Iterator[dict[str, Any]]:
+    for part in audit_parts(log, log.options, log.unread.add):
+        for batch in read_audit(part, log.unread):
+            yield from rows_of(batch, bytes)
+
+
+def _restart(log: StoreView, version: Version) -> tuple[Restart | None, str | None]:
+    try:
+        return restart_of(log, version.software, version.version), None
+    except OptionError:
+        raise
+    except DLedgerError as error:
+        return None, str(error)

@@ -1,0 +1,144 @@
+"""``dledger check``: the first minute of an incident, in at most 15 lines, with a next command that works."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger
+from pyspark_dledger.rocketmq.broker.store_lock import locked
+from tests.support.command_line import Ran
+from tests.support.damaged_groups import damage, lose, write_group
+from tests.support.damaged_plain import damage_plain, write_plain_group
+from tests.support.generate import Store
+from tests.support.sparse_copy import copy_tree
+
+Run = Callable[..., Ran]
+MAX_LINES = 15
+MAX_COMMANDS = 6
+
+
+def checked(run: Run, *arguments: object) -> tuple[Ran, list[str]]:
+    """What check printed, with its lines; JSON has the same exit code, next command and number of members."""
+    done, found = run("check", *arguments), run("check", *arguments, "--json")
+    lines = done.out.splitlines()
+    assert len(lines) <= MAX_LINES and not done.err
+    assert lines[-1].startswith("not checked: ")
+    (row,) = found.rows
+    assert found.code == done.code == (0 if row["isClean"] else 1)
+    command = [shlex.split(line.removeprefix("next: ")) for line in lines if line.startswith("next: ")]
+    assert command == ([row["next"]] if row["next"] else [])
+    return done, lines
+
+
+def follow(run: Run, *paths: object) -> list[list[str]]:
+    """Run check, then each next command that is printed, until none is; returns all commands."""
+    commands = [["dledger", "check", *map(str, paths)]]
+    while len(commands) <= MAX_COMMANDS:
+        done = run(*commands[-1][1:])
+        assert done.code in (0, 1), (commands[-1], done.err)
+        found = [line.removeprefix("next: ") for line in done.out.splitlines() if line.startswith("next: ")]
+        if not found:
+            assert "done: " in done.out
+            return commands
+        commands.append(shlex.split(found[0]))
+    raise AssertionError(commands)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory, in which commands write."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+
+
+@pytest.mark.parametrize("case", ["mq-53-three/n0", "mq-plain", "mq-53-upgrade", "raw-single", "raw-single-040"])
+def test_a_healthy_store(case: str, case_folder: Callable[[str], Path], run: Run) -> None:
+    name, _, member = case.partition("/")
+    done, lines = checked(run, case_folder(name) / member)
+    assert (done.code, lines[1]) == (0, "lost for good: nothing")
+    assert any(line.startswith("done: start ") for line in lines)
+
+
+def test_a_damaged_group_is_led_to_a_healthy_store(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    group = case_folder("mq-53-three")
+    damaged = copy_tree(group / "n1", tmp_path / "damaged")
+    with (damaged / "dledger-n1" / "data" / "00000000000000393216").open("r+b") as file:
+        file.seek(41123)
+        file.write(bytes(4096))
+    done, lines = checked(run, damaged, group / "n0", group / "n2")
+    assert done.code == 1
+    assert lines[1] == "lost for good: nothing"
+    assert any(line.startswith("n1 (") and "must not start as it is: 12 entries damaged" in line for line in lines)
+    assert any("n1 would drop 108 entries, of them committed: 503 to 610" in line for line in lines)
+    assert any(line.startswith("consumers miss: n1: 12 units without a message") for line in lines)
+    commands = follow(run, damaged, group / "n0", group / "n2")
+    assert [command[1] for command in commands] == ["check", "salvage", "salvage", "check"]
+    done, lines = checked(run, *commands[-1][2:])
+    assert done.code == 0 and lines[1] == "lost for good: nothing"
+    assert any(line.startswith("done: start this store instead of ") for line in lines)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage(seed: int, tmp_path: Path, run: Run) -> None:
+    rng = random.Random(seed)
+    if seed % 3 == 2:
+        plain = write_plain_group(tmp_path / "group", rng)
+        damage_plain(plain, rng)
+        paths = [member.path for member in plain]
+    else:
+        members = write_group(tmp_path / "group", rng, as_messages=seed % 2 == 0)
+        (damage if seed % 3 == 0 else lose)(members, rng)
+        paths = [member.path for member in members]
+    checked(run, *paths)
+    commands = follow(run, *paths)
+    assert len(commands) <= MAX_COMMANDS
+
+
+def test_one_damaged_store_alone(damaged: Store, run: Run) -> None:
+    done, lines = checked(run, damaged.path)
+    assert done.code == 1
+    assert any("must not start as it is" in line for line in lines)
+    assert any(line.startswith("next: dledger salvage ") and line.endswith(" --plan") for line in lines)
+
+
+def test_queues_are_rebuilt(broker: Store, run: Run) -> None:
+    shutil.rmtree(broker.path / "consumequeue" / "Orders")
+    done, lines = checked(run, broker.path)
+    assert done.code == 1
+    assert any(line.startswith("consumers miss: 8 messages that are in no queue") for line in lines)
+    commands = follow(run, broker.path)
+    assert [command[1] for command in commands] == ["check", "rebuild", "rebuild", "check"]
+    assert checked(run, broker.path)[0].code == 0
+
+
+def test_a_store_in_use_is_said(broker: Store, run: Run) -> None:
+    assert "in use" not in checked(run, broker.path)[1][0]
+    with locked(broker.path):
+        done, lines = checked(run, broker.path)
+    assert lines[0].endswith("; in use: n0")
+    assert done.code == 0
+
+
+def test_the_version_that_restarts(case_folder: Callable[[str], Path], run: Run) -> None:
+    store = case_folder("mq-53-three") / "n0"
+    assert any("RocketMQ 5.3.3 (assumed, " in line for line in checked(run, store)[1])
+    assert "restart with RocketMQ 4.9.8: would change nothing" in checked(run, store, "--rocketmq", "4.9.8")[1]
+    assert "restart with DLedger 0.3.1: would change nothing" in checked(run, store, "--java", "0.3.1")[1]
+    assert run("check", store, "--rocketmq", "9.0.0").code == 2
+    assert run("check", case_folder("mq-plain"), "--java", "0.3").code == 2
+
+
+def test_python_returns_the_same(case_folder: Callable[[str], Path], run: Run) -> None:
+    paths = [case_folder("mq-498-three-diverged") / name for name in ("n0", "n1", "n2")]
+    (row,) = run("check", *paths, "--json").rows
+    assert pyspark_dledger.check(paths).as_json() == row
+    assert pyspark_dledger.check(paths[0]).is_clean
