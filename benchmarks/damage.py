@@ -26,7 +26,7 @@ HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
 
 
 def segment_of(path: Path, size: int) -> Segment:
-    return Segment(str(path), path.name, 0, size, DLEDGER)
+    return Segment.local(str(path), path.name, 0, size, DLEDGER)
 
 
 def intact(store: Store) -> Segment:

@@ -20,7 +20,7 @@ JAVA_WARM_UPS = 4  # rounds until its compiler is done
 def request(store: Store, columns: tuple[str, ...]) -> ScanRequest:
     """A request for the store's first segment."""
     path = store.segment(0)
-    segment = Segment(str(path), path.name, 0, store.segment_size, DLEDGER)
+    segment = Segment.local(str(path), path.name, 0, store.segment_size, DLEDGER)
     return ScanRequest(segment, 0, store.segment_size, columns)
 
 

@@ -73,7 +73,8 @@ using Before = std::tuple<int64_t, int64_t, int64_t, std::optional<int64_t>>;
 
 SegmentId segment_id(const py::object& segment) {
   SegmentId id;
-  id.path = segment.attr("path").cast<std::string>();
+  const py::object file = segment.attr("file");
+  id.path = file.attr("path").cast<std::string>();
   id.name = segment.attr("name").cast<std::string>();
   id.base = segment.attr("base").cast<int64_t>();
   id.size = segment.attr("size").cast<int64_t>();
@@ -82,10 +83,9 @@ SegmentId segment_id(const py::object& segment) {
   if (id.base < 0 || id.size < 0 || id.base > kMaxEnd - id.size) {
     throw StoreFault(id.path + ": expected positions from 0 to 2^62, found a segment at " + std::to_string(id.base));
   }
-  id.bytes = {id.path, id.path};
-  if (const py::object copy = segment.attr("copy"); !copy.is_none()) {
-    id.bytes = {id.path, copy.attr("path").cast<std::string>(), true, copy.attr("extents").cast<Extents>()};
-  }
+  const py::object extents = file.attr("extents");
+  id.bytes = {id.path, file.attr("opened").cast<std::string>(), !extents.is_none()};
+  if (id.bytes.is_partial) id.bytes.extents = extents.cast<Extents>();
   if (const auto before = segment.attr("before").cast<std::optional<Before>>()) {
     const auto [index, term, end, shift] = *before;
     id.before = PrecedingEntry{std::max<int64_t>(index, 0), term, std::clamp<int64_t>(end, 0, id.base), shift};

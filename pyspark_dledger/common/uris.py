@@ -91,6 +91,11 @@ def as_uri(path: str) -> str:
     return RemoteUri(path)
 
 
+def unlisted(path: str) -> str:
+    """`path` without the stamp of its listing, which says that the file existed."""
+    return RemoteUri(path.store, path.subpath) if isinstance(path, RemoteUri) else path
+
+
 def is_in_bucket(store: str) -> bool:
     """Whether a URI begins with the name of a bucket."""
     return _known(_divided(store).scheme) in _BUCKETS

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format.facts import Fact
 from pyspark_dledger.format.known_entries import KnownEntries, inside, no_known_entries
+from pyspark_dledger.format.store_file import LocalFile, StoreFile
 
 DLEDGER = "dledger"
 COMMITLOG = "commitlog"
@@ -31,25 +32,14 @@ class FollowingEntry(NamedTuple):
     term: int
 
 
-class PartialCopy(NamedTuple):
-    """A local copy of some extents of a file, with the file's size.
-
-    ``extents`` are ``(start, end)`` in bytes of the file: ascending, disjoint, and whole MiB except at the file's end.
-    An engine that needs other bytes raises `segment_file.MissingBytes`.
-    """
-
-    path: str
-    extents: tuple[tuple[int, int], ...]
-
-
 class Witness(Protocol):
     """Knows entries of a segment without the segment's help. A plain value: picklable, hashable, compared by value."""
 
     def known_entries(self, segment: Segment) -> KnownEntries:
         """The entries of the segment that this witness can prove.
 
-        An engine asks at the first damage that it finds, at most once per call. ``segment`` is the one of that call: it
-        can have a ``copy`` with only a part of its bytes.
+        An engine asks at the first damage that it finds, at most once per call. ``segment`` is the one of that call,
+        with its whole file.
         """
 
 
@@ -59,11 +49,11 @@ class Segment:
 
     ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is given if
     the segment begins with damage: it decides which entries can follow. ``after`` is given if the next segment begins
-    with an entry: it decides which entries can be the last. With a ``copy``, bytes are read from it, and errors name
-    ``path``. The ``witness`` decides about damaged bytes; without one, continuity of the entries does.
+    with an entry: it decides which entries can be the last. The ``witness`` decides about damaged bytes; without one,
+    continuity of the entries does.
     """
 
-    path: str
+    file: StoreFile
     name: str
     base: int
     size: int
@@ -71,8 +61,21 @@ class Segment:
     check_pos: bool = True
     before: PrecedingEntry | None = None
     after: FollowingEntry | None = field(default=None, repr=False)  # an export of a log that grows compares plans
-    copy: PartialCopy | None = None
     witness: Witness | None = None
+
+    @classmethod
+    def local(cls, path: str, *values: Any, **named: Any) -> Segment:
+        """A segment in the local file at `path`; the other values are those of the fields."""
+        return cls(LocalFile(path), *values, **named)
+
+    @property
+    def path(self) -> str:
+        """The path of its file, for messages."""
+        return self.file.path
+
+    def read(self, pos: int, size: int) -> bytes:
+        """The bytes at position `pos` of the log, see `StoreFile.read`."""
+        return self.file.read(pos - self.base, size)
 
     @property
     def end(self) -> int:
@@ -82,7 +85,8 @@ class Segment:
         """The entries that the witness knows, none without one. Raises ValueError if they are not sorted."""
         if self.witness is None:
             return no_known_entries()
-        return inside(self.witness.known_entries(self), self.base, self.end)
+        whole = self if self.file.extents is None else replace(self, file=self.file.whole)
+        return inside(self.witness.known_entries(whole), self.base, self.end)
 
 
 @dataclass(frozen=True)

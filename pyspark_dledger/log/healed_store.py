@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, encode_entry_header
-from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, segment_name
 from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment
-from pyspark_dledger.log.io.entry_reads import entry_in, read_at, segment_at
-from pyspark_dledger.log.io.healed_engine import HealedEngine
-from pyspark_dledger.log.io.healed_path import HealedPart, HealedPath
-from pyspark_dledger.log.io.store_engine import read_engine
+from pyspark_dledger.log.io.entry_reads import entry_in, segment_at
+from pyspark_dledger.log.io.healed_segment import HealedFile, HealedPart
+from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.plan import FILL, SalvageOptions, check_sources, committed_index, plan_salvage
@@ -53,7 +51,7 @@ class HealedStore(StoreView):
         options = SalvageOptions(undecided=FILL, engine=store.options.engine)
         self._plan = plan_salvage(self._stores, options, _map_in_threads)
         self._undecided = {(log.source, each.pos): each for log in self._plan.logs for each in log.undecided}
-        self.engine = cast(Engine, HealedEngine(read_engine(store.options.engine)))
+        self.engine = store_engine(store.options.engine)
         self.segments = [segment for log in self._plan.logs for segment in self._files(log)]
         ledger = self._plan.log(DLEDGER)
         self.restored_committed = committed_index(self._plan, ledger) if ledger is not None else None
@@ -80,7 +78,7 @@ class HealedStore(StoreView):
 
     def file_ends(self, segment: Segment, is_final: bool = False) -> FileEnds:
         """See `StoreView.file_ends`."""
-        head = read_at(segment.path, 0, HEAD_BYTES)
+        head = segment.read(segment.base, HEAD_BYTES)
         return FileEnds(head, entry_in(head, segment, segment.base) if segment.source == DLEDGER else None, b"")
 
     def segment_end(self, segment: Segment) -> int:
@@ -105,7 +103,7 @@ class HealedStore(StoreView):
                 parts[-1:] = _joined(parts[-1:], part)
                 at += 1
             path = next((part.segment.path for part in parts if part.segment is not None), segment_name(base))
-            yield Segment(HealedPath(path, base, tuple(parts)), segment_name(base), base, log.file_size, log.source)
+            yield Segment(HealedFile(path, base, tuple(parts)), segment_name(base), base, log.file_size, log.source)
 
     def _part(self, log: RestoredLog, extent: Extent, files: list[Segment | None]) -> HealedPart:
         start, end = start_of(extent), end_of(extent)

@@ -19,7 +19,7 @@ from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.message import Message, parse_message, parse_properties
-from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import (
     IndexHeader,
@@ -154,7 +154,7 @@ def _keys_at(store: StoreView, offset: int) -> set[int]:
     row, segment = row_of_message(store, offset), segment_at(store.segments, offset)
     if row is None or segment is None:
         return set()
-    data = read_at(segment.path, offset - segment.base, row.end - offset)
+    data = segment.read(offset, row.end - offset)
     message = parse_message(data, 0, len(data), offset)
     if not isinstance(message, Message):
         return set()

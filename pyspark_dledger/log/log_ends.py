@@ -13,10 +13,9 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, PrecedingEntry, Segment
 from pyspark_dledger.format.state_files import Checkpoint
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
-from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at
 from pyspark_dledger.log.io.state_files import read_current_term
-from pyspark_dledger.log.io.store_paths import StorePaths, file_size
+from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit, last_entry, last_unit_below
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.store_witness import StoreWitness
@@ -111,7 +110,7 @@ class LogEnds:
 
         None if these bytes can be its next entry, written since.
         """
-        head = read_at(segment.path, end.pos - segment.base, _SIGN_BYTES)
+        head = segment.read(end.pos, _SIGN_BYTES)
         if segment.source == COMMITLOG:
             return None if has_message_magic(head, 0, len(head)) else (head, None, -1)
         header = decode_entry_header(head) if len(head) == _SIGN_BYTES else None
@@ -178,7 +177,7 @@ class LogEnds:
     def _beyond_damaged_first(self, segment: Segment, end: LogEnd) -> LogEnd:
         """The end of the log after a segment's first entry, if that has a wrong index or term for the one before."""
         previous = next((one for one in self._segments if one.end == segment.base and one.source == DLEDGER), None)
-        if previous is None or not any(read_at(segment.path, end.pos - segment.base, _SIGN_BYTES)):
+        if previous is None or not any(segment.read(end.pos, _SIGN_BYTES)):
             return end
         before = last_entry(previous, segment.base, self._engine, self._index)
         if before is None or self._can_follow(before, end, 0, segment.base):
@@ -204,7 +203,7 @@ class LogEnds:
         first = entry_at(segment, start)
         if first is None and start == segment.base:
             # DLedger 0.4.0 can begin a file with a blank.
-            blank = read_at(segment.path, 0, MIN_BLANK_SIZE)
+            blank = segment.read(segment.base, MIN_BLANK_SIZE)
             size = decode_blank(blank) if len(blank) == MIN_BLANK_SIZE else None
             first = entry_at(segment, start + size) if size is not None else None
         return first is None or first.index != end.first_index
@@ -273,7 +272,7 @@ class LogEnds:
         if last is None or last.base != segment.base:
             return segment.base
         if segment.source == COMMITLOG:
-            head = read_at(segment.path, last.pos - segment.base, MESSAGE_HEADER_SIZE)
+            head = segment.read(last.pos, MESSAGE_HEADER_SIZE)
             return last.pos if has_message_magic(head, 0, len(head)) else segment.base
         header = entry_at(segment, last.pos)
         is_same = header is not None and (header.index, header.term) == (last.index, last.term)
@@ -314,4 +313,4 @@ class LogEnds:
 
 def _is_short(segment: Segment) -> bool:
     """Whether a file is shorter than its segment, or missing."""
-    return (file_size(path_of(segment.path)) or 0) < segment.size
+    return (segment.file.size() or 0) < segment.size

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
 
 
@@ -26,7 +26,7 @@ def row_of_message(log: StoreView, offset: int) -> RowRange | None:
         segment = segment_at(log.ledger_segments, pos)
         header = entry_at(segment, pos) if segment is not None else None
         return RowRange(pos, pos + header.size) if header is not None and pos < log.end.pos else None
-    head = read_at(segment.path, offset - segment.base, MIN_MESSAGE_SIZE)
+    head = segment.read(offset, MIN_MESSAGE_SIZE)
     size = int.from_bytes(head[:4], "big", signed=True)
     if len(head) < MIN_MESSAGE_SIZE or not has_message_magic(head, 0, len(head)) or size < MIN_MESSAGE_SIZE:
         return None

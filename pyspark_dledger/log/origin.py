@@ -6,17 +6,15 @@ stamp of its listing, which its reader compares.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from pyspark_dledger.common.frozen import changed
-from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.common.uris import unlisted
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import EntryHeader
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, is_segment_name
@@ -24,9 +22,8 @@ from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import DLEDGER, Fingerprint, ScanRequest, Segment
 from pyspark_dledger.log.data_loss import report_loss
 from pyspark_dledger.log.gaps import FileGap
-from pyspark_dledger.log.io.entry_reads import entry_in, read_at
+from pyspark_dledger.log.io.entry_reads import entry_in
 from pyspark_dledger.log.io.files import is_remote_path, is_there, names_in, open_file, path_of
-from pyspark_dledger.log.io.healed_path import HealedPath
 from pyspark_dledger.log.store_segments import TAIL_BYTES
 from pyspark_dledger.log.store_view import StoreView
 
@@ -67,15 +64,15 @@ def origin_of(store: StoreView) -> Origin:
 
 
 def _folder(path: str) -> str:
-    return str(path_of(path).parent) if isinstance(path, RemoteUri) else path.rpartition(os.sep)[0]
+    return path.rpartition("/")[0]
 
 
 def _anchor(segments: Sequence[Segment]) -> tuple[Segment, Fingerprint] | None:
     for segment in reversed(segments):
-        if isinstance(segment.path, HealedPath):
+        if not segment.file.is_local and not segment.file.is_remote:
             return None
         try:
-            with _opened(segment.path) as read:
+            with _opened(segment) as read:
                 found = _first_entry(read, segment, segment.base, True)
         except OSError:
             continue
@@ -97,7 +94,7 @@ def _fingerprints_of(store: StoreView, request: ScanRequest, lasts: dict[str, in
     segment = request.segment
     base, last = segment.base, lasts.get(segment.source, -1)
     end = base + segment.size
-    is_whole = request.start == base and request.end >= end and type(segment.path) is str
+    is_whole = request.start == base and request.end >= end and segment.file.is_local
     if is_whole and not base <= last < end:
         head, entry, tail = store.file_ends(segment, True)
         first = _first_of(head, entry, segment)
@@ -112,13 +109,13 @@ def _fingerprints(store: StoreView, request: ScanRequest, last: int) -> Iterator
     `last` is the position of the log's last entry: only its header is sure to be written completely.
     """
     segment, start, end = request.segment, request.start, min(request.end, request.segment.end)
-    if isinstance(segment.path, RemoteUri) or start >= end:
+    if segment.file.is_remote or start >= end:
         return
     if start == segment.base and start != last:
         head, entry, _ = store.file_ends(segment)
         first = _first_of(head, entry, segment)
     else:
-        first = _first_entry(partial(read_at, segment.path), segment, start, start == last)
+        first = _first_entry(segment.file.read, segment, start, start == last)
     first_end = start if first is None else first.pos + first.size
     if first is not None:
         yield first
@@ -132,7 +129,7 @@ def _fingerprints(store: StoreView, request: ScanRequest, last: int) -> Iterator
 
 def _bytes_at(segment: Segment, pos: int, size: int) -> Iterator[Fingerprint]:
     """Some bytes of a file; nothing if it cannot be read, which the scan reports."""
-    data = read_at(segment.path, pos - segment.base, size)
+    data = segment.read(pos, size)
     if data:
         yield _fingerprint(pos, data)
 
@@ -171,12 +168,12 @@ def _fingerprint(pos: int, data: bytes, index: int | None = None, term: int | No
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[_Read]:
-    """A function that reads bytes of a file at an offset. Raises OSError, for a remote file StoreError."""
-    if isinstance(path, HealedPath):
-        yield lambda offset, size: read_at(path, offset, size)
+def _opened(segment: Segment) -> Iterator[_Read]:
+    """A function that reads bytes of its file at an offset. Raises OSError, for a remote file StoreError."""
+    if not segment.file.is_local:
+        yield segment.file.read
         return
-    with open_file(path) as file:
+    with open_file(segment.path) as file:
         yield file.read
 
 
@@ -186,12 +183,12 @@ def is_there_as_planned(request: ScanRequest, origin: Origin | None, fail_on_dat
     Raises StoreError for another file, or none, and DataLossError for an expired one with `fail_on_data_loss`.
     """
     segment = request.segment
-    if isinstance(segment.path, RemoteUri):
+    if segment.file.is_remote:
         if fail_on_data_loss or _exists(segment.path):
             return True  # the scan reports a file that was changed or deleted
     else:
         try:
-            with _opened(segment.path) as read:
+            with _opened(segment) as read:
                 for planned in request.fingerprints:
                     _check(segment, planned, read, origin)
             return True
@@ -211,7 +208,7 @@ def check_origin(origin: Origin) -> None:
         return
     segment, planned = origin.anchor
     try:
-        with _opened(segment.path) as read:
+        with _opened(segment) as read:
             _check(segment, planned, read, origin)
     except OSError as error:
         raise StoreError(
@@ -266,8 +263,7 @@ def _check_folders(origin: Origin) -> None:
 
 
 def _exists(path: str) -> bool:
-    # The stamp of a listing says that the file existed.
-    return is_there(path_of(RemoteUri(path.store, path.subpath) if isinstance(path, RemoteUri) else path))
+    return is_there(path_of(unlisted(path)))
 
 
 def _first_base(folders: Iterable[str]) -> int | None:

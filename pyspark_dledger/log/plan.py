@@ -11,7 +11,6 @@ from pyspark_dledger.common.collector import collector_paused
 from pyspark_dledger.common.frozen import changed
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.process_memory import free_address_space
-from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, committed_bound
@@ -160,7 +159,7 @@ def split_partition(partition: Partition, target: int) -> Iterator[Partition]:
     """
     for part in _as_planned(partition):
         splits = [part]
-        if isinstance(part, ScanRequest) and not isinstance(part.segment.path, RemoteUri):
+        if isinstance(part, ScanRequest) and not part.segment.file.is_remote:
             splits = _split_all(engine_of(partition.engine, part.segment), [part], target)
         yield from (changed(partition, ranges=(split,)) for split in splits)
 
@@ -239,7 +238,7 @@ def estimated_rows(store: StoreView, size: int) -> int:
 def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> ScanRequest:
     """What all scans of a read have in common, without a segment: `columns` of the rows that pass `filters`."""
     return ScanRequest(
-        segment=Segment("", "", 0, 0, DLEDGER),
+        segment=Segment.local("", "", 0, 0, DLEDGER),
         start=0,
         end=0,
         columns=columns,

@@ -15,7 +15,7 @@ from pyspark_dledger.format.codec import ConsumeQueueUnit
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import Message, parse_message
 from pyspark_dledger.format.spec import Filters, IntFilter
-from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
@@ -94,7 +94,7 @@ class _Queue:
         row, segment = row_of_message(self._store, offset), segment_at(self._store.segments, offset)
         if row is None or segment is None or offset + size != row.end or row.end > self._store.segment_end(segment):
             return None
-        data = read_at(segment.path, offset - segment.base, size)
+        data = segment.read(offset, size)
         message = parse_message(data, 0, len(data), offset) if len(data) == size else None
         if not isinstance(message, Message) or message.physical_offset != offset:
             return None

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import TermRun
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import is_remote_path, path_of
 from pyspark_dledger.log.store_view import StoreView
 
@@ -105,5 +105,5 @@ def _entry(store: StoreView, index: int) -> tuple[int, int, bytes] | None:
     header = entry_at(segment, pos) if segment is not None else None
     if header is None or segment is None or header.index != index:
         return None
-    body = read_at(segment.path, pos - segment.base + header.size - header.body_size, header.body_size)
+    body = segment.read(pos + header.size - header.body_size, header.body_size)
     return header.term, header.size, body

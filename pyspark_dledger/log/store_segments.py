@@ -15,7 +15,8 @@ from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, PrecedingEntry, Segment
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, read_at, read_ranges, unnamed_segment
+from pyspark_dledger.format.store_file import read_ranges
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, unnamed_segment
 from pyspark_dledger.log.io.files import FolderEntry, map_reads, path_of
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths, entry_size
@@ -62,10 +63,10 @@ class StoreSegments:
         """
         known = self.known_ends.get(segment.path)
         if known is None:
-            if is_final and type(segment.path) is str and segment.size >= TAIL_BYTES:
+            if is_final and segment.file.is_local and segment.size >= TAIL_BYTES:
                 head, tail = read_ranges(segment.path, ((0, HEAD_BYTES), (segment.size - TAIL_BYTES, TAIL_BYTES)))
             else:
-                head, tail = read_at(segment.path, 0, HEAD_BYTES), b""
+                head, tail = segment.read(segment.base, HEAD_BYTES), b""
             entry = entry_in(head, segment, segment.base) if segment.source == DLEDGER else None
             known = self.known_ends[segment.path] = FileEnds(head, entry, tail)
         return known
@@ -84,7 +85,7 @@ class _FileReads:
     def size_of(self, entry: FolderEntry) -> int | None:
         """See `store_paths.entry_size`."""
         path = entry.path
-        if path in self._known or type(path) is not str or not entry.is_file():
+        if path in self._known or is_remote(path) or not entry.is_file():
             return entry_size(entry)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -184,7 +185,7 @@ def list_store(
 
 def is_unwritten(segment: Segment) -> bool:
     """Whether a segment begins with zeros only, as a file that was created ahead does."""
-    return not read_at(segment.path, 0, _BLANK_BYTES).strip(b"\0")
+    return not segment.read(segment.base, _BLANK_BYTES).strip(b"\0")
 
 
 def _with_neighbours(

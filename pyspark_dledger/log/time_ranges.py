@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import STORED_SIZE, stored_at
 from pyspark_dledger.format.spec import DLEDGER, IntFilter, ScanRequest, Segment
-from pyspark_dledger.log.io.entry_reads import entry_in, read_at
+from pyspark_dledger.log.io.entry_reads import entry_in
 from pyspark_dledger.log.options import MS_MAX, MS_MIN
 from pyspark_dledger.log.store_view import StoreView
 
@@ -194,7 +194,7 @@ class _TimeSearch:
             return b""
         head = self._store.file_ends(segment).head
         at = pos - segment.base
-        return head[at:] if at + _READ_BYTES <= len(head) else read_at(segment.path, at, _READ_BYTES)
+        return head[at:] if at + _READ_BYTES <= len(head) else segment.read(segment.base + at, _READ_BYTES)
 
 
 def _joined(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

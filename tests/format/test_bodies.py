@@ -244,7 +244,7 @@ def test_batches_are_cut_by_decompressed_bytes(engine: str, tmp_path: Path) -> N
 
 
 def test_a_batch_without_compressed_bodies_is_not_changed() -> None:
-    request = ScanRequest(Segment("/none", "none", 0, 0, DLEDGER), 0, 0, ("pos", "body"))
+    request = ScanRequest(Segment.local("/none", "none", 0, 0, DLEDGER), 0, 0, ("pos", "body"))
     batch = pa.record_batch(
         [pa.array([1], pa.int64()), pa.array([b"x"], pa.binary())], schema=arrow_schema(request.columns)
     )
@@ -253,7 +253,7 @@ def test_a_batch_without_compressed_bodies_is_not_changed() -> None:
 
 
 def test_failfast_returns_the_rows_before_the_error() -> None:
-    request = ScanRequest(Segment("/none", "none", 0, 0, DLEDGER), 0, 0, ("pos",), mode="FAILFAST")
+    request = ScanRequest(Segment.local("/none", "none", 0, 0, DLEDGER), 0, 0, ("pos",), mode="FAILFAST")
     batch = pa.record_batch([pa.array([1, 2, 3], pa.int64())], schema=arrow_schema(request.columns))
     stream = expand([(batch, [Compressed(1, 0, b"?", 2)])], request)
     assert next(stream).to_pydict() == {"pos": [1]}
@@ -270,7 +270,7 @@ import pyarrow as pa
 
 codec, path = sys.argv[1:]
 stored = open(path, "rb").read()
-request = ScanRequest(Segment("/none", "none", 0, 0, DLEDGER), 0, 0, ("problem", "body"), max_body_bytes=2**20)
+request = ScanRequest(Segment.local("/none", "none", 0, 0, DLEDGER), 0, 0, ("problem", "body"), max_body_bytes=2**20)
 arrays = [pa.array([None], pa.string()), pa.array([b""], pa.binary())]
 batch = pa.record_batch(arrays, schema=arrow_schema(request.columns))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

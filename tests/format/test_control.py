@@ -22,7 +22,7 @@ def stored(root: Path) -> Segment:
     assert [store.get(index).channel for index in range(4)] == [0, NOOP, MEMBERS, 0]
     store.shutdown()
     path = root / "dledger-n0" / "data" / "0".zfill(20)
-    return Segment(str(path), path.name, 0, SIZE, DLEDGER)
+    return Segment.local(str(path), path.name, 0, SIZE, DLEDGER)
 
 
 def problems(reader: Engine, segment: Segment) -> dict[str, int]:

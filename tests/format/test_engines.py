@@ -162,7 +162,7 @@ def test_a_leading_blank_is_skipped(reader: Engine, tmp_path: Path) -> None:
 def test_a_file_with_only_a_leading_blank_has_no_entries(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     path.write_bytes(codec.encode_blank(1000) + bytes(3992))
-    segment = Segment(str(path), "0", 0, 4000, DLEDGER, check_pos=False)
+    segment = Segment.local(str(path), "0", 0, 4000, DLEDGER, check_pos=False)
     assert reader.log_end(segment, segment.base, True) == LogEnd(0, 0, -1, -1, -1, -1, -1, -1)
     assert read(reader, request_of(segment)) == []
 
@@ -206,7 +206,7 @@ def test_log_end_searches_8_mib_or_all(reader: Engine, tmp_path: Path) -> None:
         file.seek(far)
         file.write(codec.encode_entry(2, 1, far, b"far"))
         file.truncate(far + 1000)
-    segment = Segment(str(path), "0", 0, far + 1000, DLEDGER)
+    segment = Segment.local(str(path), "0", 0, far + 1000, DLEDGER)
     assert reader.log_end(segment, segment.base, False).pos == len(first)
     assert reader.log_end(segment, segment.base, True).pos == far + 51
 
@@ -319,7 +319,7 @@ def test_engines_agree_on_random_bytes(
     native, python = both
     path = folder() / "0"
     path.write_bytes(bytes(random.Random(seed).choices(alphabet, k=size)))
-    segment = Segment(str(path), "0", 0, size, source, check_pos)
+    segment = Segment.local(str(path), "0", 0, size, source, check_pos)
     assert native.log_end(segment, segment.base, True) == python.log_end(segment, segment.base, True)
     assert native.split(segment, 0, size, 100) == python.split(segment, 0, size, 100)
     assert_same(native, python, request_of(segment))
@@ -456,7 +456,7 @@ def test_failfast_ignores_rows_that_are_filtered_out(reader: Engine, tmp_path: P
 def test_failfast_names_the_extent_after_a_blank(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     path.write_bytes(codec.encode_entry(0, 0, 0, b"") + codec.encode_blank(30).ljust(30, b"\0"))
-    segment = Segment(str(path), "0", 0, 88, DLEDGER)
+    segment = Segment.local(str(path), "0", 0, 88, DLEDGER)
     rows, error = collect(reader, request_of(segment, mode="FAILFAST", columns=("pos",)))
     assert rows == [{"pos": 0}]
     assert error is not None
@@ -525,7 +525,7 @@ def test_a_header_crc_is_checked_unless_it_is_zero(reader: Engine, tmp_path: Pat
     crc = codec.signed32(codec.crc32(b"12345"))
     for stored, problem in ((0, None), (crc, None), (crc ^ 1, f"expected bodyCrc {crc ^ 1}, found {crc}")):
         path.write_bytes(with_header_crc(stored))
-        segment = Segment(str(path), "0", 0, 53, DLEDGER)
+        segment = Segment.local(str(path), "0", 0, 53, DLEDGER)
         assert [row["problem"] for row in read(reader, request_of(segment))] == [problem]
         assert [row["problem"] for row in read(reader, request_of(segment, verify_crc=False))] == [None]
 
@@ -551,29 +551,29 @@ def test_an_entry_with_a_malformed_message_is_of_kind_entry(reader: Engine, tmp_
     for problem, body in cases.items():
         path = tmp_path / "0"
         path.write_bytes(codec.encode_entry(0, 1, 0, body))
-        (row,) = read(reader, request_of(Segment(str(path), "0", 0, path.stat().st_size, DLEDGER)))
+        (row,) = read(reader, request_of(Segment.local(str(path), "0", 0, path.stat().st_size, DLEDGER)))
         assert (row["problem"], row["kind"], row["body"], row["topic"]) == (problem, "entry", body, None)
     v6 = patched(message, 36, b"\0\0\0\x30")  # hosts of 20 bytes leave no room for the length of the body
     path.write_bytes(codec.encode_entry(0, 1, 0, patched(v6[:91], 0, b"\0\0\0\x5b")))
-    (row,) = read(reader, request_of(Segment(str(path), "0", 0, path.stat().st_size, DLEDGER)))
+    (row,) = read(reader, request_of(Segment.local(str(path), "0", 0, path.stat().st_size, DLEDGER)))
     assert row["problem"] == "expected a bodyLength that fits 91 bytes at 48, found -1"
 
 
 def test_a_wrong_offset_and_a_wrong_property_crc_have_problem_texts(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     path.write_bytes(codec.encode_entry(0, 1, 0, mq_message().make(1000)))
-    (row,) = read(reader, request_of(Segment(str(path), "0", 0, path.stat().st_size, DLEDGER)))
+    (row,) = read(reader, request_of(Segment.local(str(path), "0", 0, path.stat().st_size, DLEDGER)))
     assert (row["kind"], row["problem"]) == ("message", "expected physicalOffset 48, found 1000")
 
     message = mq_message(property_crc=True, queue_id=1).make(0)
     digits = int(message[-11:-1][::-1])
     path.write_bytes(patched(message, 15, b"\2"))
-    (row,) = read(reader, request_of(Segment(str(path), "0", 0, path.stat().st_size, COMMITLOG)))
+    (row,) = read(reader, request_of(Segment.local(str(path), "0", 0, path.stat().st_size, COMMITLOG)))
     assert row["problem"].startswith(f"expected property CRC {digits}, found ")
     path.write_bytes(
         codec.encode_entry(0, 1, 0, patched(mq_message(property_crc=True, queue_id=1).make(48), 15, b"\2"))
     )
-    (row,) = read(reader, request_of(Segment(str(path), "0", 0, path.stat().st_size, DLEDGER)))
+    (row,) = read(reader, request_of(Segment.local(str(path), "0", 0, path.stat().st_size, DLEDGER)))
     assert row["problem"] is None  # DLedger's serializer writes none, so it is the sender's own property
 
 
@@ -645,7 +645,7 @@ def test_a_longer_file_is_read_to_the_end_of_its_segment(reader: Engine, tmp_pat
 @pytest.mark.parametrize("name", ["missing", "a folder"])
 def test_a_file_that_cannot_be_opened_raises_a_store_error(reader: Engine, tmp_path: Path, name: str) -> None:
     (tmp_path / "a folder").mkdir()
-    segment = Segment(str(tmp_path / name), name, 0, 100, DLEDGER)
+    segment = Segment.local(str(tmp_path / name), name, 0, 100, DLEDGER)
     calls: list[Callable[[], Any]] = [
         lambda: list(reader.scan(request_of(segment))),
         lambda: reader.log_end(segment, segment.base, False),
@@ -691,7 +691,7 @@ def test_the_search_is_linear(reader: Engine, tmp_path: Path, source: str, unit:
     path = tmp_path / "0"
     size = 2**20
     path.write_bytes(unit * (size // len(unit)))
-    segment = Segment(str(path), "0", 0, size, source)
+    segment = Segment.local(str(path), "0", 0, size, source)
     began = time.monotonic()
     rows = read(reader, request_of(segment, columns=("size", "kind")))
     reader.split(segment, 0, size, 2**16)
@@ -771,7 +771,7 @@ def test_a_frame_is_found_at_any_end_of_damage(reader: Engine, tmp_path: Path, s
     for at in range(piece - 60, piece + 8):
         frame = codec.encode_entry(1, 1, at, b"") if source == DLEDGER else mq_message("T").make(at)
         path.write_bytes(b"\x55" * at + frame)
-        segment = Segment(str(path), "0", 0, at + len(frame), source)
+        segment = Segment.local(str(path), "0", 0, at + len(frame), source)
         rows = read(reader, request_of(segment, columns=("pos", "kind")))
         assert rows == [
             {"pos": 0, "kind": "corrupt"},

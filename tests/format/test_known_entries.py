@@ -22,7 +22,8 @@ from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW
 from pyspark_dledger.format.scan.segment_file import MissingBytes
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, PartialCopy, Segment, SurveyRequest
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment, SurveyRequest
+from pyspark_dledger.format.store_file import PartialFile
 from tests.format.test_engines import budget
 from tests.format.test_resync import Row, check_splits, hostile_store, scan
 from tests.support import generate
@@ -95,7 +96,7 @@ def test_a_large_undamaged_segment_never_asks(reader: Engine, tmp_path: Path) ->
     data = b"".join(codec.encode_entry(index, 1, index * size, b"." * (size - 48)) for index in range(count))
     path = tmp_path / "0"
     path.write_bytes(data + bytes(2**20))
-    segment = Segment(str(path), "0", 0, len(data) + 2**20, DLEDGER, witness=NeverAsked())
+    segment = Segment.local(str(path), "0", 0, len(data) + 2**20, DLEDGER, witness=NeverAsked())
     assert len(reader.split(segment, 0, len(data), 2 * SPAN_WINDOW + 1)) == 2
     assert reader.log_end(segment, 0, True).last_index == count - 1
     assert len(scan(reader, segment, 0, len(data))) == count
@@ -124,8 +125,8 @@ def test_a_damaged_segment_asks_once_per_call(reader: Engine, tmp_path: Path) ->
 def test_missing_bytes_of_a_copy_are_no_damage(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * 100)] * 600, file_size=16 * mmap.PAGESIZE)
     segment = store.segments[0]
-    copy = PartialCopy(segment.path, ((0, mmap.PAGESIZE),))
-    segment = dataclasses.replace(segment, copy=copy, witness=NeverAsked())
+    copy = PartialFile(segment.file, segment.path, ((0, mmap.PAGESIZE),))
+    segment = dataclasses.replace(segment, file=copy, witness=NeverAsked())
     with pytest.raises(MissingBytes):
         scan(reader, segment, 0, segment.end)
     with pytest.raises(MissingBytes):
@@ -162,16 +163,16 @@ def test_errors_of_a_witness_are_raised(reader: Engine, tmp_path: Path) -> None:
 
 
 def test_segments_with_a_witness_are_values() -> None:
-    segment = Segment("0", "0", 0, 100, DLEDGER, witness=TrueWitness(((0, 60, b"header"),)))
+    segment = Segment.local("0", "0", 0, 100, DLEDGER, witness=TrueWitness(((0, 60, b"header"),)))
     again = pickle.loads(pickle.dumps(segment))
     assert (again, hash(again)) == (segment, hash(segment))
     assert again != dataclasses.replace(segment, witness=None)
-    assert len(Segment("0", "0", 0, 100, DLEDGER).known_entries().pos) == 0
+    assert len(Segment.local("0", "0", 0, 100, DLEDGER).known_entries().pos) == 0
 
 
 def test_known_entries_outside_the_segment_are_ignored() -> None:
     witness = Failing(ValueError(), (0, 100, 200, 300, 400))
-    known = Segment("0", "0", 100, 250, DLEDGER, witness=witness).known_entries()
+    known = Segment.local("0", "0", 100, 250, DLEDGER, witness=witness).known_entries()
     assert known.pos.tolist() == [100, 200]
 
 
@@ -277,7 +278,7 @@ def test_known_entries_are_found_after_any_distance(reader: Engine, tmp_path: Pa
         file.truncate(far + 1000)
     data = path.read_bytes()
     witness = TrueWitness.of([(0, len(first)), (far, 51)], data, 0)
-    segment = Segment(str(path), "0", 0, far + 1000, DLEDGER, witness=witness)
+    segment = Segment.local(str(path), "0", 0, far + 1000, DLEDGER, witness=witness)
     assert reader.log_end(segment, segment.base, False).pos == far + 51
 
 
@@ -383,7 +384,7 @@ def rewritten_tail(root: Path, larger: int) -> tuple[Segment, bytes, list[tuple[
     data += bytes(2000)
     path = root / "0"
     path.write_bytes(data)
-    return Segment(str(path), "0", 0, len(data), DLEDGER), bytes(data), extents
+    return Segment.local(str(path), "0", 0, len(data), DLEDGER), bytes(data), extents
 
 
 @pytest.mark.parametrize("larger", [-60, 7, 30])

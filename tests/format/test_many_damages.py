@@ -49,7 +49,7 @@ DISTANCES = {"each distance from 1 to 50": (range(1, 51), 8), "more than 32 far 
 
 def segment_of(path: Path, data: bytes | bytearray) -> Segment:
     path.write_bytes(data)
-    return Segment(str(path), path.name, 0, len(data), DLEDGER)
+    return Segment.local(str(path), path.name, 0, len(data), DLEDGER)
 
 
 def positions(reader: Engine, segment: Segment) -> set[int]:

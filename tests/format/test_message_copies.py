@@ -23,7 +23,7 @@ from pyspark_dledger.format.encode.message_copies import (
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.message import encode_message, message_crc, parse_message, stored_property_crc
 from pyspark_dledger.format.spec import COMMITLOG, Segment
-from pyspark_dledger.log.io.store_engine import read_engine
+from pyspark_dledger.log.io.store_engine import store_engine
 
 BASE = 1 << 20
 POSITION = 7 << 30
@@ -44,7 +44,7 @@ messages = st.builds(
 def segment_of(folder: Path, data: bytes) -> Segment:
     path = folder / f"{BASE:020d}"
     path.write_bytes(data)
-    return Segment(str(path), path.name, BASE, max(len(data), 1), COMMITLOG)
+    return Segment.local(str(path), path.name, BASE, max(len(data), 1), COMMITLOG)
 
 
 def copies(reader: Engine, segment: Segment, starts: list[int], sizes: list[int]) -> tuple[CopiedMessages, bytes]:
@@ -187,5 +187,5 @@ def test_both_engines_copy_the_same(folder: Callable[[], Path], data: st.DataObj
 
 def test_the_engine_of_remote_stores_copies_from_local_segments(engine: str, tmp_path: Path) -> None:
     content = encode_message(b"T", b"body", 0)
-    found, data = copies(read_engine(engine), segment_of(tmp_path, content), [BASE], [len(content)])
+    found, data = copies(store_engine(engine), segment_of(tmp_path, content), [BASE], [len(content)])
     assert (found.outcomes.tolist(), data) == ([V1], encode_message(b"T", b"body", POSITION))

@@ -119,7 +119,7 @@ def test_other_bus_errors_still_end_the_process(store: Store) -> None:
         "from pyspark_dledger.format.spec import Segment\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "path = sys.argv[1]\n"
-        "native_engine.log_end(Segment(path, '0', 0, os.path.getsize(path), 'dledger'), 0, False)\n"
+        "native_engine.log_end(Segment.local(path, '0', 0, os.path.getsize(path), 'dledger'), 0, False)\n"
         "file = open(path, 'r+b')\n"
         "mapped = mmap.mmap(file.fileno(), 0)\n"
         "os.truncate(path, 0)\n"
@@ -135,7 +135,7 @@ def test_other_bus_errors_still_end_the_process(store: Store) -> None:
 
 def test_a_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a readable file"):
-        native_engine.log_end(Segment(str(tmp_path), "x", 0, 100, "dledger"), 0, False)
+        native_engine.log_end(Segment.local(str(tmp_path), "x", 0, 100, "dledger"), 0, False)
 
 
 def test_batches_outlive_the_scan(store: Store) -> None:

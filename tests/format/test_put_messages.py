@@ -284,7 +284,7 @@ def test_locations_continue_until_the_next_file(engine: Engine) -> None:
 def segment_of(folder: Path, data: bytes, base: int) -> Segment:
     path = folder / f"{base:020d}"
     path.write_bytes(data)
-    return Segment(str(path), path.name, base, len(data), DLEDGER, True)
+    return Segment.local(str(path), path.name, base, len(data), DLEDGER, True)
 
 
 def ids_in(segment: Segment, start: int, end: int) -> PutIds:

@@ -74,7 +74,7 @@ def entry_bodies(folder: Path) -> list[tuple[int, bytes]]:
     for path in sorted(folder.rglob("[0-9]" * 20)):
         if path.parent.name != "data":
             continue
-        segment = Segment(str(path), path.name, int(path.name), path.stat().st_size, DLEDGER, True)
+        segment = Segment.local(str(path), path.name, int(path.name), path.stat().st_size, DLEDGER, True)
         request = ScanRequest(segment, segment.base, segment.end, ("kind", "pos", "entryBody"))
         for batch, _ in NATIVE.scan(request):
             found += [(r["pos"] + 48, r["entryBody"]) for r in batch.to_pylist() if r["kind"] == "message"]
@@ -154,7 +154,7 @@ BROKERS = [golden for golden in ALL if golden.case in MESSAGE_STORES]
 @pytest.mark.parametrize("golden", BROKERS, ids=str)
 def test_logs_of_brokers_have_no_identities(golden: Golden, case_folder: Callable[[str], Path]) -> None:
     for path in case_folder(golden.case).rglob("data/" + "[0-9]" * 20):
-        segment = Segment(str(path), path.name, int(path.name), path.stat().st_size, DLEDGER, True)
+        segment = Segment.local(str(path), path.name, int(path.name), path.stat().st_size, DLEDGER, True)
         for engine in (NATIVE, PYTHON):
             request = ScanRequest(segment, segment.base, segment.end, ("putId",))
             assert not any(len(batch["putId"].drop_null()) for batch, _ in engine.scan(request))

@@ -139,7 +139,7 @@ def long_log(root: Path, damaged: int, inside: bool) -> Segment:
     data[damaged * size : damaged * size + ENTRY_HEADER_SIZE] = bytes(ENTRY_HEADER_SIZE)
     path = root / "0"
     path.write_bytes(data)
-    return Segment(str(path), "0", 0, len(data), DLEDGER)
+    return Segment.local(str(path), "0", 0, len(data), DLEDGER)
 
 
 @pytest.mark.parametrize("damaged", [0, 300, 301, 449, 450, 451, 500])
@@ -175,6 +175,6 @@ def test_logs_in_the_bodies_of_destroyed_entries_do_not_hang_the_search(
     path = tmp_path / "0"
     path.write_bytes(data)
     began = time.monotonic()
-    rows = scan(reader, Segment(str(path), "0", 0, len(data), DLEDGER), 0, len(data))
+    rows = scan(reader, Segment.local(str(path), "0", 0, len(data), DLEDGER), 0, len(data))
     assert time.monotonic() - began < 60
     assert sum(int(str(size)) for _, _, size, *_ in rows) == len(data)

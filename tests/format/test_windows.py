@@ -80,7 +80,7 @@ def damaged(segment: Segment, folder: Path, damage: str) -> Segment:
             data[start : start + size] = bytes(size) if damage == "zeros" else rng.randbytes(size)
     file = folder / segment.name
     file.write_bytes(data)
-    return Segment(str(file), segment.name, segment.base, segment.size, segment.source)
+    return Segment.local(str(file), segment.name, segment.base, segment.size, segment.source)
 
 
 @pytest.mark.parametrize("damage", ["none", "short", "zeros", "noise", "long"])

@@ -62,7 +62,7 @@ def golden_segments(folder: Path) -> Iterator[Segment]:
                 and path.parent.name.startswith(("data", "commitlog"))
             ):
                 source = COMMITLOG if path.parent.name.startswith("commitlog") else DLEDGER
-                yield Segment(str(path), name, int(name), path.stat().st_size, source, check_pos)
+                yield Segment.local(str(path), name, int(name), path.stat().st_size, source, check_pos)
 
 
 def pieces_of(segment: Segment) -> Iterator[Piece]:

@@ -135,7 +135,7 @@ def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> st
     path = folder / "segment"
     path.write_bytes(log.data)
     size = len(log.data) + log.missing
-    segment = Segment(str(path), f"{log.base:020}", log.base, size, log.source, log.check_pos, log.before)
+    segment = Segment.local(str(path), f"{log.base:020}", log.base, size, log.source, log.check_pos, log.before)
     segment = replace(segment, witness=_witness(random, log, original))
     call: Any = "all rows"
     try:

@@ -40,10 +40,11 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.log import Log, open_log
-from pyspark_dledger.log.io import fetched_segment, remote_fs
-from pyspark_dledger.log.io import store_engine as log_engine
+from pyspark_dledger.log.io import remote_fs, remote_segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import index_files
+from pyspark_dledger.log.io.remote_segment import RemoteFile
+from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.options import TABLES, parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.rocketmq.export import export
@@ -164,8 +165,8 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Mount]:
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of one page and windows of four pages, so that small files are read like large ones."""
-    monkeypatch.setattr(fetched_segment, "CHUNK", mmap.PAGESIZE)
-    monkeypatch.setattr(log_engine, "WINDOW", 4 * mmap.PAGESIZE)
+    monkeypatch.setattr(remote_segment, "CHUNK", mmap.PAGESIZE)
+    monkeypatch.setattr(remote_segment, "WINDOW", 4 * mmap.PAGESIZE)
 
 
 # S3
@@ -412,11 +413,11 @@ def test_every_call_returns_the_same_as_on_a_local_file(
     recipe: generate.Recipe, damage: Callable[[generate.Store], None], target: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetched_segment, "CHUNK", mmap.PAGESIZE)
-        patch.setattr(log_engine, "WINDOW", 2 * mmap.PAGESIZE)
+        patch.setattr(remote_segment, "CHUNK", mmap.PAGESIZE)
+        patch.setattr(remote_segment, "WINDOW", 2 * mmap.PAGESIZE)
         for name in ("native", "python"):
             for segment, twin in _segments_of(recipe, damage, patch):
-                local, over = get_engine(name), log_engine.read_engine(name)
+                local, over = get_engine(name), store_engine(name)
                 ask = _engine_calls(segment, target)
                 for question, call in ask.items():
                     assert _result(call, over, twin) == _result(call, local, segment), (name, question)
@@ -431,9 +432,10 @@ def _segments_of(
         patch.setattr(remote_fs, "_file_system", lambda _store, _pid: (CountedSystem(Path("/")), folder))
         for segment in store.segments:
             place = str(Path(segment.path).relative_to(folder))
-            uri = RemoteUri(f"hdfs://host{os.urandom(8).hex()}/", place)
             status = Path(segment.path).stat()
-            yield segment, replace(segment, path=RemoteUri(uri.store, place, Stamp(status.st_size, status.st_mtime_ns)))
+            stamp = Stamp(status.st_size, status.st_mtime_ns)
+            file = RemoteFile(RemoteUri(f"hdfs://host{os.urandom(8).hex()}/", place, stamp))
+            yield segment, replace(segment, file=file)
 
 
 def _engine_calls(segment: Segment, target: int) -> dict[str, Callable[[Any, Segment], Any]]:
@@ -677,9 +679,11 @@ def test_a_scan_continues_if_the_handler_of_bus_errors_is_replaced(tmp_path: Pat
 import faulthandler
 from pyspark_dledger import _native
 from pyspark_dledger.format.scan.segment_file import MissingBytes
-from pyspark_dledger.format.spec import PartialCopy, ScanRequest, Segment
+from pyspark_dledger.format.spec import ScanRequest, Segment
+from pyspark_dledger.format.store_file import LocalFile, PartialFile
 path, size = {store.segments[0].path!r}, {store.segments[0].size}
-segment = Segment("s3://x", "0", 0, size, "dledger", copy=PartialCopy(path, ((0, {mmap.PAGESIZE}),)))
+file = PartialFile(LocalFile("s3://x"), path, ((0, {mmap.PAGESIZE}),))
+segment = Segment(file, "0", 0, size, "dledger")
 scan = _native.Scan(ScanRequest(segment, 0, size, ("index",), max_batch_rows=1))
 assert scan.next() is not None
 faulthandler.enable()

@@ -14,6 +14,7 @@ import pytest
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
+from pyspark_dledger.format.store_file import LocalFile
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read
@@ -429,11 +430,11 @@ def test_a_witness_reads_once_for_all_calls_of_a_view(
 def test_headers_are_the_same_without_the_native_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "00000000000000004096"
     file.write_bytes(random.Random(1).randbytes(9000))
-    segment = Segment(str(file), file.name, 4096, 8192, DLEDGER)
+    segment = Segment.local(str(file), file.name, 4096, 8192, DLEDGER)
     ends = [4096 + 8192 - 48, 4096 + 8192 - 47, 2**62]
     pos = np.array([5000, 4096, 4095, 0, *range(12000, 4200, -7), *ends], np.int64)
     expected = headers.read_headers(segment, pos, headers.ENTRY_DTYPE)
-    missing = replace(segment, path=str(tmp_path / "missing"))
+    missing = replace(segment, file=LocalFile(str(tmp_path / "missing")))
     assert not headers.read_headers(missing, pos, headers.ENTRY_DTYPE)["size"].any()
     monkeypatch.setattr(headers, "_gather", None)
     assert headers.read_headers(segment, pos, headers.ENTRY_DTYPE).tolist() == expected.tolist()

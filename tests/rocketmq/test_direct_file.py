@@ -502,7 +502,7 @@ def test_a_window_is_read_as_a_segment(
 
 def rows_in(reader: Engine, window: FileWindow, segment: Segment, start: int, end: int) -> list[Row]:
     start_pos = segment.base + window.start
-    part = Segment(window.path, segment.name, start_pos, window.end - window.start, COMMITLOG)
+    part = Segment.local(window.path, segment.name, start_pos, window.end - window.start, COMMITLOG)
     request = ScanRequest(part, segment.base + start, segment.base + end, COLUMN_NAMES, end_is_boundary=True)
     return rows_of(expand(reader.scan(request), request))
 

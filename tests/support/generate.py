@@ -250,7 +250,7 @@ def write_dledger(
         files.at += size
         units.append(codec.IndexUnit(magic, pos, size, index, term))
         store.rows.append(_entry_row(payload, pos, size, index, term, magic, body, files.name(pos)))
-    store.segments = [Segment(*file, DLEDGER, check_pos) for file in files.close()]
+    store.segments = [Segment.local(*file, DLEDGER, check_pos) for file in files.close()]
     store.end = files.at
 
     folder = root / f"dledger-{node}"
@@ -325,7 +325,7 @@ def write_commitlog(
         row |= {"kind": "message", "source": COMMITLOG, "pos": pos, "size": size, "committed": True}
         row |= {"segment": files.name(pos), "entryBody": data} | payload.expected(pos)
         store.rows.append(row)
-    store.segments = [Segment(*file, COMMITLOG) for file in files.close()]
+    store.segments = [Segment.local(*file, COMMITLOG) for file in files.close()]
     store.end = files.at
     return store
 

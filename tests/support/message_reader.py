@@ -16,7 +16,7 @@ from pyspark_dledger.format.dispatched_rows import is_valid_queue, key_hash
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at
+from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.key_files import hash_slots, index_files, newest_unit, read_header, read_units
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.log.io.queue_units import QueueUnits
@@ -73,12 +73,12 @@ class MessageReader:
         found = self._size_in_old(segment, pos) if segment.source == COMMITLOG else self._size_in_ledger(segment, pos)
         if found is None or (size is not None and size != found):
             return None
-        data = read_at(segment.path, offset - segment.base, found)
+        data = segment.read(offset, found)
         is_message = len(data) == found and has_message_magic(data, 0, found)
         return data if is_message and int.from_bytes(data[:4], "big", signed=True) == found else None
 
     def _size_in_old(self, segment: Segment, pos: int) -> int | None:
-        size = int.from_bytes(read_at(segment.path, pos - segment.base, 4), "big", signed=True)
+        size = int.from_bytes(segment.read(pos, 4), "big", signed=True)
         return size if layout.MIN_MESSAGE_SIZE <= size <= segment.end - pos else None
 
     def _size_in_ledger(self, segment: Segment, pos: int) -> int | None:

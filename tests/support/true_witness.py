@@ -10,7 +10,6 @@ import numpy as np
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.io.entry_reads import read_at
 
 HEADER_PARTS = ((0, 32), (44, 48))
 """Of an entry's header: magic, size, index, term and pos; bodySize. Index units do not have the others."""
@@ -30,10 +29,7 @@ class TrueWitness:
         )
 
     def known_entries(self, segment: Segment) -> KnownEntries:
-        whole = [
-            _agrees(segment, read_at(segment.path, pos - segment.base, ENTRY_HEADER_SIZE), header)
-            for pos, _, header in self.entries
-        ]
+        whole = [_agrees(segment, segment.read(pos, ENTRY_HEADER_SIZE), header) for pos, _, header in self.entries]
         pos = np.array([pos for pos, *_ in self.entries], np.int64)
         size = np.array([size for _, size, _ in self.entries], np.int64)
         return KnownEntries(pos, pos + size, np.array(whole, np.bool_))

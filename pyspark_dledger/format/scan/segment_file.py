@@ -43,8 +43,7 @@ class SegmentFile:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         try:
-            path = segment.copy.path if segment.copy else segment.path
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._fd = os.open(segment.file.opened, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise StoreError(f"{segment.path}: cannot be opened: {error.strerror}") from error
         status = os.fstat(self._fd)
@@ -127,8 +126,9 @@ class SegmentFile:
     def _check_held(self, start: int, stop: int) -> None:
         """Raises MissingBytes for the first byte of ``[start, stop)`` that a partial copy does not have."""
         at = start
-        for low, high in self.segment.copy.extents if self.segment.copy else ():
+        extents = self.segment.file.extents
+        for low, high in extents or ():
             if low <= at < high:
                 at = high
-        if self.segment.copy and at < stop:
+        if extents is not None and at < stop:
             raise MissingBytes(at)

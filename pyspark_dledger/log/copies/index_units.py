@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
 
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -40,7 +40,7 @@ def read_units(files: DLedgerIndex, first: int, count: int) -> npt.NDArray[Any]:
             following = min((each.base for each in files.files if each.base > offset), default=offset + wanted)
             at += following - offset
             continue
-        found = read_at(file.path, offset - file.base, min(wanted - at, file.end - offset))
+        found = file.read(offset, min(wanted - at, file.end - offset))
         data[at : at + len(found)] = found
         at += min(wanted - at, file.end - offset)
     return decode_records(bytes(data), INDEX_UNIT)

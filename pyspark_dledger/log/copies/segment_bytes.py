@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 
-from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.files import OpenFile, open_file, path_of
+from pyspark_dledger.log.io.files import OpenFile, open_file
 
 WINDOW = 256 * 1024
 _SECTOR = 512
@@ -25,10 +24,10 @@ class SegmentBytes:
         self._remote: OpenFile | None = None
         self._buffer = bytearray(WINDOW)
         with suppress(OSError):
-            if isinstance(segment.path, RemoteUri):
-                self._remote = opened.enter_context(open_file(segment.path))
+            if segment.file.is_local:
+                self._local = opened.enter_context(FileIO(segment.path))
             else:
-                self._local = opened.enter_context(FileIO(str(path_of(segment.path))))
+                self._remote = opened.enter_context(open_file(segment.path))
 
     def window(self, start: int, end: int) -> Bytes:
         """At most `WINDOW` bytes, valid until the next call: a buffer in use stays in the processor's cache."""

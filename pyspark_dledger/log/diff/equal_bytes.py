@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest
 from pyspark_dledger.log.copies.segment_bytes import SegmentBytes, unequal_windows
 from pyspark_dledger.log.io.entry_reads import entry_at
-from pyspark_dledger.log.io.store_engine import read_engine
+from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.plan import Partition
 
 # Bytes around a difference in which each entry is compared.
@@ -60,7 +59,7 @@ def _ranges(partition: Partition) -> list[ScanRequest]:
 def _unequal_windows(requests: Sequence[ScanRequest]) -> list[tuple[int, int]]:
     """The ranges of positions in which the bytes of replicas differ or cannot be read; all of remote files."""
     start, end = requests[0].start, min(request.end for request in requests)
-    if any(isinstance(request.segment.path, RemoteUri) for request in requests):
+    if any(request.segment.file.is_remote for request in requests):
         return [(start, end)]
     with ExitStack() as opened:
         first, *others = (SegmentBytes(request.segment, opened) for request in requests)
@@ -72,7 +71,7 @@ def _cuts(
     partition: Partition, aligned: list[tuple[ScanRequest, ...]], unequal: list[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
     """Index and position of entries, around unequal bytes, at which all replicas can be split."""
-    engine = read_engine(partition.engine)
+    engine = store_engine(partition.engine)
     for requests in aligned if unequal else []:
         request = requests[0]
         cuts = [request.start]

@@ -29,7 +29,7 @@ from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP
 from pyspark_dledger.log.copies.segment_bytes import is_torn
 from pyspark_dledger.log.diff.equal_bytes import FileRange, clipped, split_by_equality
 from pyspark_dledger.log.gaps import FileGap
-from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import segment_at
 
 # Ranges whose first difference is found.
 MAX_EXPLAINED = 1_000
@@ -281,7 +281,7 @@ def _suspects(compared: _Compared, shares: Sequence[ReplicaShare], replicas_each
 def _bytes_at(share: ReplicaShare, start: int, size: int) -> bytes:
     segments = [part.segment for part in share.partition.ranges if isinstance(part, ScanRequest)]
     segment = segment_at(segments, start)
-    return read_at(segment.path, start - segment.base, size) if segment is not None else b""
+    return segment.read(start, size) if segment is not None else b""
 
 
 def _contradictions(compared: _Compared, shares: Sequence[ReplicaShare], first: int) -> Array:

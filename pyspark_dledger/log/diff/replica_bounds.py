@@ -9,7 +9,7 @@ from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.stale_tails import Bounds, highest_term, is_stale, own_end
 from pyspark_dledger.log.diff.replica import Replica
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
 
 
@@ -40,7 +40,7 @@ def include_damaged_fronts(replicas: list[Replica]) -> None:
         if not replica.firsts:
             continue
         pos, segment = replica.firsts[0][0], replica.store.ledger_segments[0]
-        head = read_at(segment.path, 0, MIN_BLANK_SIZE)
+        head = segment.read(segment.base, MIN_BLANK_SIZE)
         if pos == segment.base or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == pos - segment.base):
             continue
         others = (_first_index_at(other.store, segment.base) for other in replicas if other is not replica)

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.files import open_file, unreadable
-from pyspark_dledger.log.io.healed_path import HealedPath
+from pyspark_dledger.log.io.files import file_at, open_file, unreadable
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
-    """The bytes of a file at `offset`; fewer at its end, none if it cannot be read.
-
-    Raises StoreError if a remote file cannot be read, because it may exist.
-    """
-    if isinstance(path, HealedPath):
-        reads = path.reads(offset, size)
-        return b"".join(each if isinstance(each, bytes) else read_at(*each).ljust(each[2], b"\0") for each in reads)
-    if isinstance(path, RemoteUri):
-        return _read_remote_at(path, offset, size)
-    return read_ranges(path, ((offset, size),))[0]
-
-
-def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """As `read_at`, for each offset and size in a local file, which is opened once."""
-    try:
-        # Opening a FIFO must not wait; `os.pread` does not read from one.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return [b""] * len(ranges)
-    try:
-        return [os.pread(descriptor, size, offset) for offset, size in ranges]
-    except OSError:
-        return [b""] * len(ranges)
-    finally:
-        os.close(descriptor)
+    """The bytes of a file at `offset`, see `StoreFile.read`."""
+    return file_at(path).read(offset, size)
 
 
 def read_existing(path: str, offset: int, size: int) -> bytes:
@@ -52,8 +25,9 @@ def read_existing(path: str, offset: int, size: int) -> bytes:
 
     Raises UnreadableError if it exists but cannot be read, StoreError for a remote file.
     """
-    if isinstance(path, RemoteUri):
-        return _read_remote_at(path, offset, size)
+    file = file_at(path)
+    if file.is_remote:
+        return file.read(offset, size)
     try:
         opened = open_file(path)
     except OSError as error:
@@ -67,20 +41,11 @@ def read_existing(path: str, offset: int, size: int) -> bytes:
             raise UnreadableError(path, error.strerror or str(error), offset) from None
 
 
-def _read_remote_at(uri: RemoteUri, offset: int, size: int) -> bytes:
-    from pyspark_dledger.log.io.remote_reads import read_remote  # imports pyarrow's file systems
-
-    try:
-        return read_remote(uri, offset, size)
-    except FileNotFoundError:
-        return b""
-
-
 def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
     """The header of the DLedger entry at `pos`, or None if there is no entry with that position."""
     if not segment.base <= pos < segment.end:
         return None
-    return entry_in(read_at(segment.path, pos - segment.base, ENTRY_HEADER_SIZE), segment, pos)
+    return entry_in(segment.read(pos, ENTRY_HEADER_SIZE), segment, pos)
 
 
 def entry_in(data: bytes, segment: Segment, pos: int) -> EntryHeader | None:
@@ -131,7 +96,7 @@ class DLedgerIndex:
         file = segment_at(self.files, index * INDEX_UNIT_SIZE)
         if file is None:
             return None
-        data = read_at(file.path, index * INDEX_UNIT_SIZE - file.base, INDEX_UNIT_SIZE)
+        data = file.read(index * INDEX_UNIT_SIZE, INDEX_UNIT_SIZE)
         if len(data) < INDEX_UNIT_SIZE:
             return None
         unit = decode_index_unit(data)
@@ -155,7 +120,7 @@ def unnamed_segment(file: Path, source: str) -> Segment:
         base = int(decode_records(data, MESSAGE_HEADER)["physicalOffset"][0])
     elif len(data) == ENTRY_HEADER_SIZE and decode_entry_header(data).magic in ENTRY_MAGICS:
         base = decode_entry_header(data).pos
-    segment = Segment(str(file), file.name, base, size, source)
+    segment = Segment.local(str(file), file.name, base, size, source)
     if not 0 <= base <= HIGHEST_BASE or (source == DLEDGER and entry_at(segment, base) is None):
         raise StoreError(
             f"{file}: expected a segment, whose name has 20 digits or which begins with an entry or a message, found "

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar, cast, final
 
 from pyspark_dledger.common.uris import RemoteUri, as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.store_file import LocalFile, StoreFile
 
 MAX_STATE_SIZE = 64 * 1024
 """Bytes that are read of a file of a few lines, such as ``checkpoint``."""
@@ -67,7 +68,7 @@ class OpenFile(Protocol):
 
 
 @final
-class LocalFile:
+class OpenLocalFile:
     """A local file. It owns its descriptor."""
 
     TAIL_BLOCK = _TAIL_BLOCK
@@ -75,7 +76,7 @@ class LocalFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def __enter__(self) -> LocalFile:
+    def __enter__(self) -> OpenLocalFile:
         return self
 
     def __exit__(
@@ -107,6 +108,15 @@ def path_of(text: str) -> Path:
     from pyspark_dledger.log.io.remote_paths import RemotePath  # imports pyarrow's file systems
 
     return cast(Path, RemotePath.of(cast(RemoteUri, as_uri(text))))
+
+
+def file_at(path: str) -> StoreFile:
+    """The file at `path`: a local path without ``file:``, or a RemoteUri."""
+    if not isinstance(path, RemoteUri):
+        return LocalFile(path)
+    from pyspark_dledger.log.io.remote_segment import RemoteFile  # imports pyarrow's file systems
+
+    return RemoteFile(path)
 
 
 def is_remote_path(path: Path) -> bool:
@@ -164,13 +174,13 @@ def read_start(file: Path, size: int) -> bytes:
 def open_file(path: str | Path) -> OpenFile:
     """Open a file for reading. Raises OSError, for a remote file StoreError."""
     if isinstance(path, str) and not is_remote(path):
-        return LocalFile(open_local(path))
+        return OpenLocalFile(open_local(path))
     file = path_of(path) if isinstance(path, str) else path
     if is_remote_path(file):
-        from pyspark_dledger.log.io.remote_reads import RemoteFile
+        from pyspark_dledger.log.io.remote_reads import OpenRemoteFile
 
-        return RemoteFile(cast(RemoteUri, str(file)))
-    return LocalFile(open_local(file))
+        return OpenRemoteFile(cast(RemoteUri, str(file)))
+    return OpenLocalFile(open_local(file))
 
 
 OnUnreadable = Callable[[UnreadableError], None]

@@ -29,8 +29,7 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14
 
 def scan_once(engine: Engine, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
     """As `Engine.scan`. A broker's own pages stay: those that a process has mapped are not dropped."""
-    # Other types of paths are of remote files, and of several replicas.
-    if type(request.segment.path) is not str or request.end - request.start < 2 * _PART_BYTES:
+    if not request.segment.file.is_local or request.end - request.start < 2 * _PART_BYTES:
         yield from engine.scan(request)
         return
     try:

@@ -169,7 +169,7 @@ def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item])
 
 
 @final
-class RemoteFile:
+class OpenRemoteFile:
     """A remote file, opened for reading; see `files.OpenFile`. It has no holes: all of it is data."""
 
     TAIL_BLOCK = 1024 * 1024
@@ -177,7 +177,7 @@ class RemoteFile:
     def __init__(self, uri: RemoteUri) -> None:
         self._uri = uri
 
-    def __enter__(self) -> RemoteFile:
+    def __enter__(self) -> OpenRemoteFile:
         return self
 
     def __exit__(
@@ -212,6 +212,6 @@ class RemoteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = RemoteFile(self._uri).read_into(self._offset, memoryview(buffer).cast("B"))
+        count = OpenRemoteFile(self._uri).read_into(self._offset, memoryview(buffer).cast("B"))
         self._offset += count
         return count

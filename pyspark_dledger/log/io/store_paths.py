@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,8 +20,10 @@ from pyspark_dledger.format.codec import decode_blank
 from pyspark_dledger.format.layout import ENTRY_MAGICS, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment, Witness
+from pyspark_dledger.format.store_file import regular_size
 from pyspark_dledger.log.io.files import (
     FolderEntry,
+    file_at,
     is_readable,
     is_remote_path,
     is_there,
@@ -250,7 +250,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def entry_size(entry: FolderEntry) -> int | None:
     """The size of a regular file in a folder, see `file_size`."""
-    return _regular_size(entry.path, entry.stat)
+    return regular_size(entry.path, entry.stat)
 
 
 def list_segments(
@@ -273,7 +273,7 @@ def list_segments(
     ][::-1]
     usual = usual_size({base: size for base, _, _, size in found})
     segments = []
-    template = Segment("", "", 0, 0, source, check_pos, witness=witness)
+    template = Segment.local("", "", 0, 0, source, check_pos, witness=witness)
     for (base, path, name, file_size), following in zip_longest(found, found[1:]):
         if file_size > INT32_MAX:
             raise StoreError(f"{path}: expected a segment below 2 GiB, found {file_size} bytes: move it away")
@@ -288,7 +288,7 @@ def list_segments(
                 raise StoreError(f"{where}, found one far after it: move it away")
         if base > HIGHEST_BASE:
             raise StoreError(f"{path}: expected a base of at most 2^62, found {base}: move it away")
-        segments.append(changed(template, path=path, name=name, base=base, size=size))
+        segments.append(changed(template, file=file_at(path), name=name, base=base, size=size))
     return segments
 
 
@@ -316,17 +316,7 @@ def _is_plain_file(entry: FolderEntry) -> bool:
 
 def file_size(file: Path) -> int | None:
     """The size of a regular file in bytes; None for anything else, and for a file that no longer exists."""
-    return _regular_size(file, file.stat)
-
-
-def _regular_size(file: str | Path, stat_of: Callable[[], os.stat_result]) -> int | None:
-    try:
-        status = stat_of()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreError(f"{file}: cannot be read ({error.strerror}): check its permissions") from None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+    return regular_size(file, file.stat)
 
 
 def usual_size(sizes: dict[int, int]) -> int:

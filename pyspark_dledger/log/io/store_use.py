@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import is_remote_path, open_local
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
 from pyspark_dledger.log.io.store_paths import StorePaths
@@ -114,7 +113,7 @@ def _is_locked_for_others(file: Path) -> bool:
 
 
 def _bytes_at(segment: Segment, pos: int) -> bytes:
-    return read_at(segment.path, pos - segment.base, _END_BYTES)
+    return segment.read(pos, _END_BYTES)
 
 
 def _stamps(paths: StorePaths) -> dict[Path, _Stamp]:

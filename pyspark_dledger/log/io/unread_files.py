@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
 from pyspark_dledger.format.facts import Fact, ProblemCode
@@ -81,7 +81,7 @@ def unread_segments(
             base = int(path.name)
             following = min((each.base for each in segments if each.base > base), default=INT64_MAX)
             if base <= HIGHEST_BASE:
-                segment = Segment(str(path), path.name, base, min(size, following - base), source)
+                segment = Segment.local(str(path), path.name, base, min(size, following - base), source)
                 found.append((segment, UnreadableError(str(path), "not a file")))
     return tuple(sorted(found, key=lambda each: each[0].base))
 
@@ -108,7 +108,7 @@ def check_whole(segment: Segment) -> None:
 
 def check_rest(segment: Segment, start: int, end: int) -> None:
     """Raises UnreadableError if the next bytes of ``[start, end)``, in which an entry could be, cannot be read."""
-    if start < end and type(segment.path) is str:
+    if start < end and segment.file.is_local:
         read_existing(segment.path, start - segment.base, min(end - start, MAX_ENTRY_SIZE))
 
 
@@ -159,7 +159,7 @@ class UnreadFiles:
     @cached_property
     def _others(self) -> list[UnreadableError]:
         # In a remote store the read itself fails.
-        found = () if isinstance(self._paths.path, RemoteUri) else unreadable_files(self._paths)
+        found = () if is_remote(self._paths.path) else unreadable_files(self._paths)
         left_out = {segment.path for segment, _ in self.segments}
         return [error for error in found if error.path not in left_out]
 

@@ -191,7 +191,7 @@ class JavaScan:
     def _pass_unindexed(self, path: Path) -> None:
         """Pass the complete entries that follow, and write their index units."""
         file, start = self._file, self._file.base + self._offset
-        segment = Segment(str(path), file.name, file.base, file.size, DLEDGER, self._rules.checks_pos)
+        segment = Segment.local(str(path), file.name, file.base, file.size, DLEDGER, self._rules.checks_pos)
         end, last = min(start + self._step, file.end), (self.index, self.term)
         for found in continuing_entries(self._engine, segment, start, end, last, self._rules.magics):
             kept = self._kept_index - self.index - 1 if self._kept_index is not None else None

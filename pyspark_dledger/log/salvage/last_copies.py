@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.column_values import numbers_of, texts_of
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import Evidence, Run
-from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.matching import without_overlaps
 from pyspark_dledger.log.store_view import StoreView
@@ -126,7 +126,7 @@ class _LastCopies:
         segment = entries.segment
         for row, _ in zip(doubtful.tolist(), self._looked_up, strict=False):
             start, size = int(entries.pos[row]) + self._header, int(entries.size[row]) - self._header
-            if not self._units.in_queue(start, read_at(segment.path, start - segment.base, size)):
+            if not self._units.in_queue(start, segment.read(start, size)):
                 states[row] = _CONTRADICTED
         return states
 
@@ -146,7 +146,7 @@ class _Elsewhere:
     """The messages of a store that its queue has at another place."""
 
     def __init__(self, store: StoreView, source: str) -> None:
-        parts = plan_findings(store) if not isinstance(store.path, RemoteUri) else []
+        parts = plan_findings(store) if not is_remote(store.path) else []
         checks = (part for part in parts if isinstance(part, SegmentCheckPart) and part.segment.source == source)
         self._starts = np.array(sorted(start for part in checks for start, _ in messages_elsewhere(part)), np.int64)
 

@@ -19,7 +19,7 @@ from pyspark_dledger.log.copies.segment_copy import SegmentCopy
 from pyspark_dledger.log.copies.stale_tails import highest_term, own_end
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.digests import replica_names
-from pyspark_dledger.log.io.entry_reads import read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import last_data, open_file
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
@@ -328,14 +328,14 @@ def _witnesses(
 
 def _read(segments: Sequence[list[Segment]], number: int, start: int, end: int) -> bytes:
     segment = segment_at(segments[number], start)
-    return read_at(segment.path, start - segment.base, end - start) if segment is not None else b""
+    return segment.read(start, end - start) if segment is not None else b""
 
 
 def _has_blank(segments: Iterable[list[Segment]], file_size: int, pos: int) -> bool:
     """Whether any source has a blank of old messages from `pos` to the end of the file."""
     for listed in segments:
         segment = segment_at(listed, pos)
-        data = read_at(segment.path, pos - segment.base, MIN_BLANK_SIZE) if segment is not None else b""
+        data = segment.read(pos, MIN_BLANK_SIZE) if segment is not None else b""
         if segment is not None and len(data) == MIN_BLANK_SIZE:
             # {size, magic}: the order of a message's first fields
             size, magic = decode_records(data, BLANK)[0].tolist()

@@ -10,9 +10,7 @@ import pyarrow as pa
 
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.spec import Survey, SurveyRequest
-from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.io.unread_files import check_whole
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -91,7 +89,7 @@ def _row(part: SegmentPart, survey: Survey) -> dict[str, Any]:
         "file": part.file,
         "segment": segment.name,
         "baseOffset": segment.base,
-        "fileSize": file_size(path_of(segment.path)),
+        "fileSize": segment.file.size(),
         "entries": survey.entries,
         "firstIndex": survey.first_index if has_index else None,
         "lastIndex": survey.last_index if has_index else None,

@@ -8,7 +8,7 @@ from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.message import MESSAGE_CRC_MASK, Message, has_message_magic, parse_message
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import TailOffset
 
@@ -38,18 +38,18 @@ def _entry(store: StoreView, segment: Segment, pos: int) -> EntryRef | None:
     header = entry_at(segment, pos)
     if header is None:
         return None
-    data = read_at(segment.path, pos - segment.base, header.size)
+    data = segment.read(pos, header.size)
     return EntryRef(TailOffset(header.index, header.term, pos, store.engine.crc32(data)), pos + header.size)
 
 
 def _message(store: StoreView, segment: Segment, pos: int) -> EntryRef | None:
-    head = read_at(segment.path, pos - segment.base, 8)
+    head = segment.read(pos, 8)
     if not has_message_magic(head, 0, len(head)):
         return None
     size = int.from_bytes(head[_TOTAL_SIZE.offset : _TOTAL_SIZE.length], "big", signed=True)
     if not 0 < size <= segment.end - pos:
         return None
-    data = read_at(segment.path, pos - segment.base, size)
+    data = segment.read(pos, size)
     return EntryRef(TailOffset(None, None, pos, store.engine.crc32(data)), pos + size)
 
 
@@ -61,7 +61,7 @@ def is_complete_message(store: StoreView, message: EntryRef) -> bool:
     segment = segment_at([part for part in store.segments if part.source == COMMITLOG], message.pos)
     if segment is None:
         return False
-    data = read_at(segment.path, message.pos - segment.base, message.end - message.pos)
+    data = segment.read(message.pos, message.end - message.pos)
     parsed = parse_message(data, 0, len(data), message.pos)
     if not isinstance(parsed, Message):
         return False
@@ -77,7 +77,7 @@ def message_of(store: StoreView, index: int) -> tuple[Message, str] | None:
     header = entry_at(segment, pos) if segment is not None and pos is not None else None
     if segment is None or pos is None or header is None:
         return None
-    body = read_at(segment.path, pos + ENTRY_HEADER_SIZE - segment.base, header.body_size)
+    body = segment.read(pos + ENTRY_HEADER_SIZE, header.body_size)
     if not has_message_magic(body, 0, len(body)):
         return None
     message = parse_message(body, 0, len(body), pos + ENTRY_HEADER_SIZE)

@@ -20,7 +20,7 @@ from pyspark_dledger.format.distinct_numbers import numbered
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags")
@@ -151,13 +151,13 @@ def message_at(log: StoreView, offset: int) -> LocatedMessage | None:
         if segment is None or segment.source != source or offset - header >= log.segment_end(segment):
             continue
         at = offset - segment.base
-        size = int.from_bytes(read_at(segment.path, at, 4), "big", signed=True)
+        size = int.from_bytes(segment.read(segment.base + at, 4), "big", signed=True)
         entry = entry_at(segment, offset - header) if source == DLEDGER else None
         if source == DLEDGER and (entry is None or entry.body_size != size):
             return None
         if not layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE:
             return None
-        data = read_at(segment.path, at, size)
+        data = segment.read(segment.base + at, size)
         return located_message(data, offset) if len(data) == size and has_message_magic(data, 0, size) else None
     return None
 

@@ -24,7 +24,7 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io import key_files
-from pyspark_dledger.log.io.entry_reads import read_at, read_existing, segment_at
+from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
 from pyspark_dledger.log.io.files import map_reads
 from pyspark_dledger.log.io.key_files import IndexHeader
 from pyspark_dledger.log.io.queue_files import folder_entries
@@ -89,11 +89,11 @@ def message_at(segments: list[Segment], offset: int) -> tuple[Message, bytes] | 
     if segment is None:
         return None
     at = offset - segment.base
-    head = read_at(segment.path, at, _HEAD_BYTES)
+    head = segment.read(segment.base + at, _HEAD_BYTES)
     size = int.from_bytes(head[:4], "big", signed=True)
     if not MIN_MESSAGE_SIZE <= size <= (MAX_ENTRY_SIZE if segment.source != COMMITLOG else segment.size):
         return None
-    data = head[:size] if size <= len(head) else read_at(segment.path, at, size)
+    data = head[:size] if size <= len(head) else segment.read(segment.base + at, size)
     found = parse_message(data, 0, len(data), offset) if has_message_magic(data, 0, len(data)) else None
     return None if not isinstance(found, Message) else (found, data)
 

@@ -113,7 +113,7 @@ def check_divided_offset(
         )
     elif old_end is not None and old_end[0].end == divided:
         segment, pos = old_end[0], old_end[1].pos
-        head = read_at(segment.path, pos - segment.base, layout.MIN_BLANK_SIZE)
+        head = segment.read(pos, layout.MIN_BLANK_SIZE)
         filler = divided - pos
         wanted = filler.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
         if filler and head != wanted:

@@ -23,7 +23,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.queue_files import FOLDER, Units
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler, is_written
 from pyspark_dledger.log.store_view import StoreView
@@ -273,7 +273,7 @@ def _size_at(segments: list[Segment], offset: int) -> tuple[int | None, int | No
     if segment.source != COMMITLOG:
         header = entry_at(segment, offset - ENTRY_HEADER_SIZE)
         return (header.body_size, header.index) if header is not None else (None, None)
-    head = read_at(segment.path, offset - segment.base, MIN_MESSAGE_SIZE)
+    head = segment.read(offset, MIN_MESSAGE_SIZE)
     if not has_message_magic(head, 0, len(head)):
         return None, None
     return int.from_bytes(head[:4], "big", signed=True), None

@@ -16,10 +16,9 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NORMAL, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_at
-from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.store_engine import read_engine
-from pyspark_dledger.log.io.store_paths import StorePaths, file_size
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at
+from pyspark_dledger.log.io.store_engine import store_engine
+from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.unread_files import check_fact
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -61,7 +60,7 @@ class SegmentCheckPart:
 def segment_findings(part: SegmentCheckPart) -> list[Finding]:
     """The findings of a segment, by file and offset."""
     report = Report(part.paths)
-    engine = read_engine(part.options.engine)
+    engine = store_engine(part.options.engine)
     node_dir = part.paths.node_dir if part.segment.source == DLEDGER else None
     index = DLedgerIndex(node_dir / "index" if node_dir is not None else None)
     request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MAX_LISTED)
@@ -81,7 +80,7 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
 
 def messages_elsewhere(part: SegmentCheckPart) -> list[tuple[int, int]]:
     """Where entries and old messages begin and end that have the finding messageQueue. Raises StoreError."""
-    engine = read_engine(part.options.engine)
+    engine = store_engine(part.options.engine)
     check = _queue_check(part, engine, Report(part.paths))
     if check is None or part.segment.base >= part.end:
         return []
@@ -120,7 +119,7 @@ def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
         # One posDiffers stands for all.
         if code != "posDiffers" and count > MAX_LISTED:
             report.add_uncounted(code, segment.path, count - listed.get(code, 0))
-    size = file_size(path_of(segment.path))
+    size = segment.file.size()
     if size is not None and size < segment.size and "shortFile" not in survey.counts:
         text = Fact(ProblemCode.SHORT_FILE, 0, segment.size, size).sentence(segment.name)
         report.add("shortFile", segment.path, text, offset=size, pos=segment.base + size, size=segment.size - size)
@@ -195,7 +194,7 @@ def _last_by_scan(engine: Engine, segment: Segment) -> tuple[int, int, int] | No
 
 def _is_closed(segment: Segment, end: int) -> bool:
     """Whether there is the blank that closes a file at `end`, or the file is full."""
-    head = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)
+    head = segment.read(end, MIN_BLANK_SIZE)
     return end == segment.end or (len(head) == MIN_BLANK_SIZE and decode_blank(head) == segment.end - end)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import record_dtype
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, ENTRY_MAGICS
@@ -36,7 +35,7 @@ def read_headers(segment: Segment, pos: Longs, dtype: np.dtype[Any]) -> npt.NDAr
     """The records of `dtype` at the positions `pos` of the log, in any order; zeros where none can be read."""
     size = dtype.itemsize
     offsets = pos - segment.base
-    if _gather is not None and not is_remote(segment.path):
+    if _gather is not None and segment.file.is_local:
         offsets = np.where(offsets + size <= segment.size, offsets, -1)
         try:
             return np.frombuffer(_gather(segment.path, np.ascontiguousarray(offsets), size), dtype)

@@ -24,7 +24,6 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import ScanRequest, Segment
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.witness.evidence import Evidence
@@ -65,7 +64,7 @@ def log_end_of(segment: Segment, start: int, known: KnownEntries, found: Evidenc
     if segment.after is not None:
         return found.log_end
     engine = engine_of("auto", segment)
-    segment = replace(segment, copy=None, witness=_Given(known))
+    segment = replace(segment, witness=_Given(known))
     log_end = found.log_end
     for step in range(_MAX_STEPS):
         if log_end is not None:
@@ -154,7 +153,7 @@ class _Tail:
 
     def _after_damaged(self, index: int, end: int, stop: int) -> tuple[int, int]:
         """Index and end of the damaged entry after an entry, if its index and sizes are intact; else those given."""
-        data = read_at(self._segment.path, end - self._segment.base, ENTRY_HEADER_SIZE)
+        data = self._segment.read(end, ENTRY_HEADER_SIZE)
         header = decode_entry_header(data) if len(data) == ENTRY_HEADER_SIZE else None
         if header is None or header.index != index + 1 or header.size != header.body_size + ENTRY_HEADER_SIZE:
             return index, end
@@ -213,7 +212,7 @@ class _Tail:
 
         The part of another header proves it. Without `is_first`, anything else does not.
         """
-        data = read_at(self._segment.path, end - self._segment.base, 2 * ENTRY_HEADER_SIZE)
+        data = self._segment.read(end, 2 * ENTRY_HEADER_SIZE)
         if end >= begin or len(data) < 2 * ENTRY_HEADER_SIZE:
             return False
         header = decode_entry_header(data)
@@ -254,7 +253,7 @@ class _Tail:
     def _is_continued(self, number: int) -> bool:
         """Whether the damaged header after an entry is that of an entry after the checkpoint's end."""
         index, _, _, end = (int(column[number]) for column in self._entries)
-        data = read_at(self._segment.path, end - self._segment.base, ENTRY_HEADER_SIZE)
+        data = self._segment.read(end, ENTRY_HEADER_SIZE)
         if len(data) < ENTRY_HEADER_SIZE:
             return False
         header = decode_entry_header(data)
@@ -268,7 +267,7 @@ class _Tail:
 def _is_last_file(segment: Segment, end: int) -> bool:
     """Whether the log fills a file up to the blank at `end`, and no file follows."""
     path = path_of(segment.path)
-    data = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)
+    data = segment.read(end, MIN_BLANK_SIZE)
     is_closed = len(data) == MIN_BLANK_SIZE and decode_blank(data) == segment.end - end
     return is_closed and not path.with_name(f"{segment.end:020}").exists()
 

@@ -230,7 +230,7 @@ class _Restore:
         index, term, pos = manifest.first_index, -1, manifest.begin
         for path in log:
             base = int(path.name)
-            segment = Segment(str(path), path.name, base, manifest.data_file_size, DLEDGER)
+            segment = Segment.local(str(path), path.name, base, manifest.data_file_size, DLEDGER)
             start, stop = max(base, manifest.begin), min(segment.end, manifest.end)
             with path.open("rb") as file:
                 for low, high in entry_ranges(engine, segment, start, stop):

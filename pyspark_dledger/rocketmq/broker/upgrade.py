@@ -19,7 +19,7 @@ from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, is_segment_name, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.files import LocalFile, last_data
+from pyspark_dledger.log.io.files import OpenLocalFile, last_data
 from pyspark_dledger.log.io.store_paths import list_segments
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER
 
@@ -125,7 +125,7 @@ def _intact_end(engine: Engine, file: Segment) -> int:
 def _written_end(file: Segment) -> int:
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return file.base + last_data(LocalFile(descriptor), 0, os.fstat(descriptor).st_size)
+        return file.base + last_data(OpenLocalFile(descriptor), 0, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
 

@@ -10,7 +10,6 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.committed import committed_bound
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_partition
 from pyspark_dledger.log.tail.entry_ref import entry_ref
@@ -152,6 +151,4 @@ def current_last_row(log: StoreView, found: LogRange) -> TailOffset:
 def _crc(log: StoreView, pos: int, size: int) -> int:
     """The CRC-32 of the bytes at a position; of a row that is too long for an entry, of its first bytes."""
     segment = next((each for each in log.segments if each.base <= pos < each.end), None)
-    return log.engine.crc32(
-        b"" if segment is None else read_at(segment.path, pos - segment.base, min(size, _MAX_ROW_BYTES))
-    )
+    return log.engine.crc32(b"" if segment is None else segment.read(pos, min(size, _MAX_ROW_BYTES)))

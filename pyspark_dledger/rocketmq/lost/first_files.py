@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.log.io.queue_files import FOLDER
 from pyspark_dledger.log.io.queue_units import messages_in
 from pyspark_dledger.log.store_view import StoreView
@@ -13,7 +13,7 @@ from pyspark_dledger.log.store_view import StoreView
 
 def before_first_file(log: StoreView) -> str | None:
     """That units know entries or messages before the first file; None if none does, and for a remote store."""
-    if not log.min_offset or isinstance(log.path, RemoteUri) or log.paths.only is not None:
+    if not log.min_offset or is_remote(log.path) or log.paths.only is not None:
         return None
     found = list(_units(log))
     text = f"its files begin at pos {log.min_offset}: what was before has expired, or is lost with missing files"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.uris import RemoteUri
+from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
@@ -151,7 +151,7 @@ def _is_listed(lost: LostMessage) -> bool:
 
 def _elsewhere(log: StoreView) -> Iterator[tuple[int, int]]:
     """Where messages begin and end whose queue has them at another place than they say."""
-    for part in plan_findings(log) if not isinstance(log.path, RemoteUri) else ():
+    for part in plan_findings(log) if not is_remote(log.path) else ():
         yield from messages_elsewhere(part) if isinstance(part, SegmentCheckPart) else ()
 
 

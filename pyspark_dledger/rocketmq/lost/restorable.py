@@ -8,7 +8,7 @@ from itertools import islice
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 from pyspark_dledger.log.diff.verdict import NOTHING, SOME, UNKNOWN, GroupVerdict
-from pyspark_dledger.log.io.entry_reads import entry_at, read_at, segment_at
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.repairs import Repair, has_damaged_header, repaired
@@ -31,7 +31,7 @@ def restorable_entries(logs: Sequence[StoreView], ranges: Iterable[tuple[int, in
         header = entry_at(segment, expected.pos) if segment is not None else None
         if segment is None or (header is not None and not has_damaged_header(expected, header.index, header.term)):
             return b""
-        return read_at(segment.path, start - segment.base, end - start)
+        return segment.read(start, end - start)
 
     return repaired(wanted.values(), range(len(logs)), read)[1]
 

@@ -25,7 +25,6 @@ from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.epochs import is_of_controller_mode
-from pyspark_dledger.log.io.files import is_remote_path, path_of
 from pyspark_dledger.log.io.salvage_fillers import LOST_FILE
 from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
@@ -270,9 +269,7 @@ class _Sources:
 
     def _file_states(self) -> dict[str, tuple[int, int] | None]:
         """Size and time of each local file of the logs; None if there is none."""
-        paths = (
-            part.path for store in self.stores for part in store.segments if not is_remote_path(path_of(part.path))
-        )
+        paths = (part.path for store in self.stores for part in store.segments if part.file.is_local)
         return {path: _state_of(path) for path in paths}
 
     def check_unchanged(self) -> None:
@@ -294,7 +291,7 @@ class _Sources:
 
 def _state_of(path: str) -> tuple[int, int] | None:
     try:
-        state = path_of(path).stat()
+        state = Path(path).stat()
     except OSError:
         return None
     return state.st_size, state.st_mtime_ns

@@ -207,7 +207,7 @@ def _limited(part: FilePart, offset: int) -> int:
 def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[pa.RecordBatch, DispatchedUnits | None]:
     """The rows that begin at positions ``[start, end)``, and their units for queues and keys."""
     size = window.end - window.start
-    segment = Segment(window.path, segment_name(part.base), part.base + window.start, size, part.source)
+    segment = Segment.local(window.path, segment_name(part.base), part.base + window.start, size, part.source)
     engine = engine_of(part.engine, segment)
     spec = part.units
     columns = _CHECKED_COLUMNS if spec is None else tuple(dict.fromkeys((*_CHECKED_COLUMNS, *DISPATCHED_COLUMNS)))

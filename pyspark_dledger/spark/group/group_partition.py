@@ -173,7 +173,7 @@ def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
 
     scan = partition.scan
     with _as_file(chunk.parts) as path:
-        segment = Segment(path, scan.address.group, chunk.pos, chunk.size, DLEDGER)
+        segment = Segment.local(path, scan.address.group, chunk.pos, chunk.size, DLEDGER)
         part = replace(
             scan.request,
             segment=segment,

@@ -18,7 +18,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.spec import DLEDGER, PrecedingEntry, Segment
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.files import LocalFile, data_extents, last_data
+from pyspark_dledger.log.io.files import OpenLocalFile, data_extents, last_data
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 
 _SEARCHED_BYTES = 8 * 1024 * 1024
@@ -97,13 +97,13 @@ def has_data_before(file: MappedFile, pos: int) -> bool:
     """Whether a file has nonzero bytes before a position."""
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return last_data(LocalFile(descriptor), 0, pos - file.base) > 0
+        return last_data(OpenLocalFile(descriptor), 0, pos - file.base) > 0
     finally:
         os.close(descriptor)
 
 
 def segment_of(file: MappedFile, before: PrecedingEntry | None) -> Segment:
-    return Segment(str(file.path), file.path.name, file.base, file.size, DLEDGER, before=before)
+    return Segment.local(str(file.path), file.path.name, file.base, file.size, DLEDGER, before=before)
 
 
 def unit_of(header: EntryHeader) -> IndexUnit:

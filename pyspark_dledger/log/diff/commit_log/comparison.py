@@ -17,7 +17,6 @@ from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
 from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
 from pyspark_dledger.log.diff.commit_log.verdict import MAY_START, CommitLogVerdict, judge
 from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.store_view import StoreView
 
 # Listed rows; further ones are counted.
@@ -173,10 +172,10 @@ def _message(replica: CommitLogReplica, pos: int) -> tuple[str, Message] | None:
     if number is None:
         return None
     segment = replica.segments[number]
-    size = int.from_bytes(read_at(segment.path, pos - segment.base, 4), "big", signed=True)
+    size = int.from_bytes(segment.read(pos, 4), "big", signed=True)
     if not 0 < size <= min(_MAX_MESSAGE, segment.end - pos):
         return None
-    data = read_at(segment.path, pos - segment.base, size)
+    data = segment.read(pos, size)
     message = parse_message(data, 0, size, pos) if len(data) == size else None
     if not isinstance(message, Message):
         return None

@@ -10,7 +10,6 @@ import numpy as np
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.diff.commit_log.frames import INTACT, Frames, read_frames
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica, own_replicas
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error, last_data, open_file, path_of
 from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Queue, Units, queues, readable_units
 from pyspark_dledger.log.store_view import StoreView
@@ -168,6 +167,6 @@ def _equal_bytes(one: CommitLogReplica, other: CommitLogReplica, start: int, end
         if number is None:
             return 0
         segment = replica.segments[number]
-        data.append(np.frombuffer(read_at(segment.path, start - segment.base, end - start), np.uint8))
+        data.append(np.frombuffer(segment.read(start, end - start), np.uint8))
     size = min(map(len, data))
     return int((data[0][:size] == data[1][:size]).sum())

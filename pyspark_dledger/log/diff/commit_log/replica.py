@@ -13,11 +13,9 @@ from pyspark_dledger.format.epoch_file import Epoch, epoch_at
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.diff.digests import replica_names
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.epochs import epoch_file_problem, read_epochs
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
-from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 
 # Bytes. No log loses more at its end.
@@ -103,7 +101,7 @@ class CommitLogReplica:
         """The bytes ``[start, end)`` of one file; fewer where it ends or is missing."""
         number = self.segment_at(start)
         segment = self.segments[number] if number is not None else None
-        return read_at(segment.path, start - segment.base, end - start) if segment is not None else b""
+        return segment.read(start, end - start) if segment is not None else b""
 
 
 def own_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
@@ -181,10 +179,10 @@ def _is_closed(segments: Sequence[Segment], end: int) -> bool:
     segment = segments[-1]
     if not segment.base <= end <= segment.end - MIN_BLANK_SIZE:
         return False
-    data = read_at(segment.path, end - segment.base, MIN_BLANK_SIZE)
+    data = segment.read(end, MIN_BLANK_SIZE)
     return data == (segment.end - end).to_bytes(4, "big") + MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
 def _is_short(segment: Segment) -> bool:
-    size = file_size(path_of(segment.path))
+    size = segment.file.size()
     return size is None or size < segment.size

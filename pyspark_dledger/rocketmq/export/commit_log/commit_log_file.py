@@ -176,7 +176,7 @@ def _checked(
     for span, window in _read_back(file, path, spans):
         if not span.messages:
             continue
-        segment = Segment(window.path, path, base + window.start, window.end - window.start, COMMITLOG)
+        segment = Segment.local(window.path, path, base + window.start, window.end - window.start, COMMITLOG)
         request = ScanRequest(segment, base + span.start, base + span.end, columns, end_is_boundary=True)
         batch = all_rows(engine, request)
         _check_messages(path, batch, request.end, span.messages)

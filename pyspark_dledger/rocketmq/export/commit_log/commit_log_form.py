@@ -192,7 +192,7 @@ def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: S
         )
     for base in bases:
         name = segment_name(base)
-        segment = Segment("", name, base, before.size, COMMITLOG)
+        segment = Segment.local("", name, base, before.size, COMMITLOG)
         text = f"expected the segment {name}, found no file"
         yield FilePart(log.engine.NAME, segment, base, base, settings.filters, "PERMISSIVE", False, False, text)
 

@@ -22,7 +22,6 @@ from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.message import Message, offset_msg_id, parse_message
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.read_once import scan_once
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
@@ -242,7 +241,7 @@ def _runs(offsets: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
 
 
 def _log_bytes(part: FilePart, start: int, end: int) -> Bytes:
-    data = bytearray(read_at(part.segment.path, start - part.segment.base, end - start))
+    data = bytearray(part.segment.read(start, end - start))
     if len(data) != end - start:
         raise part.missing_bytes(start, end - start, len(data))
     return np.frombuffer(data, np.uint8)

@@ -1,21 +1,23 @@
-"""Reads healed segments: each part with an engine, from the replica that has it."""
+"""Healed segments, whose parts come from several replicas: each is read from the replica that has it."""
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.scan.row_values import malformed
-from pyspark_dledger.format.spec import Compressed, PartialCopy, ScanRequest, Segment
+from pyspark_dledger.format.spec import Compressed, ScanRequest, Segment
+from pyspark_dledger.format.store_file import PartialFile
 from pyspark_dledger.log.gaps import FileGap, gap_batches
-from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.healed_path import HealedPart, HealedPath
+from pyspark_dledger.log.io.store_engine import StoreEngine
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,10 +26,81 @@ if TYPE_CHECKING:
 
 _Batch = tuple["pa.RecordBatch", list[Compressed]]
 _OF_SEGMENTS = ("log_end", "term_runs", "survey")
+_Engine = TypeVar("_Engine")
 
 
-class HealedEngine:
-    """An engine that reads healed segments; calls for others are passed on. Splits lie within or between parts."""
+class HealedPart(NamedTuple):
+    """Positions ``[start, end)`` of a log, which a replica has in ``segment``; None if no replica has the file.
+
+    ``healed_from`` names the replica unless it is the first one. A ``header`` replaces the one of an entry. No replica
+    has a part intact that ``is_lost``. ``problem`` says that copies of an entry differ and nothing decides.
+    """
+
+    start: int
+    end: int
+    segment: Segment | None
+    healed_from: str | None = None
+    header: bytes = b""
+    is_lost: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class HealedFile:
+    """The file of a healed segment, see `store_file.StoreFile`: its ``parts`` by position, from ``base`` on."""
+
+    path: str
+    base: int
+    parts: tuple[HealedPart, ...] = field(hash=False)
+
+    is_local = False
+    is_remote = False
+    extents = None
+
+    @property
+    def opened(self) -> str:
+        raise NotImplementedError(f"{self.path}: a healed segment is not one file")
+
+    @property
+    def whole(self) -> HealedFile:
+        return self
+
+    def __repr__(self) -> str:
+        """The path with a digest of its parts: the plan of an export is compared by it."""
+        parts = "\n".join(repr((*part[:2], part.segment and part.segment.path, *part[3:])) for part in self.parts)
+        digest = hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"HealedFile({self.path!r}, {digest})"
+
+    def within(self, start: int, end: int) -> Iterator[HealedPart]:
+        """The parts with positions in ``[start, end)``."""
+        first = max(bisect_right(self.parts, start, key=lambda part: part.start) - 1, 0)
+        for part in self.parts[first:]:
+            if part.start >= end:
+                return
+            if part.end > start:
+                yield part
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes at `offset`; zeros between the parts, and where a part cannot be read."""
+        at, end = self.base + offset, self.base + offset + size
+        data = b""
+        for part in self.within(at, end):
+            low, high = max(at + len(data), part.start), min(end, part.end)
+            data = data.ljust(low - at, b"\0") + part.header[low - part.start : high - part.start]
+            if part.segment is not None:
+                data += part.segment.read(at + len(data), high - at - len(data))
+            data = data.ljust(high - at, b"\0")
+        return data
+
+    def size(self) -> int | None:
+        return self.parts[-1].end - self.base
+
+    def over(self, engine: _Engine) -> _Engine:
+        return cast(_Engine, _HealedEngine(StoreEngine(cast(Engine, engine))))
+
+
+class _HealedEngine:
+    """An engine that reads healed segments. Splits lie within or between parts."""
 
     def __init__(self, engine: Engine) -> None:
         self.NAME = engine.NAME
@@ -39,10 +112,7 @@ class HealedEngine:
         return getattr(self._engine, name)
 
     def scan(self, request: ScanRequest) -> Iterator[_Batch]:
-        if not isinstance(request.segment.path, HealedPath):
-            yield from self._engine.scan(request)
-            return
-        for part in request.segment.path.within(request.start, request.end):
+        for part in _file(request.segment).within(request.start, request.end):
             start, end = max(request.start, part.start), min(request.end, part.end)
             is_boundary = not part.is_lost and (request.end_is_boundary or end == part.end)
             within = replace(request, start=start, end=end, end_is_boundary=is_boundary)
@@ -67,10 +137,8 @@ class HealedEngine:
                     yield (_clipped(batch, part.end, columns) if part.is_lost else batch), compressed
 
     def split(self, segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
-        if not isinstance(segment.path, HealedPath):
-            return self._engine.split(segment, start, end, target_bytes)
         cuts = [start]
-        for part in segment.path.within(start, end):
+        for part in _file(segment).within(start, end):
             low, high = max(start, part.start), min(end, part.end)
             is_one = part.segment is None or part.is_lost or part.header or part.problem is not None
             own = [] if is_one or part.segment is None else self._engine.split(part.segment, low, high, target_bytes)
@@ -80,9 +148,7 @@ class HealedEngine:
         return cuts[1:]
 
     def seek(self, segment: Segment, start: int, end: int, index: int) -> int:
-        if not isinstance(segment.path, HealedPath):
-            return self._engine.seek(segment, start, end, index)
-        for part in segment.path.within(start, end):
+        for part in _file(segment).within(start, end):
             low, high = max(start, part.start), min(end, part.end)
             if part.header:
                 found = low if decode_entry_header(part.header).index >= index else high
@@ -96,10 +162,14 @@ class HealedEngine:
         self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
     ) -> CopiedMessages:
         """As `Engine.copy_messages`, for messages of one part: those of a batch of a scan are."""
-        if isinstance(segment.path, HealedPath):
-            first = int(starts[0])
-            segment = next(part.segment for part in segment.path.within(first, first + 1) if part.segment is not None)
-        return self._engine.copy_messages(segment, starts, sizes, into, position)
+        first = int(starts[0])
+        parts = _file(segment).within(first, first + 1)
+        own = next(part.segment for part in parts if part.segment is not None)
+        return self._engine.copy_messages(own, starts, sizes, into, position)
+
+
+def _file(segment: Segment) -> HealedFile:
+    return cast(HealedFile, segment.file)
 
 
 def _clipped(batch: pa.RecordBatch, end: int, columns: tuple[str, ...]) -> pa.RecordBatch:
@@ -140,10 +210,10 @@ def _opened(part: HealedPart, segment: Segment) -> Iterator[Segment]:
         yield segment
         return
     skipped = part.start + len(part.header)
-    body = read_at(segment.path, skipped - segment.base, part.end - skipped)
+    body = segment.read(skipped, part.end - skipped)
     with tempfile.TemporaryFile(prefix="dledger-") as file:
         file.write(part.header + body)
         file.flush()
         size = part.end - part.start
-        copy = PartialCopy(f"/dev/fd/{file.fileno()}", ((0, size),))
-        yield replace(segment, base=part.start, size=size, before=None, copy=copy, witness=None)
+        copy = PartialFile(segment.file, f"/dev/fd/{file.fileno()}", ((0, size),))
+        yield replace(segment, file=copy, base=part.start, size=size, before=None, witness=None)
