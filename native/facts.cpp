@@ -7,7 +7,7 @@ namespace dledger {
 namespace {
 
 std::vector<std::string> catalogue;
-ProblemCode first_of[kProblemCodes];
+std::vector<ProblemCode> first_of;
 
 std::string value_of(const std::string& field, const Fact& fact, const std::string& name) {
   if (field == "name") return name;
@@ -28,13 +28,17 @@ std::vector<std::string> problem_names() {
 
 void set_catalogue(const std::vector<std::string>& findings, const std::vector<std::string>& sentences) {
   catalogue = sentences;
+  first_of.clear();
   for (size_t i = 0; i < std::min<size_t>(findings.size(), kProblemCodes - 1); i++) {
     const auto first = std::find(findings.begin(), findings.end(), findings[i]) - findings.begin();
-    first_of[i + 1] = static_cast<ProblemCode>(first + 1);
+    first_of.push_back(static_cast<ProblemCode>(first + 1));
   }
 }
 
-ProblemCode finding_of(ProblemCode code) { return first_of[static_cast<size_t>(code)]; }
+ProblemCode finding_of(ProblemCode code) {
+  const auto number = static_cast<size_t>(code);
+  return number > 0 && number <= first_of.size() ? first_of[number - 1] : code;
+}
 
 std::string sentence(const Fact& fact, const std::string& name) {
   const auto number = static_cast<size_t>(fact.code);

@@ -22,6 +22,7 @@ PutSettings put_settings(const py::object& settings) {
   native.store_host = settings.attr("store_host").cast<std::string>();
   native.round_robin = settings.attr("round_robin").cast<int64_t>();
   native.has_trailing_separator = settings.attr("has_trailing_separator").cast<bool>();
+  native.first_row = settings.attr("first_row").cast<int64_t>();
   for (const auto& [topic, queues] : py::dict(settings.attr("queue_counts"))) {
     native.queue_counts.emplace_back(topic.cast<std::string>(), queues.cast<int32_t>());
   }

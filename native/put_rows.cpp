@@ -159,7 +159,7 @@ RowEncoder::RowEncoder(const PutBatch& batch, const PutSettings& settings) : bat
     try {
       planned_.push_back(plan(row));
     } catch (const PutFault& fault) {
-      throw PutFault("row " + text(row) + ": " + fault.text);
+      throw PutFault("row " + text(settings.first_row + row) + ": " + fault.text);
     }
     block_size_ += kLengthSize + planned_.back().size;
   }

@@ -37,6 +37,7 @@ struct PutSettings {
   std::vector<std::pair<std::string, int32_t>> queue_counts;
   int64_t round_robin = 0;
   bool has_trailing_separator = true;
+  int64_t first_row = 0;
 };
 
 // Counts equal contents: 16 bytes for each distinct one in a table that is at most three quarters full, and more only

@@ -500,6 +500,7 @@ BAD_ROWS: list[tuple[Row, str]] = [
 @pytest.mark.parametrize(("row", "text"), BAD_ROWS, ids=[text.split(":")[0][9:60] for _, text in BAD_ROWS])
 def test_an_invalid_row_is_rejected_with_its_number(row: Row, text: str) -> None:
     assert encode([{"topic": "T"}, row, {"topic": None}]) == ("ValueError", f"row 1: {text}")
+    assert encode([row], first_row=2**40) == ("ValueError", f"row {2**40}: {text}")
 
 
 def test_the_longest_properties_and_messages_are_accepted() -> None:

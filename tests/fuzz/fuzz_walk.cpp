@@ -132,14 +132,14 @@ void check_survey(const SegmentView& view, const std::vector<Entry>& rows, int64
     }
   }
 
-  int64_t counts[kCodes] = {};
+  int64_t counts[kProblemCodes] = {};
   for (const Problem& problem : found.problems) {
-    counts[static_cast<int>(problem.code)]++;
+    counts[static_cast<int>(problem.finding)]++;
     check(problem.pos >= start && problem.size > 0 && problem.pos + problem.size <= segment_end, "a problem is inside");
-    check(problem.text.rfind("expected ", 0) == 0, "a problem says what was expected");
+    check(sentence(problem.fact, view.id().name).rfind("expected ", 0) == 0, "a problem says what was expected");
   }
-  for (int code = 0; code < kCodes; code++) {
-    const int64_t times = found.counts[code], most = code == static_cast<int>(Code::PosDiffers) ? 1 : times;
+  for (int code = 0; code < kProblemCodes; code++) {
+    const int64_t times = found.counts[code], most = code == static_cast<int>(ProblemCode::PosDiffers) ? 1 : times;
     check(counts[code] == std::min(times, most), "problems are counted by code");
   }
   for (const Entry& row : rows) {
@@ -148,13 +148,13 @@ void check_survey(const SegmentView& view, const std::vector<Entry>& rows, int64
     check(std::any_of(found.problems.begin(), found.problems.end(),
                       [&](const Problem& problem) {
                         return problem.pos <= row.pos && row.pos < problem.pos + problem.size &&
-                               problem.text == row.problem;
+                               sentence(problem.fact, view.id().name) == row.problem;
                       }),
           "what is wrong with a row is in the survey");
   }
   request.max_problems = 2;
   const Survey few = survey(request);
-  check(std::equal(few.counts, few.counts + kCodes, found.counts), "a limit changes no count");
+  check(std::equal(few.counts, few.counts + kProblemCodes, found.counts), "a limit changes no count");
   check(few.extents.size() <= 2, "the number of extents is limited");
 }
 

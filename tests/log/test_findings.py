@@ -916,6 +916,7 @@ def test_at_most_some_findings_are_listed_for_each_code_and_file(tmp_path: Path,
         assert [finding.index for finding in listed[:-1]] == list(range(MAX_LISTED))
         assert (listed[-1].found, listed[-1].offset, listed[-1].index) == ("50 more", None, None)
         assert listed[-1].severity == CODES[code].severity
+        assert [finding.count for finding in listed] == [1] * MAX_LISTED + [50]
 
 
 def test_units_of_a_completely_wrong_queue_are_counted(tmp_path: Path, engine: str) -> None:

@@ -12,12 +12,20 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pyspark_dledger.format.facts import ProblemCode
+
 # Texts that do not come from applications, and times. Texts of other columns are replaced.
 _TEXTS = frozenset(("kind", "source", "problem", "segment", "transaction", "compression", "severity", "code", "node"))
 _TIMES = ("Timestamp", "epochs")
 # Numbers that would confirm a guess of the data they are computed from. Other numbers stay.
 _PROOFS = frozenset(("messageCrc", "bodyCrc", "chainCrc", "tagsCode", "keyHash"))
-_CRC = re.compile(r"(expected (?:message CRC|property CRC|bodyCrc)) -?\d+, found -?\d+")
+# So do the checksums in the sentences of these problems.
+_CHECKSUMS = {
+    re.compile(re.escape(code.sentence).replace(r"\{expected\}", r"-?\d+").replace(r"\{found\}", r"-?\d+")): (
+        code.sentence.format(expected="redacted", found="another")
+    )
+    for code in (ProblemCode.BODY_CRC, ProblemCode.MESSAGE_CRC, ProblemCode.PROPERTY_CRC)
+}
 # RocketMQ's own property names (MessageConst); those of applications are replaced.
 _PROPERTY_NAMES = frozenset(
     (
@@ -47,12 +55,18 @@ def redactor(keep: Iterable[str] = ()) -> Callable[[dict[str, Any]], dict[str, A
 
     def replaced(name: str, value: object) -> object:
         if value is None or name in kept or _stays(name, value):
-            return _CRC.sub(r"\1 redacted, found another", value) if isinstance(value, str) else value
+            return _without_checksums(value) if isinstance(value, str) else value
         if isinstance(value, dict):
             return {own if own in _PROPERTY_NAMES else digest(own): digest(item) for own, item in value.items()}
         return [digest(item) for item in value] if isinstance(value, (list, tuple)) else digest(value)
 
     return lambda row: {name: replaced(name, value) for name, value in row.items()}
+
+
+def _without_checksums(text: str) -> str:
+    for checksums, redacted in _CHECKSUMS.items():
+        text = checksums.sub(redacted, text)
+    return text
 
 
 def _stays(name: str, value: object) -> bool:

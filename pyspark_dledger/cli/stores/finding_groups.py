@@ -12,7 +12,6 @@ from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_FILE_UNIT_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.log.verify.findings import Finding
-from pyspark_dledger.log.verify.report import count_of
 
 # Damage of the log, and findings about what is there or points there. A file with a wrong name is no damage in itself.
 _FILES = frozenset(("fileGap", "fileName"))
@@ -54,7 +53,7 @@ class Group:
     def lines(self) -> Iterator[str]:
         """The line about the findings, and one about what follows from them."""
         listed = [each for each in self.findings if each.offset is not None] or self.findings
-        first, count = listed[0], sum(map(count_of, self.findings))
+        first, count = listed[0], _count(self.findings)
         if count < _MIN_GROUPED:
             yield from (f"{_location(each, each)}{_text(each)}" for each in self.findings)
         else:
@@ -92,7 +91,7 @@ def section_lines(groups: Sequence[Group]) -> Iterator[str]:
     rest = [each for group in groups[_MAX_LINES:] for each in group.findings]
     if rest:
         files = counted(len({each.file for each in rest}), "file")
-        yield f"and {sum(map(count_of, rest))} more in {files}: --json lists all"
+        yield f"and {_count(rest)} more in {files}: --json lists all"
 
 
 def _runs(found: Sequence[Finding]) -> list[Group]:
@@ -148,10 +147,14 @@ def _without_effects(found: Sequence[Finding], causes: Sequence[Group], codes: C
     return kept
 
 
+def _count(findings: Sequence[Finding]) -> int:
+    return sum(each.count for each in findings)
+
+
 def _effects_text(effects: Sequence[Finding]) -> str:
     counts: Counter[str] = Counter()
     for each in effects:
-        counts[each.code] += count_of(each)
+        counts[each.code] += each.count
     files = {code: len({each.file for each in effects if each.code == code}) for code in counts}
     parts = (f"{code} {count} in {counted(files[code], 'file')}" for code, count in counts.items())
     places = [each.pos for each in effects if each.pos is not None]

@@ -36,7 +36,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
         for finding in find_all(log, out.progress):
             code = code if finding.severity == INFO else FINDINGS
             if args.json and finding.severity in wanted:
-                out.line(json_line(fields_row(finding)))
+                row = fields_row(finding)
+                row.pop("unlisted", None)
+                out.line(json_line(row))
             elif not args.json:
                 found.append(finding)
         if not args.json:

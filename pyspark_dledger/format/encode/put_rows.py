@@ -193,7 +193,7 @@ class _Encoder:
             message = self._message(row)
             self.size += LENGTH_SIZE + self._message_size(message)
         except MalformedPut as problem:
-            raise ValueError(f"row {number}: {problem}") from None
+            raise ValueError(f"row {self._settings.first_row + number}: {problem}") from None
         return message
 
     def _message(self, row: _Row) -> _Message:

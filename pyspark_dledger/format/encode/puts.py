@@ -38,7 +38,8 @@ class PutSettings(NamedTuple):
 
     ``queue_counts`` has every topic of the batch. Rows without a queueId and without keys go to the topic's queues in
     turn, from queue ``round_robin`` on; the caller adds the rows of each batch to it. With ``has_trailing_separator``,
-    properties end with 0x02, as in RocketMQ up to 4.9.1 and from 5.2.0 on.
+    properties end with 0x02, as in RocketMQ up to 4.9.1 and from 5.2.0 on. ``first_row`` is the number of the batch's
+    first row in errors.
     """
 
     producer: bytes | None
@@ -51,6 +52,7 @@ class PutSettings(NamedTuple):
     queue_counts: Mapping[str, int]
     round_robin: int = 0
     has_trailing_separator: bool = True
+    first_row: int = 0
 
 
 class Puts(NamedTuple):

@@ -50,6 +50,22 @@ class Finding:
     found: str | None
     java_does: str
 
+    @property
+    def count(self) -> int:
+        """How many findings it stands for."""
+        return 1
+
+
+@dataclass(frozen=True)
+class UnlistedFindings(Finding):
+    """Stands for findings of its code and file that are not listed."""
+
+    unlisted: int
+
+    @property
+    def count(self) -> int:
+        return self.unlisted
+
 
 _NOT_NOTICED = "Not noticed."
 _SCAN_STOPS = (

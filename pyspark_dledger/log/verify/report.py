@@ -8,21 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.log.tables.table import relative_file
-from pyspark_dledger.log.verify.findings import CODES, Finding
+from pyspark_dledger.log.verify.findings import CODES, Finding, UnlistedFindings
 
 if TYPE_CHECKING:
     from pyspark_dledger.errors import UnreadableError
     from pyspark_dledger.log.io.store_paths import StorePaths
 
-# Findings listed for each code and file; a further one has the number of the others.
+# Findings listed for each code and file; a further one stands for the others.
 MAX_LISTED = 100
 _MORE = f"at most {MAX_LISTED} listed"
-
-
-def count_of(finding: Finding) -> int:
-    """How many findings one stands for: those that are not listed, or itself."""
-    is_more = finding.expected == _MORE and finding.found is not None
-    return int(finding.found.split()[0]) if is_more and finding.found is not None else 1
 
 
 class Report:
@@ -73,7 +67,9 @@ class Report:
     def findings(self) -> list[Finding]:
         """The findings by file and offset, then the counts of those that are not listed."""
         more = [
-            self._finding(code, file, _MORE, f"{count - MAX_LISTED} more")
+            UnlistedFindings(
+                **vars(self._finding(code, file, _MORE, f"{count - MAX_LISTED} more")), unlisted=count - MAX_LISTED
+            )
             for (code, file), count in self._counts.items()
             if count > MAX_LISTED
         ]

@@ -6,7 +6,6 @@ that are already in the log: a repeated task with the same rows, in any order, w
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -45,7 +44,6 @@ from pyspark_dledger.spark.sink.write_options import WriteOptions
 _MAX_PENDING = 2
 # Bytes of rows that are encoded as messages together.
 _MAX_ENCODED = 64 * 1024 * 1024
-_ROW = re.compile(r"\brow (\d+)")
 
 
 @dataclass
@@ -221,16 +219,17 @@ class MessageSender:
             puts = self._rows.puts(part, start)
             self._fetch_queue_counts(puts.column(TOPIC), start)
             settings = self._settings._replace(
-                born_timestamp=time.time_ns() // 1_000_000, round_robin=self._settings.round_robin + start
+                born_timestamp=time.time_ns() // 1_000_000,
+                round_robin=self._settings.round_robin + start,
+                first_row=start,
             )
-            yield self._identities.assign(self._encode_part(puts, settings, start), part, start)
+            yield self._identities.assign(self._encode_part(puts, settings), part, start)
 
-    def _encode_part(self, puts: pa.RecordBatch, settings: PutSettings, first_row: int) -> Bodies:
+    def _encode_part(self, puts: pa.RecordBatch, settings: PutSettings) -> Bodies:
         try:
             return self._engine.encode_messages(puts, settings, self._ordinals)
         except ValueError as error:
-            text = _ROW.sub(lambda found: f"row {first_row + int(found[1])}", str(error), count=1)
-            raise OptionError(text) from None
+            raise OptionError(str(error)) from None
 
     def _fetch_queue_counts(self, topics: pa.Array, first_row: int) -> None:
         """Ask the leader about new topics. Raises OptionError for a name that no topic can have."""
