@@ -15,9 +15,7 @@ PACKAGE = Path(__file__).parents[2] / "pyspark_dledger"
 _SENTENCE = re.compile(
     r"(?:.*_)?(?:problems?|notes?|reasons?|sentences?|messages?|texts?|errors?|expected|found|why|causes?|answers?)"
 )
-_METHODS = frozenset(
-    ("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "find", "index")
-)
+_METHODS = frozenset(("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"))
 _PATTERNS = frozenset(
     ("match", "search", "fullmatch", "sub", "findall", "finditer", "match_substring", "match_substring_regex")
 )
@@ -58,8 +56,6 @@ ALLOWED = {
     "rocketmq/dispatch/log_part.py": "a property of messages",
     "rocketmq/export/forms.py": "options",
     "rocketmq/recovery/java_messages.py": "a number as Java parses it",
-    "rocketmq/salvage/commit_log_result.py": "a note about a file that the result does not have",
-    "rocketmq/tables/audit_table.py": "messages of RocketMQ",
 }
 
 

@@ -15,7 +15,6 @@ from pyspark_dledger.log.recovery.silent_damage import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView, answer
 from pyspark_dledger.log.verify.findings import CODES, INFO, Severity
-from pyspark_dledger.log.verify.report import count_of
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.check.restart import Restart, Version, is_broker, restart_of, version_of
 from pyspark_dledger.rocketmq.tables.audit_table import plan as audit_parts
@@ -134,7 +133,7 @@ def _by_code(found: Counter[_Place]) -> Counter[str]:
 def _read(log: StoreView, progress: Progress) -> _Read:
     findings: Counter[_Place] = Counter()
     for each in verify(log, progress):
-        findings[each.code, each.file, each.offset] += count_of(each)
+        findings[each.code, each.file, each.offset] += each.count
     if not _has_queues(log):
         return _Read(findings, Counter(), None)
     try:

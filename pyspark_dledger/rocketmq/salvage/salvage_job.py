@@ -164,7 +164,7 @@ def salvage(
         return _salvage_store(sources, folder, run, progress)
     between = folder.with_name(f"{folder.name}.dledger")
     is_exported = _is_exported(folder, between)
-    salvaged = _finished_report(as_store, between) or _salvage_store(sources, between, run, progress)
+    salvaged = _finished_report(as_store, between) or _salvage_store(sources, between, run, progress, False)
     if not is_exported:
         export(between, folder, _FORM, run=run, progress=progress, verb=_VERB, engine=request.engine)
     report = _converted_report(salvaged, folder, request.engine, began)
@@ -176,13 +176,15 @@ def salvage(
     return report
 
 
-def _salvage_store(sources: _Sources, folder: Path, run: MapParts, progress: Progress | None) -> SalvageReport:
-    """As `salvage`; the result has the logs of the sources, that of DLedger included."""
+def _salvage_store(
+    sources: _Sources, folder: Path, run: MapParts, progress: Progress | None, is_result: bool = True
+) -> SalvageReport:
+    """As `salvage`; the folder has the logs of the sources, that of DLedger included, and is the result or not."""
     began = time.monotonic()
     for store in sources.stores:
         check_apart(store, (store.path,), folder)
     with locked_folder(folder, _VERB, PRIVATE_FOLDER):
-        return _Salvage(sources, folder, run, progress).run(began)
+        return _Salvage(sources, folder, run, progress, is_result).run(began)
 
 
 def _request(request: SalvageRequest) -> dict[str, Any]:
@@ -219,7 +221,7 @@ def _converted_report(salvaged: SalvageReport, folder: Path, engine: str, began:
     """The report of a salvage whose result was exported to a folder."""
     exported = read_json(folder / MANIFEST)["report"]
     found = verify(StoreView(str(folder), ReadOptions(engine=engine)))
-    notes = [note for note in salvaged.notes if not note.startswith("currterm")]
+    notes = [*salvaged.notes]
     if exported["skipped"]:
         first = exported["first_skipped"][0]
         notes.append(f"not in the result: {counted(exported['skipped'], 'entry')} that are no messages; first {first}")
@@ -300,8 +302,11 @@ def _state_of(path: str) -> tuple[int, int] | None:
 class _Salvage:
     """One run of a salvage; the caller has locked the target."""
 
-    def __init__(self, sources: _Sources, target: Path, run: MapParts, progress: Progress | None) -> None:
+    def __init__(
+        self, sources: _Sources, target: Path, run: MapParts, progress: Progress | None, is_result: bool
+    ) -> None:
         self._sources, self._target, self._run, self._progress = sources, target, run, progress
+        self._is_result = is_result
         self._job = Job(target, _VERB, _request(sources.request), run, progress)
         # That have been checked, by the number of their part.
         self._left_files: dict[int, Path] = {}
@@ -412,7 +417,7 @@ class _Salvage:
         node_files.write_checkpoint(node_dir, committed_index(plan, log), log.last_index)
         term, note = node_files.current_term(stores, node, log.last_term)
         node_files.write_current_term(node_dir, term)
-        if note is not None:
+        if note is not None and self._is_result:
             yield note
 
     def _findings(self, damaged: Collection[int]) -> Iterator[Any]:
