@@ -122,6 +122,10 @@ simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20
 salvage: $(INSTALLED) ## damage COUNT=200 groups and half as many beyond repair, and salvage each; ARGS="--seed N"
 	@$(PYTHON_BIN) -m tests.salvage --count $(or $(COUNT),200) $(ARGS)
 
+.PHONY: salvage-java
+salvage-java: $(INSTALLED) ## let real brokers and DLedger serve salvaged stores after COUNT=100 random damages each (needs Maven)
+	@$(PYTHON_BIN) -m tests.salvage.judge --count $(or $(COUNT),100) $(ARGS)
+
 .PHONY: consistency
 consistency: $(INSTALLED) ## damage COUNT=5000 groups and compare what all verbs say of each; ARGS="--only SEED"
 	@$(PYTHON_BIN) -m tests.consistency --count $(or $(COUNT),5000) $(ARGS)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.consistency.verbs import Ran, Row, Verdict, diff, listed_numbers, own_name, run
+from tests.consistency.verbs import Ran, Row, Verdict, diff, listed_ends, listed_numbers, own_name, run
 from tests.consistency.worlds import LEDGER, Entry, Replica, World
 
 BEYOND = "beyond"
@@ -85,7 +85,16 @@ class Group:
             else:
                 known = self.world.main if entries is None else entries
                 found |= {each.number for each in known if each.pos <= last and each.end > first}
+        if self.world.kind != LEDGER and entries is None:
+            # What shows that a log was longer does not always show which messages it had.
+            after = {each for each in found if isinstance(each, int) and each > self.last_intact}
+            found = found - after | ({BEYOND} if after else set())
         return found
+
+    @cached_property
+    def last_intact(self) -> int:
+        """The number of the last entry that a given replica has intact."""
+        return max((each.number for entries in self.truth.values() for each in entries), default=-1)
 
     def project_row(self, row: Row, entries: Iterable[Entry] | None = None) -> set[Number]:
         """The entries of a row of a plan or of `lost`."""
@@ -152,8 +161,8 @@ def _of_diff(group: Group, verdict: Verdict) -> Losses:
     row = verdict.group
     lost = group.project(row["lostEntries"]["ranges"])
     lost |= group.project(row.get("filledEntries", {"ranges": []})["ranges"])
-    ends = row.get("lostEnds", []) if group.world.kind != LEDGER else [row["lostEnd"]] if row["lostEnd"] else []
-    lost |= {BEYOND} if ends else set()
+    lost |= group.project([row["lostEnd"]] if row.get("lostEnd") else [])
+    lost |= {BEYOND} if row.get("lostEnds") else set()
     lost -= group.project(row.get("restorable", {"ranges": []})["ranges"])
     return Losses(lost, group.project(row["unclearEntries"]["ranges"]))
 
@@ -181,9 +190,7 @@ def losses_of_plan(group: Group) -> Losses:
             lost |= group.project_row(row)
         if row["action"] == "undecided" or row["why"] == "unconfirmed":
             unclear |= group.project_row(row)
-    head = " ".join(group.plan.notes)
-    if "committed, and in no source" in head or "a source shows that messages were there" in head:
-        lost.add(BEYOND)
+    lost |= group.project(listed_ends(group.plan.err))
     return Losses(lost, unclear)
 
 

@@ -249,14 +249,15 @@ def _check_bytes(group: Group, target: Path) -> None:
     listed |= named.lost | named.unclear
     candidates: dict[int, set[Entry]] = defaultdict(set)
     for each in group.given:
-        for entry in group.truth[each.name]:
+        for entry in each.entries:
             candidates[entry.number].add(entry)
+    intact = {entry.number for entries in group.truth.values() for entry in entries}
     bases = sorted(files, reverse=True)
     wrong: set[Number] = set()
     for entry in group.world.main:
-        known = candidates.get(entry.number)
+        known = candidates[entry.number]
         base = next((each for each in bases if each <= entry.pos), None)
-        if not known or base is None or entry.number in listed:
+        if base is None or entry.number not in intact - listed:
             continue
         if not any(files[base][each.pos - base : each.end - base] == each.data for each in known):
             wrong.add(entry.number)

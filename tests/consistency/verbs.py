@@ -84,6 +84,13 @@ def listed_numbers(text: str) -> list[tuple[int, int]]:
     return [(int(one), int(two or one)) for one, two in re.findall(r"(\d+)(?: to (\d+))?", found[1])] if found else []
 
 
+def listed_ends(text: str) -> list[tuple[int, int]]:
+    """Ranges after the end of each log, as in ``the entries 24 to 27: committed, and in no source``."""
+    entries = re.findall(r"the entries (\d+) to (\d+): committed", text)
+    positions = re.findall(r"positions (\d+) to (\d+): a source shows that messages were there", text)
+    return [(int(first), int(last)) for first, last in [*entries, *positions]]
+
+
 def own_name(name: str, stores: Sequence[str]) -> str:
     """The store that a verb means by a name: a path, the last part of one, or a node id."""
     last = Path(name).name

@@ -212,6 +212,9 @@ public final class RunStore {
                         GetMessageResult result = store.getMessage("judge", topic.getKey(), queue, at, 32, null);
                         for (ByteBuffer buffer : result.getMessageBufferList()) {
                             MessageExt message = MessageDecoder.decode(buffer);
+                            if (message == null) {
+                                continue; // clients before 5.2 do not know topics of more than 127 bytes
+                            }
                             out.write(line(topic.getKey(), queue, message));
                             if (!isFoundByOffset(store, message)) {
                                 missingByOffset.add(message.getCommitLogOffset());

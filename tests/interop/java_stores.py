@@ -57,11 +57,12 @@ def prepare(program: str, version: str, compiled_with: str) -> str:
     with _one_at_a_time():
         class_path = f"{_jars(program, version)}/*"
         classes = BUILD / "classes"
-        compiled, source = classes / f"{program}.class", HERE / f"{program}.java"
-        if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
-            sources = [str(HERE / f"{name}.java") for name, pom in _POMS.items() if pom == _POMS[program]]
+        sources = [HERE / f"{name}.java" for name, pom in _POMS.items() if pom == _POMS[program]]
+        compiled = classes / f"{program}.class"
+        changed = max(source.stat().st_mtime for source in sources)
+        if not compiled.exists() or compiled.stat().st_mtime < changed:
             jars = f"{_jars(program, compiled_with)}/*"
-            _run("javac", "-cp", jars, "-sourcepath", str(HERE), "-d", str(classes), *sources)
+            _run("javac", "-cp", jars, "-sourcepath", str(HERE), "-d", str(classes), *map(str, sources))
     return f"{class_path}{os.pathsep}{classes}"
 
 
