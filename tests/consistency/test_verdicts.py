@@ -102,12 +102,29 @@ def _assert_complete(found: Ran) -> None:
     should(sum(member["start"] == "yes" for member in verdict["members"]) == 2, str(verdict["members"]))
 
 
-@known_defect("only audit compares a queue with the log")
-@pytest.mark.parametrize("what", ["removed", "emptied", "cut"])
+DAMAGED_QUEUES = pytest.mark.parametrize("what", ["removed", "emptied", "cut"])
+
+
+@DAMAGED_QUEUES
 def test_verify_names_a_queue_that_is_not_as_the_log_says(tmp_path: Path, what: str) -> None:
-    group = unpack("mq-53-three", tmp_path)
-    store = group / "n0"
-    queue = max((store / "consumequeue").glob("*/*"), key=_units)
+    group = with_damaged_queue(tmp_path, what)
+    found = run(group, "verify", "n0")
+    should(found.code == 1, found.out[-200:])
+
+
+@known_defect("diff does not look at queues")
+@DAMAGED_QUEUES
+def test_diff_lets_no_member_start_of_which_verify_faults_the_queues(tmp_path: Path, what: str) -> None:
+    group = with_damaged_queue(tmp_path, what)
+    members = run(group, "diff", *nodes(group)).rows[0]["members"]
+    start = next(each["start"] for each in members if each["node"] == "n0")
+    should(start != "yes", start)
+
+
+def with_damaged_queue(folder: Path, what: str) -> Path:
+    """A group of which n0 has a damaged queue, the one with the most units."""
+    group = unpack("mq-53-three", folder)
+    queue = max((group / "n0" / "consumequeue").glob("*/*"), key=_units)
     file = min(queue.iterdir())
     if what == "removed":
         shutil.rmtree(queue)
@@ -117,11 +134,7 @@ def test_verify_names_a_queue_that_is_not_as_the_log_says(tmp_path: Path, what: 
         file.write_bytes(data[:start] + bytes(200) + data[start + 200 :])
     else:
         os.truncate(file, file.stat().st_size // 2)
-    found = run(group, "verify", "n0")
-    should(found.code == 1, found.out[-200:])
-    verdict = run(group, "diff", *nodes(group)).rows[0]
-    member = next(each for each in verdict["members"] if each["node"] == "n0")
-    should(member["start"] != "yes" or "consumequeue" in str(verdict["next"]).lower(), str(member["text"]))
+    return group
 
 
 def _units(queue: Path) -> int:
@@ -138,7 +151,6 @@ def controller(tmp_path: Path) -> Path:
     return unpack("mq-53-controller", tmp_path)
 
 
-@known_defect("a salvage writes confirmPhyOffset 0")
 def test_a_broker_opens_the_salvage_of_a_group_in_controller_mode(controller: Path) -> None:
     before = [run(controller, "recovery", name, "--rocketmq", "5.3.3").rows[0]["outcome"] for name in ("b2", "b3")]
     assert "fails" not in before
