@@ -157,6 +157,34 @@ def test_a_note_says_that_the_committed_index_is_unknown(damage: Callable[..., L
     assert any("2992 to 2999 would be truncated" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("line", LINES)
+def test_damage_after_the_last_intact_entry_is_truncated(line: str, damage: Callable[..., Log]) -> None:
+    """Nothing proves that the last entry was committed, and no intact one follows: a start drops it all the same."""
+    gone = [{"op": "delete", "file": name} for name in ("checkpoint", "checkpoint.bak")]
+    assert not preview_of(damage(*gone), line).is_trouble
+    found = preview_of(damage(*gone, damages.write(LAST, 19337, b"\x55" * 8)), line)
+    assert (found.outcome, found.end_index, found.lost, found.dropped) == ("opens", 2998, [], 0)
+    assert (found.truncated, found.is_trouble) == ((3492745, 3492829), True)
+    assert found.reason.startswith("the scan stops in data/00000000000003473408 at byte 19337")
+
+
+@pytest.mark.parametrize("preview_start", [preview_broker, preview])
+def test_a_message_that_only_a_queue_knows_is_truncated(preview_start: Any, broker_root: Callable[..., Path]) -> None:
+    root = broker_root("mq-53-single")
+    version = "5.3.3" if preview_start is preview_broker else "0.3.1.2"
+    log = open_log(root)
+    assert not preview_start(log, version).is_trouble
+    for name in ("checkpoint", "checkpoint.bak"):
+        (root / "dledger-n0" / name).unlink(missing_ok=True)
+    segment, end = log.ends["dledger"]
+    with Path(segment.path).open("r+b") as file:
+        file.seek(end.last_pos - segment.base)
+        file.write(bytes(end.pos - end.last_pos))
+    found = preview_start(open_log(root), version)
+    assert (found.end_index, found.lost, found.truncated) == (end.last_index - 1, [], (end.last_pos, end.pos - 1))
+    assert found.is_trouble
+
+
 def test_a_note_names_the_files_that_java_does_not_check(damage: Callable[..., Log]) -> None:
     found = preview_of(damage(*recorded("magic-first-file-first-entry")))
     assert "Java does not check the data files before 00000000000003342336 when it opens the store" in found.notes

@@ -102,6 +102,38 @@ def test_messages_that_are_not_in_the_queues(tmp_path: Path) -> None:
     assert (after_kill.recovery, [each["maxOffsetAfter"] for each in after_kill.queues]) == ("abnormal", [30])
 
 
+@pytest.mark.parametrize("is_controller", [False, True])
+@pytest.mark.parametrize("damaged", [1, 3])
+@pytest.mark.parametrize("version", LINES)
+def test_damage_at_the_end_is_truncated(version: str, damaged: int, is_controller: bool, tmp_path: Path) -> None:
+    """No intact message follows, so none is lost that is still in the log. A start drops the damaged ones for good."""
+    store = write(tmp_path)
+    first = store.rows[-damaged]["pos"]
+    if is_controller:
+        controller(tmp_path, store.rows[10]["pos"])
+    assert not preview_plain(open_log(tmp_path), version).is_trouble
+    with Path(store.segments[-1].path).open("r+b") as file:
+        for row in store.rows[-damaged:]:
+            file.seek(row["pos"] - store.segments[-1].base)
+            file.write(b"\x55" * 8)
+    found = preview_plain(open_log(tmp_path), version)
+    assert (found.outcome, found.max_phy_offset, found.lost) == ("loads", first, [])
+    assert (found.truncated, found.is_trouble) == ((first, store.end - 1), True)
+    assert found.reason.startswith("the scan stops in commitlog/")
+
+
+@pytest.mark.parametrize("version", LINES)
+def test_messages_that_only_queues_know_are_truncated(version: str, tmp_path: Path) -> None:
+    """The end of the log was lost, or the controller truncated it: the queues point to what is not there."""
+    store = write(tmp_path)
+    first = store.rows[-2]["pos"]
+    with Path(store.segments[-1].path).open("r+b") as file:
+        file.seek(first - store.segments[-1].base)
+        file.write(bytes(store.end - first))
+    found = preview_plain(open_log(tmp_path), version)
+    assert (found.max_phy_offset, found.truncated, found.is_trouble) == (first, (first, store.end - 1), True)
+
+
 def controller(root: Path, confirmed: int) -> None:
     """Make a broker of controller mode of a store."""
     lines = "1-0\n"

@@ -9,7 +9,7 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.report.number_words import bytes_text, count_text, number_text
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.log.recovery.silent_damage import SILENT_CODES
+from pyspark_dledger.log.recovery.log_damage import SILENT_CODES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
 from pyspark_dledger.rocketmq.tables.audit_table import MESSAGE_NOT_IN_QUEUE
 

@@ -15,7 +15,7 @@ from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.recovery.silent_damage import SilentDamage
+    from pyspark_dledger.log.recovery.log_damage import SilentDamage
     from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery
 
 _MAX_WARNINGS = 10

@@ -23,8 +23,8 @@ from pyspark_dledger.log.option_uses import RECOVERY
 from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
+    from pyspark_dledger.log.recovery.log_damage import SilentDamage
     from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
-    from pyspark_dledger.log.recovery.silent_damage import SilentDamage
 
 _MAX_WARNINGS = 10
 # What a table of versions shows; --json has everything.
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _print_recovery(args: argparse.Namespace, out: Output, log: Log) -> int:
-    from pyspark_dledger.log.recovery.silent_damage import silent_damage
+    from pyspark_dledger.log.recovery.log_damage import silent_damage
 
     silent = list(silent_damage(log))
     if args.java is None and _is_plain(log):
@@ -70,7 +70,7 @@ def _print_recovery(args: argparse.Namespace, out: Output, log: Log) -> int:
         return print_plain_recoveries(out, log, silent, args.rocketmq, args.data_file_size, args.json)
     found = list(_recoveries(args, log))
     unread = log.unread.texts()
-    is_trouble = silent or unread or any(_is_trouble(item, log) for item in found)
+    is_trouble = silent or unread or any(item.is_trouble for item in found)
     code = FINDINGS if is_trouble else CLEAN
     if args.json:
         more = {"silentDamage": [fields_row(each) for each in silent], "unreadable": unread}
@@ -114,12 +114,6 @@ def _is_plain(log: Log) -> bool:
 def _check_plain(args: argparse.Namespace) -> None:
     if args.index_file_size is not None:
         raise OptionError("--index-file-size has no effect on a store without DLedger: leave it out")
-
-
-def _is_trouble(item: RecoveryPreview, log: Log) -> bool:
-    """Whether a version does not open the store or cuts entries, committed or not."""
-    starts = (item.rocketmq or {}).get("starts", True)
-    return item.outcome != "opens" or bool(item.lost) or (item.end_index or 0) < log.end.last_index or not starts
 
 
 def _recoveries(args: argparse.Namespace, log: Log) -> Iterator[RecoveryPreview]:

@@ -25,6 +25,7 @@ from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaEnds, JavaExits, JavaFileList, configured_size
 from pyspark_dledger.log.recovery.java_opening import JavaOpening
 from pyspark_dledger.log.recovery.java_scan import JavaRules
+from pyspark_dledger.log.recovery.log_damage import truncated
 from pyspark_dledger.log.store_view import StoreView
 
 _RULES = {
@@ -53,7 +54,9 @@ class RecoveryPreview:
     none; ``write_pos`` is the position after the last byte. The files after it include foreign ones; index files can
     change even if it does not open.
     ``lost`` are inclusive ranges of committed indexes that are in the log or the index before, and not in the log
-    afterwards; ``lost_topics`` counts their intact messages. ``reason`` is empty if nothing is wrong.
+    afterwards; ``lost_topics`` counts their intact messages. ``dropped`` counts all entries that are not in the log
+    afterwards, and ``truncated`` are the positions that it loses at its end, inclusive: entries, damaged bytes after
+    them, and messages that ConsumeQueues point to. ``reason`` is empty if nothing is wrong.
     """
 
     java: str
@@ -72,6 +75,8 @@ class RecoveryPreview:
     reason: str
     lost: list[tuple[int, int]] = field(default_factory=list)
     lost_topics: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    truncated: tuple[int, int] | None = None
     notes: list[str] = field(default_factory=list)
     rocketmq: dict[str, Any] | None = None
 
@@ -80,6 +85,16 @@ class RecoveryPreview:
         """The result where a file cannot be read that Java would read."""
         reason = f"cannot tell: {error}"
         return cls(line, "unknown", None, None, None, None, None, -1, None, [], [], [], [], reason)
+
+    @property
+    def starts(self) -> bool:
+        """Whether the process starts: DLedger opens the store, and the broker loads it."""
+        return self.outcome == "opens" and bool((self.rocketmq or {}).get("starts", True))
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether it does not start, or the log loses something, committed or not."""
+        return not self.starts or bool(self.lost or self.dropped or self.truncated)
 
     def as_json(self) -> dict[str, Any]:
         """The object that the command line prints."""
@@ -154,6 +169,7 @@ def _recovery(
     opens = ended is None
     bound = committed_bound(store, store.options)
     lost = _lost(store, opening, bound, notes) if opens else []
+    cut = truncated(store, opening.data.wrote_end) if opens else None
     if opens and bound.index is not None and bound.index > opening.committed_index and not lost:
         notes.append(
             f"Java starts with {opening.committed_index} as committed, although {bound.index} is proven "
@@ -173,21 +189,32 @@ def _recovery(
         index_files_after=opening.index.names_after,
         data_files_deleted=opening.data.names_deleted,
         index_files_deleted=opening.index.names_deleted,
-        reason=_reason(store, opening, ended, lost),
+        reason=_reason(opening, ended, lost, cut),
         lost=lost,
         lost_topics=_topics(store, lost),
+        dropped=_dropped(store, opening) if opens else 0,
+        truncated=cut,
         notes=notes,
     )
 
 
-def _reason(store: StoreView, opening: JavaOpening, ended: JavaEnds | None, lost: list[tuple[int, int]]) -> str:
+def _dropped(store: StoreView, opening: JavaOpening) -> int:
+    """How many entries of the log are gone afterwards."""
+    # An empty log begins and ends at -1, or where a snapshot does.
+    before = range(max(store.begin_index, 0), store.end.last_index + 1)
+    kept = range(max(before.start, opening.begin_index), min(before.stop, opening.end_index + 1))
+    return len(before) - len(kept)
+
+
+def _reason(
+    opening: JavaOpening, ended: JavaEnds | None, lost: list[tuple[int, int]], cut: tuple[int, int] | None
+) -> str:
     """Why Java does not open the store, or what it truncates and rewrites."""
     parts = [text for text in (ended.message, ended.detail) if text] if ended is not None else []
     scan = opening.scan
-    if scan is not None and scan.stop is not None:
-        cuts = opening.data.names_deleted or lost or scan.index < store.end.last_index
-        if cuts or isinstance(ended, JavaExits):
-            parts.append(f"the scan stops in data/{scan.stop.file} at byte {scan.stop.offset}: {scan.stop.text}")
+    is_cut = bool(opening.data.names_deleted or cut or lost) or isinstance(ended, JavaExits)
+    if scan is not None and scan.stop is not None and is_cut:
+        parts.append(f"the scan stops in data/{scan.stop.file} at byte {scan.stop.offset}: {scan.stop.text}")
     if scan is not None and scan.rewrite is not None:
         parts.append(f"the index is rewritten from {scan.rewrite.first}: {scan.rewrite.text}")
     return "; ".join(parts)

@@ -73,10 +73,10 @@ def is_broker(log: StoreView) -> bool:
 def restart_of(log: StoreView, software: str, version: str) -> Restart:
     """What a version would do with a store. Raises StoreError and OptionError as the recovery models."""
     if software == DLEDGER:
-        return _of_ledger(log, software, version, preview(log, version))
+        return _of_ledger(software, version, preview(log, version))
     if is_plain(log):
         return _of_commit_log(preview_plain(log, version))
-    return _of_ledger(log, software, version, preview_broker(log, version))
+    return _of_ledger(software, version, preview_broker(log, version))
 
 
 def all_versions(log: StoreView) -> Iterator[tuple[str, str]]:
@@ -127,11 +127,10 @@ _EVIDENCE: tuple[tuple[Callable[[StoreView], bool], str], ...] = (
 """What files of a root show of the version, the most exact first."""
 
 
-def _of_ledger(log: StoreView, software: str, version: str, found: RecoveryPreview) -> Restart:
+def _of_ledger(software: str, version: str, found: RecoveryPreview) -> Restart:
     broker = found.rocketmq or {}
     is_unknown = found.outcome == UNKNOWN
-    starts = None if is_unknown else bool(broker.get("starts", found.outcome == "opens"))
-    dropped = _dropped(log, found)
+    starts = None if is_unknown else found.starts
     return Restart(
         software=software,
         version=version,
@@ -140,13 +139,13 @@ def _of_ledger(log: StoreView, software: str, version: str, found: RecoveryPrevi
         begin_index=found.begin_index,
         end_index=found.end_index,
         committed_index=found.committed_index,
-        dropped=dropped,
+        dropped=found.dropped,
         lost=tuple(found.lost),
         lost_topics=found.lost_topics,
         files_deleted=len(found.data_files_deleted) + len(found.index_files_deleted),
         consume_queue_units_cut=_cut(broker.get("consumeQueueUnitsBefore", 0), broker.get("consumeQueueUnitsAfter", 0)),
         index_files_deleted=len(broker.get("indexFilesDeleted", [])),
-        is_trouble=not starts or bool(dropped or found.lost),
+        is_trouble=found.is_trouble,
         reason=found.reason,
         notes=(*found.notes, *broker.get("notes", [])),
     )
@@ -175,13 +174,3 @@ def _of_commit_log(found: PlainRecovery) -> Restart:
 
 def _cut(before: int, after: int) -> int:
     return max(0, before - after)
-
-
-def _dropped(log: StoreView, found: RecoveryPreview) -> int:
-    """How many entries of the log would be gone after the recovery; 0 if Java does not open it."""
-    if found.begin_index is None or found.end_index is None:
-        return 0
-    # An empty log begins and ends at -1, or where a snapshot does.
-    held = range(max(log.begin_index, 0), log.end.last_index + 1)
-    kept = range(max(held.start, found.begin_index), min(held.stop, found.end_index + 1))
-    return len(held) - len(kept)

@@ -36,6 +36,7 @@ from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, list_folder, parse_long
+from pyspark_dledger.log.recovery.log_damage import truncated
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.broker_recovery import first_message
 from pyspark_dledger.rocketmq.recovery.confirmed_offset import unconfirmed_problem
@@ -63,7 +64,8 @@ class PlainRecovery:
     ``max_phy_offset`` is the log's end afterwards, ``dispatch_from`` where start() begins to dispatch; None if it
     fails. ``consume_queue_cut_at``: queues lose their units from this offset on. ``consume_queue_max_offsets`` has the
     end of each queue that is not empty, by ``topic/queueId``. ``lost`` are ranges of positions, inclusive, with intact
-    messages that are not in the log afterwards; ``lost_topics`` counts these messages. ``confirm_offset_before`` and
+    messages that are not in the log afterwards; ``lost_topics`` counts these messages. ``truncated`` are the positions
+    that the log loses at its end, inclusive, also damaged and missing messages. ``confirm_offset_before`` and
     ``confirm_offset`` are the confirmed offset of controller mode; None in other modes and versions before 5.1.1.
     ``epoch_problem``: what is wrong with its epoch file. ``not_dispatched`` are positions of messages that no
     ConsumeQueue gets. ``is_too_old``: the scan stops at a message that only later versions write.
@@ -87,6 +89,7 @@ class PlainRecovery:
     consume_queue_max_offsets: dict[str, int] = field(default_factory=dict)
     lost: list[tuple[int, int]] = field(default_factory=list)
     lost_topics: dict[str, int] = field(default_factory=dict)
+    truncated: tuple[int, int] | None = None
     confirm_offset_before: int | None = None
     confirm_offset: int | None = None
     epoch_problem: str | None = None
@@ -100,15 +103,16 @@ class PlainRecovery:
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the broker does not start, messages are lost, confirmed ones are missing, or epochs are wrong."""
+        """Whether the broker does not start, the log loses messages, confirmed ones are missing, or epochs are wrong."""
         missing = (self.confirm_offset_before or 0) > (self.max_phy_offset or 0)
-        return self.outcome != "loads" or bool(self.lost) or missing or self.epoch_problem is not None
+        is_cut = bool(self.lost or self.truncated)
+        return self.outcome != "loads" or is_cut or missing or self.epoch_problem is not None
 
 
 # Scans and notes of versions can differ where their results do not.
 _RESULT = (
     *("outcome", "max_phy_offset", "not_dispatched", "files_after", "files_deleted", "index_files_deleted"),
-    *("consume_queue_max_offsets", "lost"),
+    *("consume_queue_max_offsets", "lost", "truncated"),
 )
 
 
@@ -213,7 +217,7 @@ class _Load:
                 notes=self.notes,
             )
         dispatch_from = self._dispatch_from(files, end)
-        lost = self._lost(end)
+        lost, cut = self._lost(end), truncated(self.log, end)
         return replace(
             result,
             outcome="loads",
@@ -221,7 +225,7 @@ class _Load:
             max_phy_offset=end,
             dispatch_from=dispatch_from,
             not_dispatched=self.not_dispatched,
-            reason=self._reason(),
+            reason=self._reason(cut),
             files_after=self._names(),
             files_deleted=self.deleted,
             index_files_deleted=index_deleted,
@@ -231,6 +235,7 @@ class _Load:
             consume_queue_max_offsets=self.queues.max_offsets(),
             lost=lost,
             lost_topics=self._topics(lost),
+            truncated=cut,
             confirm_offset=self.confirmed,
             epoch_problem=self._epoch_problem(end),
             is_too_old=self.stop is not None and self.stop[2].text == TOO_OLD,
@@ -443,14 +448,13 @@ class _Load:
 
     # what is lost
 
-    def _reason(self) -> str:
+    def _reason(self, cut: tuple[int, int] | None) -> str:
         if self.stop is None:
             return ""
         file, at, stop = self.stop
         if stop.heap:
             self.notes.append(f"the broker needs {stop.heap} bytes of heap, or ends with OutOfMemoryError")
-        is_end = file.base + at >= self.log.max_offset
-        return "" if is_end else f"the scan stops in commitlog/{file.name} at byte {at}: {stop.text}"
+        return "" if cut is None else f"the scan stops in commitlog/{file.name} at byte {at}: {stop.text}"
 
     def _lost(self, end: int) -> list[tuple[int, int]]:
         last = self.log.max_offset
