@@ -15,24 +15,21 @@ IndexFiles of another size than configured.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.fields import fields_row
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format import layout
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_V1, segment_name
-from pyspark_dledger.format.message import MESSAGE_MAGICS, Message, message_crc, parse_message, transaction
-from pyspark_dledger.log.io.key_files import read_header
-from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, read_store_checkpoint
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_MAGIC_V1, segment_name
+from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.log.io.unread_files import unread_file
-from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
+from pyspark_dledger.log.recovery.java_files import JavaFile
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
+from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, paths_in
+from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, scan_messages
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-ALPHA|-PREVIEW)?")
 # DLedger's version from each version of RocketMQ on; from pom.xml of each tag.
@@ -114,30 +111,20 @@ def preview_broker(
         return RecoveryPreview.unknown(dledger, unread_file(error, log.unread, log.segments))
 
 
-class _Start:
-    """One start of a broker; `run` models its load()."""
+class _Start(BrokerStart):
+    """`run` models load() of a broker with DLedger."""
 
     def __init__(self, log: StoreView, root: Path, version: str, recovery: RecoveryPreview) -> None:
-        self.log = log
-        self.root = root
-        self.version = version
-        self.recovery = recovery
-        self.abort = (root / "abort").exists()
         release = tuple(int(number) for number in version.split("-")[0].split("."))
+        super().__init__(log, root, version, release)
+        self.recovery = recovery
         self.is_abnormal = self.abort and release >= (5, 2)
         self.wants_duplicate_info = self.is_abnormal and release[:2] == (5, 2)
-        self.magics = MESSAGE_MAGICS if release >= (5, 1) else (MESSAGE_MAGIC_V1,)
-        # Messages of an old CommitLog after those of all queues are dispatched even after a clean end.
-        self.dispatches_rest = release >= (5, 3, 2)
-        self.checkpoint = read_store_checkpoint(root)
-        self.queues = RecoveredQueues(root)
-        self.notes: list[str] = []
-        self.cut_at: int | None = None
         self.old_deleted: list[str] = []
         self.created: str | None = None
 
     def run(self) -> BrokerRecovery:
-        index_files = self._deleted_index_files()
+        index_files = self.deleted_index_files()
         self.queues.recover()
         opens = self.recovery.outcome == "opens"
         divided = -1
@@ -172,20 +159,11 @@ class _Start:
 
     def _files(self, dirs: Iterable[Path], names: Container[str] | None = None) -> list[JavaFile]:
         """The files of the log in `dirs`, in order; with `names` only those."""
-        paths = sorted((path for folder in dirs for path in list_folder(folder)), key=lambda path: path.name)
         return [
             JavaFile(int(path.name), path.stat().st_size, path.name, path)
-            for path in paths
+            for path in paths_in(dirs)
             if path.name.isdecimal() and path.is_file() and (names is None or path.name in names)
         ]
-
-    def _deleted_index_files(self) -> list[str]:
-        """After an unclean end: the IndexFiles whose last message is newer than the store checkpoint."""
-        return sorted(
-            path.name
-            for path in (list_folder(self.root / "index") if self.abort else [])
-            if path.name.isdecimal() and path.is_file() and _index_end(path) > self.checkpoint.index_msg_timestamp
-        )
 
     def _over_dledger(self, files: list[JavaFile]) -> int:
         """DLedger has files: the queues are truncated to its end. Returns where DLedger begins."""
@@ -203,18 +181,11 @@ class _Start:
 
     def _rescan(self, files: list[JavaFile], in_dledger: bool) -> int:
         """Dispatch the files again, from the newest one on that the store checkpoint covers; returns the found end."""
-        covered = min(self.checkpoint.physic_msg_timestamp, self.checkpoint.logics_msg_timestamp)
-        start = 0
-        for number in range(len(files) - 1, -1, -1):
-            message = first_message(files[number], in_dledger)
-            # In DLedger a first message of V2 does not count here.
-            known = message is not None and (
-                message[0] == MESSAGE_MAGIC_V1 if in_dledger else message[0] in MESSAGE_MAGICS
-            )
-            if known and message is not None and 0 != message[1] <= max(covered - MARGIN_MS, 0):
-                start = number
-                break
-        return walk_messages(files[start:], in_dledger, self.wants_duplicate_info and in_dledger, self.queues.put)
+        # In DLedger a first message of V2 does not count here.
+        magics, shift = ((MESSAGE_MAGIC_V1,), ENTRY_HEADER_SIZE) if in_dledger else (MESSAGE_MAGICS, 0)
+        start = self.covered_file(files, magics, shift)
+        rules = replace(self.rules, wants_duplicate_info=self.wants_duplicate_info and in_dledger)
+        return scan_messages(files[start:], rules, self.dispatch, shift)[0]
 
     def _note_rescan(self, end: int, write_pos: int) -> None:
         if self.wants_duplicate_info:
@@ -257,89 +228,8 @@ class _Start:
     def _scan_last(self, files: list[JavaFile], highest: int) -> int:
         """Find the end of the old log in its last three files."""
 
-        def dispatch(topic: str, queue_id: int, queue_offset: int, offset: int, size: int) -> None:
-            if offset > highest:
-                self.queues.put(topic, queue_id, queue_offset, offset, size)
+        def take(message: JavaMessage) -> None:
+            if self.dispatches_rest and message.offset > highest:
+                self.dispatch(message)
 
-        return walk_messages(files[-3:], False, False, dispatch if self.dispatches_rest else None, self.magics)
-
-
-def _index_end(path: Path) -> int:
-    """The store timestamp of an IndexFile's last message; 0 without a header."""
-    header = read_header(path)
-    return header.end_timestamp if header is not None else 0
-
-
-_BLANK = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
-# Position of a message's storeTimestamp; 12 bytes later if bornHost is IPv6.
-_STORE_TIMESTAMP = 56
-_V6_LONGER = 12
-_HEAD_SIZE = _STORE_TIMESTAMP + _V6_LONGER + 8
-
-Dispatch = Callable[[str, int, int, int, int], None]
-"""Called with topic, queue id, queueOffset, position in the log, and size in bytes."""
-
-
-def walk_messages(
-    files: list[JavaFile],
-    in_dledger: bool,
-    wants_duplicate_info: bool,
-    dispatch: Dispatch | None,
-    magics: tuple[int, ...] = MESSAGE_MAGICS,
-) -> int:
-    """Scan the messages of `files`, and dispatch each that belongs in a queue.
-
-    Returns the end that the broker computes: the base of the last file plus the sizes of its messages, in bytes.
-    `in_dledger`: each has 48 bytes of DLedger before it, which the broker does not count. `wants_duplicate_info`: a
-    message with properties counts as damaged, because none has duplicate information. `magics` are those that the
-    version knows.
-    """
-    shift = layout.ENTRY_HEADER_SIZE if in_dledger else 0
-    end = files[0].base
-    for file in files:
-        end, at = file.base, 0
-        while (size := _message_size(file, at, in_dledger, magics)) > 0:
-            data = file.read(at + shift, size)
-            message = _intact_message(data, size, file.base + at + shift)
-            if message is None or (wants_duplicate_info and message.properties_length):
-                return end
-            if dispatch is not None and transaction(message.sys_flag) in ("none", "commit"):
-                topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
-                dispatch(topic, message.queue_id, message.queue_offset, message.physical_offset, size)
-            end += size
-            at += shift + size
-        if size < 0:
-            break
-    return end
-
-
-def first_message(file: JavaFile, in_dledger: bool) -> tuple[int, int] | None:
-    """Magic and store timestamp (ms since 1970) of a file's first message; None if the file is too short."""
-    head = file.read(layout.ENTRY_HEADER_SIZE if in_dledger else 0, _HEAD_SIZE)
-    if len(head) < _HEAD_SIZE:
-        return None
-    born_v6 = int.from_bytes(head[36:40], "big") & layout.FLAG_BORN_HOST_V6
-    at = _STORE_TIMESTAMP + (_V6_LONGER if born_v6 else 0)
-    return int.from_bytes(head[4:8], "big", signed=True), int.from_bytes(head[at : at + 8], "big", signed=True)
-
-
-def _message_size(file: JavaFile, at: int, in_dledger: bool, magics: tuple[int, ...]) -> int:
-    """The size of the message at `at`; 0 for the blank at the end of a file, -1 for anything else."""
-    if in_dledger:
-        if file.read(at, 4) == _BLANK:
-            return 0
-        at += layout.ENTRY_HEADER_SIZE
-    head = file.read(at, 8)
-    size, magic = (int.from_bytes(part, "big", signed=True) for part in (head[:4], head[4:]))
-    if magic == layout.MESSAGE_MAGIC_BLANK:
-        return 0
-    return size if magic in magics and 0 < size <= file.size - at else -1
-
-
-def _intact_message(data: bytes, size: int, pos: int) -> Message | None:
-    """The message that fills `data`, if its lengths and its body's CRC are correct."""
-    message = parse_message(data, 0, size, pos) if len(data) == size else None
-    if not isinstance(message, Message):
-        return None
-    body = data[message.body_start : message.body_start + message.body_length]
-    return message if not body or message_crc(body) == message.body_crc else None
+        return scan_messages(files[-3:], self.rules, take)[0]

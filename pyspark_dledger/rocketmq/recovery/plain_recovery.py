@@ -21,27 +21,28 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.fields import fields_row
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.format.message import transaction
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
-from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition
-from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, list_folder, parse_long
+from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, parse_long
 from pyspark_dledger.log.recovery.log_damage import truncated
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.broker_recovery import first_message
-from pyspark_dledger.rocketmq.recovery.confirmed_offset import unconfirmed_problem
-from pyspark_dledger.rocketmq.recovery.java_messages import TOO_OLD, JavaMessage, JavaRules, ScanStop, read_message
-from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
+from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, paths_in
+from pyspark_dledger.rocketmq.recovery.java_messages import (
+    TOO_OLD,
+    JavaMessage,
+    Stop,
+    read_message,
+    scan_messages,
+    unconfirmed_problem,
+)
 
 LINES = ("4.9.8", "5.0.0", "5.1.4", "5.3.1", "5.3.3", "5.4.0", "5.5.0")
 """A version of each line with the same behaviour."""
@@ -103,7 +104,7 @@ class PlainRecovery:
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the broker does not start, the log loses messages, confirmed ones are missing, or epochs are wrong."""
+        """Whether it does not start, the log loses messages, confirmed ones are missing, or epochs are wrong."""
         missing = (self.confirm_offset_before or 0) > (self.max_phy_offset or 0)
         is_cut = bool(self.lost or self.truncated)
         return self.outcome != "loads" or is_cut or missing or self.epoch_problem is not None
@@ -159,28 +160,19 @@ class _LoadFails(Exception):
     """load() returns false."""
 
 
-class _Load:
-    """One start of a broker; `run` models it."""
+class _Load(BrokerStart):
+    """`run` models load() and start() of a broker without DLedger."""
 
     def __init__(
         self, log: StoreView, root: Path, version: str, release: tuple[int, int, int], file_size: int | None
     ) -> None:
-        self.log = log
-        self.root = root
-        self.version = version
-        self.release = release
-        self.rules = JavaRules.of(release)
+        super().__init__(log, root, version, release)
         self.dirs = log.paths.commitlog_dirs
         self.file_size = file_size or configured_size(self.dirs, _DEFAULT_FILE_SIZE)
-        self.is_abnormal = (root / "abort").exists()
-        self.checkpoint: StoreCheckpoint = read_store_checkpoint(root)
-        self.queues = RecoveredQueues(root)
         self.deleted: list[str] = []
-        self.notes: list[str] = []
-        self.stop: tuple[JavaFile, int, ScanStop] | None = None
+        self.stop: Stop | None = None
         self.scan_from: str | None = None
         self.not_dispatched: tuple[int, int] | None = None
-        self.cut_at: int | None = None
         is_confirmed = release >= (5, 1, 1) and is_of_controller_mode(root)
         self.confirmed = self.checkpoint.confirm_phy_offset if is_confirmed else None
 
@@ -188,7 +180,7 @@ class _Load:
         result = PlainRecovery(
             rocketmq=self.version,
             outcome="fails",
-            recovery="abnormal" if self.is_abnormal else "normal",
+            recovery="abnormal" if self.abort else "normal",
             scan_from=None,
             max_phy_offset_before=self.log.max_offset,
             max_phy_offset=None,
@@ -203,7 +195,7 @@ class _Load:
             self._check_queue_files()
         except _LoadFails as error:
             return replace(result, reason=str(error), files_after=self._names(), files_deleted=self.deleted)
-        index_deleted = self._deleted_index_files()
+        index_deleted = self.deleted_index_files()
         self.queues.recover()
         end = self._recover(files)
         problem = self._load_problem(files, end)
@@ -244,17 +236,14 @@ class _Load:
 
     # load
 
-    def _paths(self) -> list[Path]:
-        return sorted((path for folder in self.dirs for path in list_folder(folder)), key=lambda path: path.name)
-
     def _names(self) -> list[str]:
         """The names in the folder afterwards."""
-        return [path.name for path in self._paths() if path.name not in self.deleted]
+        return [path.name for path in paths_in(self.dirs) if path.name not in self.deleted]
 
     def _load_files(self) -> list[JavaFile]:
         """The mapped files in order. Raises _LoadFails."""
         files: list[JavaFile] = []
-        paths = self._paths()
+        paths = paths_in(self.dirs)
         for path in paths:
             if path.is_dir() and self.release >= (5, 1):
                 continue
@@ -287,13 +276,6 @@ class _Load:
                     where = f"consumequeue/{queue.topic}/{queue.queue_id}/{file.name}"
                     raise _LoadFails(f"{where} has {size} bytes, not {usual}")
 
-    def _deleted_index_files(self) -> list[str]:
-        """After an unclean end: the IndexFiles whose last message is newer than the store checkpoint."""
-        paths = list_folder(self.root / "index") if self.is_abnormal else []
-        headers = ((path.name, read_header(path)) for path in paths if path.name.isdecimal() and path.is_file())
-        limit = self.checkpoint.index_msg_timestamp
-        return sorted(name for name, header in headers if header is not None and header.end_timestamp > limit)
-
     # recover
 
     def _load_problem(self, files: list[JavaFile], end: int) -> str | None:
@@ -314,12 +296,12 @@ class _Load:
             self.queues.delete()
             return 0
         highest = self.queues.max_physical
-        start = self._abnormal_start(files) if self.is_abnormal else self._normal_start(files, highest)
+        start = self._abnormal_start(files) if self.abort else self._normal_start(files, highest)
         self.scan_from = files[start].name
         if start:
             self.notes.append(f"files before {self.scan_from} are not checked")
         end, confirmable = self._scan(files[start:], highest)
-        self._correct_confirmed(files[0].base, confirmable if self.is_abnormal else end)
+        self._correct_confirmed(files[0].base, confirmable if self.abort else end)
         # From 5.4 on, what was dispatched counts too.
         if (self.queues.max_physical if self.release >= (5, 4) else highest) >= end:
             self.cut_at = end if highest >= end else None
@@ -343,15 +325,9 @@ class _Load:
                 files,
                 lambda message: message.offset <= logics if logics > 0 else message.store_timestamp <= limit,
             )
-        known = min(self.checkpoint.physic_msg_timestamp, self.checkpoint.logics_msg_timestamp)
-        limit = max(known - MARGIN_MS, 0)
         if self.release >= (5, 4):
-            return self._newest(files, lambda message: message.store_timestamp <= limit)
-        for number in range(len(files) - 1, 0, -1):
-            time = self._first_time(files[number])
-            if time is not None and 0 != time <= limit:
-                return number
-        return 0
+            return self._newest(files, lambda message: message.store_timestamp <= self.covered_until)
+        return self.covered_file(files, self.rules.magics)
 
     def _newest(self, files: list[JavaFile], matches: Callable[[JavaMessage], bool]) -> int:
         """The newest file whose first message is intact and matches; from 5.5 on, of the newest ten."""
@@ -362,51 +338,34 @@ class _Load:
                 return number
         return oldest
 
-    def _first_time(self, file: JavaFile) -> int | None:
-        """The store timestamp of a file's first message, of which only the magic is checked."""
-        found = first_message(file, False)
-        return found[1] if found is not None and found[0] in self.rules.magics else None
-
     def _scan(self, files: list[JavaFile], highest: int) -> tuple[int, int]:
         """Read messages up to the first that is damaged, and dispatch them.
 
         Returns the end, and the end of the last message below the confirmed offset.
         """
-        dispatches_rest = self.release >= (5, 3, 2)
-        end = confirmable = files[0].base
-        for file in files:
-            end, at = file.base, 0
-            while True:
-                message = read_message(file, at, self.rules)
-                if not isinstance(message, JavaMessage):
-                    break
-                if self.is_abnormal:
-                    if self.confirmed is None or message.offset + message.size <= self.confirmed:
-                        self._dispatch(message)
-                        confirmable = message.offset + message.size
-                elif dispatches_rest and message.offset > highest:
-                    self._dispatch(message)
-                elif dispatches_rest and message.offset == highest:
-                    self.notes.append(
-                        f"the message at {highest} is the first that no ConsumeQueue has, and stays out of them: this "
-                        "version dispatches those after it"
-                    )
-                at += message.size
-                end += message.size
-            if isinstance(message, ScanStop):
-                self.stop = file, at, message
-                break
+        confirmable = files[0].base
+
+        def take(message: JavaMessage) -> None:
+            nonlocal confirmable
+            if self.abort:
+                if self.confirmed is None or message.offset + message.size <= self.confirmed:
+                    self.dispatch(message)
+                    confirmable = message.offset + message.size
+            elif self.dispatches_rest and message.offset > highest:
+                self.dispatch(message)
+            elif self.dispatches_rest and message.offset == highest:
+                self.notes.append(
+                    f"the message at {highest} is the first that no ConsumeQueue has, and stays out of them: this "
+                    "version dispatches those after it"
+                )
+
+        end, self.stop = scan_messages(files, self.rules, take)
         return end, confirmable
 
     def _correct_confirmed(self, begin: int, limit: int) -> None:
         """Move the confirmed offset into the log, as load() does."""
         if self.confirmed is not None:
             self.confirmed = begin if self.confirmed < begin else min(self.confirmed, limit)
-
-    def _dispatch(self, message: JavaMessage) -> None:
-        if transaction(message.sys_flag) in ("none", "commit"):
-            topic = decode_utf8(message.topic)
-            self.queues.put(topic, message.queue_id, message.queue_offset, message.offset, message.size)
 
     def _dispatch_from(self, files: list[JavaFile], end: int) -> int:
         """Where start() begins to dispatch: from 5.0 on at the log's end, before after the queues' last message.
@@ -418,7 +377,7 @@ class _Load:
         if self.release < (5,):
             return highest
         start = end if self.confirmed is None else self.confirmed
-        if not self.is_abnormal and self.release < (5, 3, 2) and any(self._messages(highest, start)):
+        if not self.abort and self.release < (5, 3, 2) and any(self._messages(highest, start)):
             self.not_dispatched = highest, start - 1
             self.notes.append(
                 f"messages from {highest} on stay out of the ConsumeQueues: this version dispatches from {start} on"
