@@ -118,6 +118,10 @@ class Group:
         return run(self.folder, "salvage", *self.stores, "--plan", *chosen)
 
     @cached_property
+    def checked(self) -> Ran:
+        return run(self.folder, "check", *self.stores)
+
+    @cached_property
     def verified(self) -> dict[str, Ran]:
         return {name: run(self.folder, "verify", name) for name in self.stores}
 

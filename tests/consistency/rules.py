@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import shutil
 import traceback
 from collections import defaultdict
@@ -30,6 +31,9 @@ from tests.consistency.damages import copied
 from tests.consistency.verbs import Crash, Row, diff, own_name, run
 from tests.consistency.worlds import LEDGER, Entry
 from tests.salvage.heal import heal_differences
+from tests.support.sparse_copy import copy_tree
+
+MAX_COMMANDS = 6
 
 
 def check_losses(group: Group) -> None:
@@ -77,14 +81,7 @@ def check_start(group: Group) -> None:
         name = own_name(member["node"], group.stores)
         if name not in group.stores or member["start"] not in ("yes", "master", "slave"):
             continue
-        errors = sorted(
-            {
-                row["code"]
-                for row in group.verified[name].rows
-                if row["severity"] == "error" and not row["code"].startswith(ELSEWHERE)
-            }
-        )
-        if errors:
+        if errors := _errors(group, name):
             group.say("may start", "diff and verify", f"{name}: {', '.join(errors)}")
         codes = sorted({row["code"] for row in group.audited[name].rows})
         if codes:
@@ -99,6 +96,61 @@ def _inside(group: Group, numbers: set[Number], name: str) -> set[Number]:
     """Those before the last intact entry of a replica, and after its first one."""
     intact = [each.number for each in group.truth[name]]
     return {each for each in numbers if intact and min(intact) < each < max(intact)}  # type: ignore[operator]
+
+
+def check_check(group: Group) -> None:
+    """`check` says what the verbs for the details say, and so does its exit code."""
+    (found,) = group.checked.rows
+    if group.verdict is not None and found["lost"] != group.verdict.group["lost"]:
+        group.say("check", "check and diff", f"lost: {found['lost']}, {group.verdict.group['lost']}")
+    starts = {own_name(each["node"], group.stores): each for each in group.verdict.members} if group.verdict else {}
+    for member in found["members"]:
+        name = Path(member["path"]).name
+        errors = _errors(group, name)
+        if member["start"] == "yes" and errors:
+            group.say("may start", "check and verify", f"{name}: {', '.join(errors)}")
+        if name not in starts:
+            continue
+        start = "yes" if starts[name]["start"] in ("yes", "master", "slave") else starts[name]["start"]
+        if member["start"] != start and len(group.stores) > 1:
+            group.say("check", "check and diff", f"start of {name}: {member['start']}, {start}; {', '.join(errors)}")
+    if group.checked.code == 0:
+        runs = [group.plan, group.lost, *group.verified.values(), *group.audited.values()]
+        if failed := sorted({ran.verb for ran in runs if ran.code != 0}):
+            group.say("exit code", f"check 0, not {', '.join(failed)}", ", ".join(group.stores))
+
+
+def _errors(group: Group, name: str) -> list[str]:
+    """The errors that `verify` finds in the log or the queues of a replica."""
+    rows = group.verified[name].rows if name in group.verified else []
+    codes = {row["code"] for row in rows if row["severity"] == "error"}
+    return sorted(code for code in codes if not code.startswith(ELSEWHERE))
+
+
+def check_walk(group: Group) -> None:
+    """From `check` on, each command prints the next one, until nothing is left to do."""
+    walk = group.folder / "walk"
+    for name in group.stores:
+        copy_tree(group.folder / name, walk / name)
+    command = ["check", *group.stores]
+    for _ in range(MAX_COMMANDS):
+        ran = run(walk, *command, as_json=False)
+        if ran.code == 2:
+            group.say("walk", command[0], f"dledger {' '.join(command)}: {ran.err[:200]}")
+            return
+        lines = ran.out.splitlines()
+        if any(line.startswith("done:") for line in lines):
+            return
+        following = next((line for line in lines if line.startswith("next: dledger ")), None)
+        if following is None:
+            group.say(
+                "walk", command[0], f"dledger {' '.join(command)}: no next command: {ran.out[-100:]}{ran.err[-100:]}"
+            )
+            return
+        before, command = command, shlex.split(following.removeprefix("next: dledger "))
+        if command == before:
+            break
+    group.say("walk", "no end", f"dledger {' '.join(command)}")
 
 
 def check_codes(group: Group) -> None:
@@ -133,9 +185,8 @@ def check_codes(group: Group) -> None:
         group.say("exit code", "lost", "0 with losses")
     if group.verdict is not None and group.verdict.ran.code == 0:
         for name in group.stores:
-            errors = [row["code"] for row in group.verified[name].rows if row["severity"] == "error"]
-            if errors := [each for each in errors if not each.startswith(ELSEWHERE)]:
-                group.say("exit code", "diff 0, verify has errors", f"{name}: {sorted(set(errors))}")
+            if errors := _errors(group, name):
+                group.say("exit code", "diff 0, verify has errors", f"{name}: {errors}")
 
 
 def _queue_damages(group: Group, name: str) -> list[str]:
@@ -365,6 +416,7 @@ def check(group: Group, seed: int) -> list[Contradiction]:
         lambda: check_claims(group),
         lambda: check_start(group),
         lambda: check_codes(group),
+        lambda: check_check(group),
         lambda: check_alone(group),
         lambda: check_all_clear(group),
         lambda: check_result(group),
@@ -372,6 +424,8 @@ def check(group: Group, seed: int) -> list[Contradiction]:
     ]
     if draw.random() < 0.3:
         steps.append(lambda: check_copied(group, draw))
+    if draw.random() < 0.3:
+        steps.append(lambda: check_walk(group))
     for step in steps:
         try:
             step()

@@ -40,14 +40,14 @@ class Crash(AssertionError):
     """A verb raised something that is no error for users."""
 
 
-def run(folder: Path, verb: str, *arguments: object) -> Ran:
-    """Run a verb as in that folder, with --json."""
+def run(folder: Path, verb: str, *arguments: object, as_json: bool = True) -> Ran:
+    """Run a verb as in that folder, by default with --json."""
     out, err = io.StringIO(), io.StringIO()
     before = Path.cwd()
     os.chdir(folder)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([verb, *map(str, arguments), "--json"])
+            code = main([verb, *map(str, arguments), *(["--json"] if as_json else [])])
     except SystemExit as error:
         code = int(error.code or 0)
     except Exception as error:
