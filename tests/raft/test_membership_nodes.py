@@ -27,7 +27,7 @@ from pyspark_dledger.raft.messages import (
     VoteResult,
 )
 from pyspark_dledger.rocketmq.backup import backup
-from pyspark_dledger.rocketmq.jobs.node_files import write_current_term
+from pyspark_dledger.rocketmq.jobs.store_files import write_current_term
 from pyspark_dledger.store.files.node_files import load_members, write_members
 from tests.support.groups import FASTER, HOST, Nodes, data_of, eventually, free_ports, nodes
 from tests.support.one_core import SIZE, OneCore, entry, filled, problem_of

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
-from pyspark_dledger.rocketmq.jobs import direct_file
-from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile, FileWindow
+from pyspark_dledger.rocketmq.jobs import new_files
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile, FileWindow
 from tests.support.generate import COLUMN_NAMES, Row, mq_message, rows_of, write_commitlog
 from tests.support.long_runs import examples
 
@@ -46,7 +46,7 @@ def as_it_is(_patch: pytest.MonkeyPatch) -> None:
 
 def without_the_flag(patch: pytest.MonkeyPatch) -> None:
     """A system without direct I/O."""
-    patch.setattr(direct_file, "_DIRECT", 0)
+    patch.setattr(new_files, "_DIRECT", 0)
 
 
 def refusing_the_flag(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture(autouse=True)
 def _small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small files take many writes."""
-    monkeypatch.setattr(direct_file, "BUFFER_SIZE", BUFFER_SIZE)
+    monkeypatch.setattr(new_files, "BUFFER_SIZE", BUFFER_SIZE)
 
 
 def near_blocks(limit: int) -> st.SearchStrategy[int]:
@@ -187,7 +187,7 @@ def test_a_file_has_the_appended_bytes_and_then_zeros(
 def test_the_size_of_the_buffer_does_not_change_the_file(
     folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, size: int, number: int
 ) -> None:
-    monkeypatch.setattr(direct_file, "BUFFER_SIZE", number * BLOCK)
+    monkeypatch.setattr(new_files, "BUFFER_SIZE", number * BLOCK)
     data, path = some_bytes(size), folder() / "file"
     with written(path, pieces_of(data), size) as file:
         assert read_back(file, [(0, size + 1)]) == [data]
@@ -526,7 +526,7 @@ def test_without_memory_no_file_is_created(tmp_path: Path, monkeypatch: pytest.M
     def none_left(*_: object, **_named: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
-    monkeypatch.setattr(direct_file.mmap, "mmap", none_left)
+    monkeypatch.setattr(new_files.mmap, "mmap", none_left)
     with pytest.raises(OSError, match="no memory"):
         DirectFile(tmp_path / "file")
     assert not (tmp_path / "file").exists()
@@ -537,14 +537,14 @@ def test_a_window_without_memory_leaves_nothing_open(tmp_path: Path, monkeypatch
     with DirectFile(tmp_path / "file") as file:
         file.append(bytes(10))
         file.finish(10)
-        mmap, given = direct_file.mmap.mmap, iter(range(10))
+        mmap, given = new_files.mmap.mmap, iter(range(10))
 
         def one_left(*size: int) -> object:
             if next(given):
                 raise OSError(errno.ENOMEM, "no memory")
             return mmap(*size)
 
-        monkeypatch.setattr(direct_file.mmap, "mmap", one_left)
+        monkeypatch.setattr(new_files.mmap, "mmap", one_left)
         with pytest.raises(OSError, match="no memory"):
             next(file.read([(0, 10)]))
 

@@ -32,8 +32,8 @@ from pyspark_dledger.log.io import remote_fs
 from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
-from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
 from pyspark_dledger.rocketmq.jobs.manifest import read_manifest
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
 from pyspark_dledger.rocketmq.jobs.target_folder import new_file
 from pyspark_dledger.rocketmq.work_parts import map_here
 from pyspark_dledger.spark.tasks import map_on
@@ -58,7 +58,7 @@ SMALL = {"maxPartitionBytes": "65536"}
 KILLED = """
 import os, signal, sys
 from pyspark_dledger.rocketmq.export import export, parquet
-from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
 count = 0
 def dying(call):
     def called(*args):

@@ -24,11 +24,10 @@ from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.log.io.queue_files import queues, read_units
 from pyspark_dledger.log.io.queue_units import is_filler
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
-from pyspark_dledger.rocketmq.export import export
-from pyspark_dledger.rocketmq.export.commit_log import commit_log_part, offsets
-from pyspark_dledger.rocketmq.export.commit_log.commit_log_form import CommitLogForm
-from pyspark_dledger.rocketmq.export.commit_log.offsets import FILLER_TOPIC, MIN_FILLER_SIZE
-from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
+from pyspark_dledger.rocketmq.export import commit_log_part, export
+from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
+from pyspark_dledger.rocketmq.export.commit_log_part import FILLER_TOPIC, MIN_FILLER_SIZE
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
 from pyspark_dledger.rocketmq.work_parts import map_here
 from tests.support import golden
 from tests.support.generate import (
@@ -501,14 +500,14 @@ def test_a_message_that_changes_after_it_was_checked_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, at: int, text: str
 ) -> None:
     store = three_files(tmp_path / "store")
-    message_runs = offsets.message_runs
+    message_runs = commit_log_part.message_runs
 
     def changed(*given: Any) -> Any:
         for run in message_runs(*given):
             change(Path(store.segments[0].path), at)
             yield run
 
-    monkeypatch.setattr(offsets, "message_runs", changed)
+    monkeypatch.setattr(commit_log_part, "message_runs", changed)
     with pytest.raises(StoreError, match=text):
         export(tmp_path / "store", tmp_path / "target", "commitlog", engine=engine)
     assert not list((tmp_path / "target").rglob("0*"))

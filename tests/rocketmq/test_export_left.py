@@ -15,7 +15,7 @@ import pytest
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import Keys
 from pyspark_dledger.rocketmq.export import export
-from pyspark_dledger.rocketmq.export.commit_log.commit_log_form import CommitLogForm
+from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.export.forms import ExportReport
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from tests.support.attempts import run_at_once

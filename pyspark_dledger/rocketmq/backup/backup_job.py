@@ -25,11 +25,17 @@ from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_ter
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.backup.log_copy import PROGRESS_FOLDER, ExpiredError, LogCopy, LogRange
 from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, Manifest, read_manifest, write_manifest
-from pyspark_dledger.rocketmq.backup.member_files import MemberFiles, serves_messages
-from pyspark_dledger.rocketmq.jobs.block_file import FileBlocks
-from pyspark_dledger.rocketmq.jobs.node_files import index_file_size
+from pyspark_dledger.rocketmq.backup.member_copy import (
+    PROGRESS_FOLDER,
+    ExpiredError,
+    LogCopy,
+    LogRange,
+    MemberFiles,
+    serves_messages,
+)
+from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks
+from pyspark_dledger.rocketmq.jobs.store_files import index_file_size
 from pyspark_dledger.rocketmq.jobs.target_folder import check_apart, locked_folder
 from pyspark_dledger.rocketmq.work_parts import Progress
 

@@ -31,15 +31,15 @@ from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
-from pyspark_dledger.rocketmq.backup.log_copy import entry_ranges
 from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, NODE, ROOT, Manifest
 from pyspark_dledger.rocketmq.backup.manifest import read_manifest as read_backup
+from pyspark_dledger.rocketmq.backup.member_copy import entry_ranges
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.store_lock import ABORT
-from pyspark_dledger.rocketmq.jobs.block_file import FileBlocks, read_blocks, write_blocks
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport, read_manifest
-from pyspark_dledger.rocketmq.jobs.node_files import write_checkpoint, write_current_term, write_index
+from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks, read_blocks, write_blocks
+from pyspark_dledger.rocketmq.jobs.store_files import write_checkpoint, write_current_term, write_index
 from pyspark_dledger.rocketmq.jobs.target_folder import FINISHED, locked_folder, new_file
 from pyspark_dledger.rocketmq.work_parts import Progress, map_here
 

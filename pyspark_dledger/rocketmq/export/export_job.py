@@ -12,24 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.healed_store import open_store
+from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units.stored import is_selected
 from pyspark_dledger.rocketmq.export import forms
 from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, FinishReport, Form
-from pyspark_dledger.rocketmq.export.lake.append import append_new
+from pyspark_dledger.rocketmq.export.lake_append import append_new
 from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
-from pyspark_dledger.rocketmq.export.lost_count import count_lost
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import PartReport, not_ours
 from pyspark_dledger.rocketmq.jobs.target_folder import absolute_path, check_apart, locked_folder, target_path
+from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_ranges
+from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of, lost_messages
 from pyspark_dledger.rocketmq.work_parts import MapParts, Progress, map_here
 
 _FORMS = {
-    "commitlog": "commit_log.commit_log_form.CommitLogForm",
+    "commitlog": "commit_log_form.CommitLogForm",
     "parquet": "parquet.ParquetForm",
     "jsonl": "json_lines.JsonLinesForm",
 }
@@ -201,3 +205,25 @@ def _filters(options: ReadOptions) -> Iterator[str]:
     yield from (name for name, value in times if value is not None)
     if options.mode == "DROPMALFORMED":
         yield "mode=DROPMALFORMED"
+
+
+def count_lost(log: StoreView, options: ReadOptions, start: int, end: int) -> tuple[int, bool]:
+    """How many messages are lost that `options` select of ``[start, end)``, and whether that is all.
+
+    Scans the range again. Units that cannot be read are no witnesses.
+    """
+    found = lost_messages(log, damaged_ranges(log, start, end), ignore_error)
+    selected = [_is_wanted(lost, options) for lost in found]
+    count, is_all = count_of(lost for lost, is_wanted in zip(found, selected, strict=True) if is_wanted)
+    return count, is_all and None not in selected
+
+
+def _is_wanted(lost: LostMessage, options: ReadOptions) -> bool | None:
+    """Whether the options select a lost message; None if too little is known of it."""
+    if options.topic is None and options.queue_id is None and options.tags is None:
+        return True
+    if lost.topic is None or lost.queue_id is None or (options.tags is not None and lost.tags_code is None):
+        return None
+    tags = options.tags
+    has_tag = tags is None or lost.tags_code in {java_hash(tag) for tag in tags}
+    return is_selected(lost.topic, lost.queue_id, options) and has_tag

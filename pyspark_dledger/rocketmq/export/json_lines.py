@@ -19,9 +19,9 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.rocketmq.export.forms import ExportSettings, Form
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
-from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
-from pyspark_dledger.rocketmq.jobs.target_folder import ChecksumFile, file_report, new_file, read_back_error
+from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, file_report, read_back_error
+from pyspark_dledger.rocketmq.jobs.target_folder import new_file
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView

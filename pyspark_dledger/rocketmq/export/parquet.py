@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,9 @@ from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
 from pyspark_dledger.rocketmq.export.log_range import partitions_of
-from pyspark_dledger.rocketmq.export.topic_days import by_topic_and_day
 from pyspark_dledger.rocketmq.jobs.manifest import PARQUET_MANIFEST, FileReport, PartReport, write_parquet_manifest
-from pyspark_dledger.rocketmq.jobs.target_folder import ChecksumFile, file_report, new_file, read_back_error
+from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, file_report, read_back_error
+from pyspark_dledger.rocketmq.jobs.target_folder import new_file
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -370,3 +371,36 @@ def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
     if not len(array):
         return np.zeros(1, np.int32)
     return np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+
+
+_DAY_US = 24 * 3600 * 1_000_000
+_EPOCH = date(1970, 1, 1)
+
+
+class TopicDay(NamedTuple):
+    """A topic, and a day in days since 1970. None for rows without."""
+
+    topic: str | None
+    day: int | None
+
+    @property
+    def iso_day(self) -> str | None:
+        """The day as ``YYYY-MM-DD``."""
+        return None if self.day is None else (_EPOCH + timedelta(days=self.day)).isoformat()
+
+
+def by_topic_and_day(batch: pa.RecordBatch) -> Iterator[tuple[TopicDay, pa.RecordBatch]]:
+    """The rows of a batch for each topic and day, in the order of their first rows."""
+    if not batch.num_rows:
+        return
+    topics = batch["topic"].dictionary_encode()
+    names = [*topics.dictionary.to_pylist(), None]
+    times = batch["storeTimestamp"]
+    numbers, day = np.unique(np.asarray(times.cast(pa.int64()).fill_null(0)) // _DAY_US, return_inverse=True)
+    days = [*numbers.tolist(), None]
+    day = np.where(np.asarray(times.is_null()), len(numbers), day.astype(np.int64))
+    key = np.asarray(topics.indices.cast(pa.int64()).fill_null(len(names) - 1)) * len(days) + day
+    groups, firsts = np.unique(key, return_index=True)
+    for group in groups[np.argsort(firsts)].tolist():
+        rows = batch if len(groups) == 1 else batch.take(pa.array(np.flatnonzero(key == group)))
+        yield TopicDay(names[group // len(days)], days[group % len(days)]), rows

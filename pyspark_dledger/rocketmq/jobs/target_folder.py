@@ -8,19 +8,16 @@ file that a part leaves for the end of the job. Spark and Hive ignore names that
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from pyspark_dledger.common.durable import cannot_write, full_disk, make_dir, sync_dir, write_all
+from pyspark_dledger.common.durable import cannot_write, full_disk, make_dir, sync_dir
 from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError, StoreInUseError, UnreadableError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.log.io.files import is_remote_path, path_of, unreadable
 from pyspark_dledger.log.io.store_paths import with_data_dirs
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING, written_here
@@ -33,7 +30,6 @@ FINISHED = "finished"
 
 _PART = "part-{:05d}"
 _TEMPORARY = "tmp"
-_BLOCK_BYTES = 8 * 1024 * 1024
 _STORE_FOLDERS = ("consumequeue", "batchconsumequeue", "index", "config")
 # A page of a mapped file that has holes needs this much memory of a tmpfs, which can be full.
 _FULL_BELOW = 64 * 1024
@@ -191,62 +187,9 @@ def new_file(target: Path, path: str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-class ChecksumFile(io.RawIOBase):
-    """A new file that computes the CRC-32 of the bytes written to it."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.crc32 = 0
-        self._file = file.open("xb", buffering=0)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        """Write all of `data`. Raises OSError."""
-        view = memoryview(data).cast("B")
-        self.crc32 = crc32(view, self.crc32)
-        write_all(self._file.fileno(), view)
-        return len(view)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def file_report(file: Path, path: str, rows: int) -> FileReport:
-    """The report of a file that will be at `path`, by reading all of it. Raises OSError."""
-    crc = size = 0
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            crc = crc32(block, crc)
-            size += len(block)
-    return FileReport(path, size, crc, rows)
-
-
-def read_back_error(path: str, expected: str, found: str) -> StoreError:
-    """An error for a file that differs from what was written to it."""
-    return StoreError(
-        f"{path}: the file differs when read back: expected {expected}, found {found}: check the disk and the memory "
-        "of this machine, and try again"
-    )
-
-
 def has_file(target: Path, file: FileReport) -> bool:
     """Whether a file exists with its size."""
     try:
         return (target / file.path).stat().st_size == file.size
     except OSError:
         return False
-
-
-def left_file(target: Path, file: FileReport) -> Path:
-    """The path of the file that a part left. Raises StoreError if it changed."""
-    path = target / file.path
-    found = file_report(path, file.path, file.rows)
-    if found != file:
-        raise StoreError(
-            f"{path}: expected {file.size} bytes with CRC-32 {file.crc32:08x}, found {found.size} with "
-            f"{found.crc32:08x}: check the disk; delete the file to write its part again"
-        )
-    return path

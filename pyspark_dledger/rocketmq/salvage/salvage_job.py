@@ -45,14 +45,14 @@ from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_finding
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.export_job import export
 from pyspark_dledger.rocketmq.index_file.tag_units import has_tag_units
-from pyspark_dledger.rocketmq.jobs import broker_files, node_files
+from pyspark_dledger.rocketmq.jobs import store_files
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import PartReport, parsed, read_json
+from pyspark_dledger.rocketmq.jobs.new_files import left_file
 from pyspark_dledger.rocketmq.jobs.target_folder import (
     FINISHED,
     absolute_path,
     check_apart,
-    left_file,
     locked_folder,
     target_errors,
     target_path,
@@ -60,8 +60,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
 from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
-from pyspark_dledger.rocketmq.salvage.left_units import IndexUnits, load_left
-from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, write_file
+from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, IndexUnits, load_left, write_file
 from pyspark_dledger.rocketmq.work_parts import MapParts, Progress, map_here
 
 _VERB = "salvage"
@@ -288,7 +287,7 @@ class _Sources:
         return found
 
     def node(self) -> str:
-        return node_files.check_node_id(self.request.node or self.stores[0].paths.node)
+        return store_files.check_node_id(self.request.node or self.stores[0].paths.node)
 
 
 def _state_of(path: str) -> tuple[int, int] | None:
@@ -363,7 +362,7 @@ class _Salvage:
 
     def _finish(self, plan: SalvagePlan, reports: Sequence[PartReport]) -> Iterator[str]:
         """Write all other files; runs again from its start if it was interrupted. Returns notes."""
-        roots = broker_files.roots_of(self._sources.stores)
+        roots = store_files.roots_of(self._sources.stores)
         _write_rows(self._target / LOST_FILE, lost_rows(plan, roots))
         _write_rows(self._target / DECIDED_FILE, chosen_rows(plan))
         log = plan.log(DLEDGER)
@@ -374,26 +373,26 @@ class _Salvage:
             leader = self._sources.stores[plain.leader]
             # With a chosen log, others can have diverged.
             others = self._sources.stores if self._sources.request.log_of is None else []
-            yield from broker_files.write_epochs([leader, *others], plain.end, self._target)
-        broker_files.clear(self._target)
+            yield from store_files.write_epochs([leader, *others], plain.end, self._target)
+        store_files.clear(self._target)
         if self._unit_spec is not None:
             result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
             units = (each for _, each in self._left(reports) if each is not None)
-            root, sizes = broker_files.root_with_queues(roots), broker_files.sizes_of(roots)
-            built = broker_files.build_queues_and_index(units, result, self._target, sizes, root)
+            root, sizes = store_files.root_with_queues(roots), store_files.sizes_of(roots)
+            built = store_files.build_queues_and_index(units, result, self._target, sizes, root)
             yield from builder.notes_of_queues(built)
-        yield from broker_files.copy_config(roots, self._target)
+        yield from store_files.copy_config(roots, self._target)
         if self._sources.request.topics_from_log:
-            yield from broker_files.write_topics(roots, self._target)
-        yield from broker_files.notes_of_left_out(roots, "salvaged")
+            yield from store_files.write_topics(roots, self._target)
+        yield from store_files.notes_of_left_out(roots, "salvaged")
         sync_dir(self._target)
 
     @cached_property
     def _unit_spec(self) -> UnitSpec | None:
         """What to extract from the log for queues and keys; None if no source has queues, and nothing needs them."""
         stores, request = self._sources.stores, self._sources.request
-        roots = broker_files.roots_of(stores)
-        root = broker_files.root_with_queues(roots)
+        roots = store_files.roots_of(stores)
+        root = store_files.root_with_queues(roots)
         if root is None and not request.topics_from_log and not any(map(is_of_controller_mode, roots)):
             return None
         has_tags = any(map(has_tag_units, stores))
@@ -413,10 +412,10 @@ class _Salvage:
         node_dir = self._target / f"dledger-{node}"
         shutil.rmtree(node_dir / "index", ignore_errors=True)
         chunks = (index.tobytes() for index, _ in self._left(reports) if len(index))
-        node_files.write_index(node_dir / "index", log.first_index, chunks, node_files.index_file_size(stores))
-        node_files.write_checkpoint(node_dir, committed_index(plan, log), log.last_index)
-        term, note = node_files.current_term(stores, node, log.last_term)
-        node_files.write_current_term(node_dir, term)
+        store_files.write_index(node_dir / "index", log.first_index, chunks, store_files.index_file_size(stores))
+        store_files.write_checkpoint(node_dir, committed_index(plan, log), log.last_index)
+        term, note = store_files.current_term(stores, node, log.last_term)
+        store_files.write_current_term(node_dir, term)
         if note is not None and self._is_result:
             yield note
 

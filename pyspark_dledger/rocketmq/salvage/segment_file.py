@@ -1,6 +1,9 @@
 """Writes one file of a restored log: copies its pieces from their donors, adds fillers, and reads it back.
 
-As Java writes it: entries from the start, a blank where the log continues in the next file, and zeros.
+As Java writes it: entries from the start, a blank where the log continues in the next file, and zeros. Fillers are
+rolled-back messages, which are in no queue and in no index: brokers read them like any message and pass over them
+(``CommitLogDispatcherBuildConsumeQueue``, ``IndexService.buildIndex`` of RocketMQ 4.9.8 and 5.3.3). A task leaves the
+units of its entries in a file: the files of index, ConsumeQueues and keys are written from them after all tasks.
 """
 
 from __future__ import annotations
@@ -8,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import BytesIO, RawIOBase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
 from pyspark_dledger.format.column_values import values_of
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
@@ -24,9 +28,11 @@ from pyspark_dledger.format.layout import (
     BLANK,
     ENTRY_HEADER_SIZE,
     INDEX_UNIT,
+    MAGIC_NORMAL,
     MAX_ENTRY_SIZE,
     MESSAGE_MAGIC_BLANK,
     MIN_BLANK_SIZE,
+    MIN_MESSAGE_SIZE,
     segment_name,
 )
 from pyspark_dledger.format.message import STORED_SIZE, store_timestamp
@@ -34,27 +40,73 @@ from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.log.io.salvage_fillers import TOPIC
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
-from pyspark_dledger.rocketmq.jobs.direct_file import DirectFile, FileWindow
+from pyspark_dledger.rocketmq.export.commit_log_part import filler_message, filler_messages
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
-from pyspark_dledger.rocketmq.jobs.target_folder import (
-    ChecksumFile,
-    left_path,
-    new_file,
-    read_back_error,
-    source_errors,
+from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, FileWindow, Span, spans_of
+from pyspark_dledger.rocketmq.jobs.target_folder import left_path, new_file, source_errors
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
+    DispatchedUnits,
+    UnitSpec,
+    read_units,
+    save_units,
+    units_of_chunk,
 )
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, units_of_chunk
-from pyspark_dledger.rocketmq.salvage.fillers import entry_filler, message_fillers
-from pyspark_dledger.rocketmq.salvage.left_units import index_units, save_left
+
+_TOPIC = TOPIC.encode()
+MIN_SIZE = MIN_MESSAGE_SIZE + 1
+"""Bytes of the smallest filler: its topic has one character."""
+
+
+def entry_filler(lost: LostEntry, has_messages: bool, store_timestamp: int) -> bytes:
+    """The DLedger entry for a lost one. Its body is a message if the log has messages and it fits, else zeros."""
+    start, end = lost.pos + ENTRY_HEADER_SIZE, lost.pos + lost.size
+    is_message = has_messages and end - start >= MIN_SIZE
+    body = filler_message(_TOPIC, start, end, store_timestamp) if is_message else bytes(end - start)
+    return encode_entry(lost.index, lost.term, lost.pos, body)
+
+
+def message_fillers(lost: LostEntry, store_timestamp: int) -> bytes:
+    """Messages of a CommitLog that fill the extent of lost ones, which is at least `MIN_SIZE` long."""
+    return b"".join(filler_messages(_TOPIC, lost.pos, lost.pos + lost.size, store_timestamp))
+
+
+IndexUnits = npt.NDArray[Any]
+
+
+def index_units(batch: pa.RecordBatch) -> IndexUnits:
+    """The DLedger index units of entries."""
+    units = np.zeros(len(batch), record_dtype(INDEX_UNIT))
+    units["magic"] = MAGIC_NORMAL
+    for name in ("pos", "size", "index", "term"):
+        units[name] = values_of(batch[name])
+    return units
+
+
+def save_left(file: RawIOBase, index: IndexUnits, units: DispatchedUnits | None) -> None:
+    """Write the units of some entries; `units` is None in all calls, or in none. Raises OSError."""
+    data = BytesIO()  # numpy reports a full disk without its error number
+    np.save(data, index, allow_pickle=False)
+    file.write(data.getbuffer())
+    if units is not None:
+        save_units(file, units)
+
+
+def load_left(path: Path, has_units: bool) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
+    """The arguments of each `save_left` in order."""
+    with path.open("rb") as file:
+        while file.peek(1):
+            index = np.load(file, allow_pickle=False)
+            yield index, read_units(file) if has_units else None
+
 
 _COPY_BYTES = 1024 * 1024
-_SPAN_BYTES = 32 * 1024 * 1024
 _BLANK = record_struct(BLANK)
 _CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem", "problemCode")
 _NO_UNITS = np.empty(0, record_dtype(INDEX_UNIT))
@@ -82,14 +134,6 @@ class FilePart:
     units: UnitSpec | None = field(default=None, repr=False)
 
 
-class _Span(NamedTuple):
-    """Bytes ``[start, end)`` of a file; ``crc`` is the CRC-32 of the file up to ``end``."""
-
-    start: int
-    end: int
-    crc: int
-
-
 def write_file(part: FilePart, number: int, target: Path) -> PartReport:
     """Write a file, and the units of its entries for `left_units.load_left`, and read the file back.
 
@@ -98,7 +142,7 @@ def write_file(part: FilePart, number: int, target: Path) -> PartReport:
     with ExitStack() as opened:
         temporary = opened.enter_context(new_file(target, part.path))
         file = opened.enter_context(DirectFile(temporary))
-        spans = list(_copied(part, file))
+        spans = list(spans_of((data, 0) for data in _written(part, file)))
         file.finish(part.size)
         unit_file = opened.enter_context(new_file(target, left_path(number)))
         with ChecksumFile(unit_file) as stream:
@@ -110,18 +154,11 @@ def write_file(part: FilePart, number: int, target: Path) -> PartReport:
     return PartReport(number, rows, lost, (), (file_written,), part.size, problems=problems, left=left)
 
 
-def _copied(part: FilePart, file: DirectFile) -> Iterator[_Span]:
-    """Write the file up to its zeros. Returns its spans."""
-    start = end = crc = 0
+def _written(part: FilePart, file: DirectFile) -> Iterator[memoryview]:
+    """Write the file up to its zeros."""
     for data in _contents(part, file):
-        crc = crc32(data, crc)
+        yield data
         file.advance(len(data))
-        end += len(data)
-        if end - start >= _SPAN_BYTES:
-            yield _Span(start, end, crc)
-            start = end
-    if start < end:
-        yield _Span(start, end, crc)
 
 
 def _contents(part: FilePart, target: DirectFile) -> Iterator[memoryview]:
@@ -171,7 +208,7 @@ def _reserved(target: DirectFile, data: bytes) -> memoryview:
     return memory
 
 
-def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream: ChecksumFile) -> tuple[int, int]:
+def _read_back(part: FilePart, file: DirectFile, spans: Sequence[Span], stream: ChecksumFile) -> tuple[int, int]:
     """Read the file, and write the units of its entries to a stream.
 
     Returns the numbers of entries, and of those that are damaged as planned.
@@ -179,13 +216,9 @@ def _read_back(part: FilePart, file: DirectFile, spans: Sequence[_Span], stream:
     Raises StoreError unless the file has the written bytes, which are the planned entries, all intact.
     """
     at, log_end = start_of(part.extents[0]), end_of(part.extents[-1])
-    rows = problems = crc = 0
+    rows = problems = 0
     # An entry that begins in a span can end after it.
-    windows = file.read([(span.start, max(span.end, _limited(part, span.end + MAX_ENTRY_SIZE))) for span in spans])
-    for span, window in zip(spans, windows, strict=True):
-        crc = crc32(window.data(span.start, span.end), crc)
-        if crc != span.crc or window.end < span.end:
-            raise read_back_error(part.path, f"CRC-32 {span.crc:08x} up to {span.end}", f"{crc:08x}")
+    for span, window in file.read_back(part.path, spans, lambda end: _limited(part, end + MAX_ENTRY_SIZE)):
         stop = part.base + _limited(part, span.end)
         if at < stop:
             batch, units = _entries(part, window, at, stop)

@@ -21,15 +21,17 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, TailOffset, stream_options
 from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings
-from pyspark_dledger.rocketmq.export.lake.delta import DeltaLake
-from pyspark_dledger.rocketmq.export.lake.iceberg import IcebergTable
-from pyspark_dledger.rocketmq.export.lake.position import (
+from pyspark_dledger.rocketmq.export.lake_delta import DeltaLake
+from pyspark_dledger.rocketmq.export.lake_iceberg import IcebergTable
+from pyspark_dledger.rocketmq.export.lake_table import (
+    PARTITION_COLUMNS,
+    ConflictError,
     LakePosition,
+    LakeTable,
     check_same_log,
     filters_checksum,
     first_offset,
 )
-from pyspark_dledger.rocketmq.export.lake.table import PARTITION_COLUMNS, ConflictError, LakeTable
 from pyspark_dledger.rocketmq.jobs.target_folder import check_apart
 from pyspark_dledger.rocketmq.work_parts import Progress
 

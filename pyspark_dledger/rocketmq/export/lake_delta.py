@@ -10,8 +10,13 @@ import pyarrow as pa
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.rocketmq.export.forms import ExportSettings
-from pyspark_dledger.rocketmq.export.lake.position import NAMES, LakePosition, position_from_numbers
-from pyspark_dledger.rocketmq.export.lake.table import ConflictError, table_errors
+from pyspark_dledger.rocketmq.export.lake_table import (
+    NAMES,
+    ConflictError,
+    LakePosition,
+    position_from_numbers,
+    table_errors,
+)
 from pyspark_dledger.rocketmq.export.parquet import MAX_NAME_BYTES, folder_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How far a table has a log, and whether a store has that log.
+"""The interface of a table that a log is appended to, how far it has a log, and whether a store has that log.
 
 The position is in the table, in the same commit as the rows. A run that is killed has committed both or none.
 """
@@ -7,15 +7,66 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
-from pyspark_dledger.errors import StoreError
+import pyarrow as pa
+
+from pyspark_dledger.common.uris import without_secrets
+from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.entry_ref import entry_ref
 from pyspark_dledger.log.tail.tail import NOTHING, TailOffset
+
+PARTITION_COLUMNS = ("topic", "storeTimestamp")
+"""The columns that the partitions of a table are made of."""
+
+
+class ConflictError(Exception):
+    """Another writer changed the table after it was loaded. Nothing was appended."""
+
+
+class LakeTable(Protocol):
+    """A table as it was loaded last.
+
+    What `position` returns and what `append` commits on is the same version: else two runs could append the same rows.
+    """
+
+    place: str | None
+    """The path or URL below which its files are, if it is known before they are written."""
+
+    def load(self, schema: pa.Schema) -> None:
+        """Load the current version. A table that does not exist is created, for rows of `schema`."""
+
+    def position(self) -> LakePosition | None:
+        """The position in the loaded version."""
+
+    def append(self, rows: Sequence[pa.RecordBatch], schema: pa.Schema, position: LakePosition) -> None:
+        """Append rows and set the position in one commit on the loaded version.
+
+        Columns of `schema` that the table lacks are added. Raises ConflictError if the position may have changed.
+        """
+
+
+@contextmanager
+def table_errors(table: str) -> Iterator[None]:
+    """Raises errors of a table's library as StoreError. These are of any class."""
+    try:
+        yield
+    except (DLedgerError, ConflictError):
+        raise
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"{table}: expected the package {error.name}, found none: pip install 'pyspark_dledger[iceberg,delta]'"
+        ) from error
+    except Exception as error:
+        text = without_secrets(str(error))
+        raise StoreError(f"{table}: the table cannot be used ({type(error).__name__}: {text})") from error
+
 
 _VERSION = 1
 _OFFSETS = ("last", "first")

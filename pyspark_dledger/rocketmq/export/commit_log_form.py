@@ -1,30 +1,50 @@
 """The export form ``commitlog``: a store for a broker without DLedger.
 
 Each file of the log becomes a CommitLog file of the same name and size. Messages keep everything but their physical
-offset. They always fit, because the 48 bytes of an entry before each message go away; RocketMQ's own filler ends the
-file. ConsumeQueues, index, checkpoint and configuration are exported as well.
+offset. They always fit, because the 48 bytes of an entry before each message go away. Messages follow each other from
+the start of the file. After the last one, a filler (``int`` bytes up to the end of the file, ``int`` -875286124) says
+that the log continues in the next file; the last file of the log ends in zeros. Each file has its full size, which
+brokers require, and is sparse. ConsumeQueues, index, checkpoint and configuration are exported as well. Source:
+RocketMQ 5.3.3 ``CommitLog``, ``MappedFileQueue.load``.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
+
+from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
-from pyspark_dledger.format.layout import segment_name
-from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, segment_name
+from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
-from pyspark_dledger.rocketmq.export.commit_log.commit_log_file import write_empty_file, write_part
-from pyspark_dledger.rocketmq.export.commit_log.commit_log_part import FILLERS, MOVED, VERSION_2, FilePart
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, all_rows, part_of
+from pyspark_dledger.rocketmq.export.commit_log_part import (
+    FILLERS,
+    MOVED,
+    VERSION_2,
+    FilePart,
+    OutputBytes,
+    PartOutcome,
+    is_intact,
+    pieces_of_file,
+)
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
-from pyspark_dledger.rocketmq.jobs import broker_files
+from pyspark_dledger.rocketmq.jobs import store_files
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
-from pyspark_dledger.rocketmq.jobs.target_folder import left_file
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile, Span, file_report, left_file, spans_of
+from pyspark_dledger.rocketmq.jobs.target_folder import left_path, new_file
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
     BuildSettings,
@@ -32,7 +52,7 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
     batch_topics_of,
     notes_of_queues,
 )
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec, load_units
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec, load_units, save_units, units_of_chunk
 
 _MAX_FILE_SIZE = 2**31 - 1
 # Missing files of the log become sparse files of full size, up to this number.
@@ -78,22 +98,22 @@ class CommitLogForm(Form):
         Raises StoreError for a log without messages.
         """
         parts = self._parts(log, settings, None)
-        broker_files.clear(target)
+        store_files.clear(target)
         empty = list(_empty_files(parts, reports, target))
         counts = sum((Counter(report.counts) for report in reports), Counter[str]())
-        roots = broker_files.roots_of([log])
-        sizes = broker_files.sizes_of(roots)
+        roots = store_files.roots_of([log])
+        sizes = store_files.sizes_of(roots)
         built = None
         if settings.commit_log_only:
-            broker_files.write_abort(target)
+            store_files.write_abort(target)
         else:
             messages = sum(report.rows for report in reports) + counts[FILLERS]
             built = _built(log, target, sizes, reports, messages, _keep_from(log, settings))
-        config = list(broker_files.copy_config(roots, target))
+        config = list(store_files.copy_config(roots, target))
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(built, target), *config]
-        notes += broker_files.notes_of_left_out(roots, "exported")
-        conf = broker_files.broker_conf(target, parts[0].segment.size, sizes)
-        return FinishReport((*empty, *broker_files.small_files(target)), tuple(notes), conf)
+        notes += store_files.notes_of_left_out(roots, "exported")
+        conf = store_files.broker_conf(target, parts[0].segment.size, sizes)
+        return FinishReport((*empty, *store_files.small_files(target)), tuple(notes), conf)
 
 
 def _built(
@@ -107,7 +127,7 @@ def _built(
     """Queues and index, from what the parts left. Raises StoreError if that does not have that many messages."""
     result = StoreView(str(target / "commitlog"), ReadOptions(engine=log.engine.NAME))
     left = (load_units(left_file(target, report.left)) for report in reports if report.left is not None)
-    built = broker_files.build_queues_and_index(chain.from_iterable(left), result, target, sizes, keep_from)
+    built = store_files.build_queues_and_index(chain.from_iterable(left), result, target, sizes, keep_from)
     found = built.messages + built.skipped
     if found != messages:
         raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
@@ -247,4 +267,134 @@ def _notes_of_broker(built: BuildReport | None, target: Path) -> Iterator[str]:
         yield (
             "no config/*.json was found with the log: before it serves consumers, the broker needs topics, "
             "subscription groups and consumer offsets"
+        )
+
+
+FOLDER = "commitlog"
+
+_FILLER = struct.Struct(">ii")
+_CHECKED_COLUMNS = ("kind", "pos", "size", "problem", "problemCode")
+
+
+class _NoMessage(Exception):
+    """The file would have no message, so it is not written."""
+
+
+def file_name(base: int) -> str:
+    """The path of the file that begins at position `base` of the log, relative to the storePathRootDir."""
+    return f"{FOLDER}/{segment_name(base)}"
+
+
+def write_part(part: FilePart, number: int, target: Path) -> PartReport:
+    """Write the file of a part, if the part has messages that can be written.
+
+    Raises StoreError if the source cannot be read or the file differs when it is read back, MalformedError with
+    mode=FAILFAST, OSError.
+    """
+    outcome = PartOutcome()
+    file: FileReport | None = None
+    left: FileReport | None = None
+    if part.hole is not None:
+        outcome.skipped = 1
+        outcome.skip_line(part.segment.base, None, part.hole)
+    else:
+        with suppress(_NoMessage):
+            file, left = _write_file(part, outcome, number, target)
+    return PartReport(
+        number,
+        outcome.rows,
+        outcome.skipped,
+        tuple(outcome.first_skipped),
+        (file,) if file is not None else (),
+        part.end - part.start,
+        notes=tuple(outcome.notes),
+        counts=dict(outcome.counts),
+        left=left,
+    )
+
+
+def write_empty_file(target: Path, base: int, size: int, is_last: bool) -> FileReport:
+    """Write a file without messages: brokers skip it or, if it is the last, append to it."""
+    path = file_name(base)
+    with new_file(target, path) as temporary, DirectFile(temporary) as file:
+        spans = list(_end_file(file, Span(0, 0, 0), size, is_last))
+        for _ in file.read_back(path, spans):
+            pass
+    return FileReport(path, size, spans[-1].crc if spans else 0, 0)
+
+
+def _write_file(
+    part: FilePart, outcome: PartOutcome, number: int, target: Path
+) -> tuple[FileReport, FileReport | None]:
+    """Write the file, and the units for queues and index if they are built. Raises _NoMessage."""
+    path, engine = file_name(part.segment.base), get_engine(part.engine)
+    with ExitStack() as opened:
+        temporary = opened.enter_context(new_file(target, path))
+        file = opened.enter_context(DirectFile(temporary))
+        spans = list(spans_of(_written(file, pieces_of_file(part, outcome, file.reserve))))
+        if not spans:
+            raise _NoMessage
+        spans += _end_file(file, spans[-1], part.segment.size, part.is_last)
+        checked = _checked(engine, file, path, part, spans)
+        left = None
+        if part.units is None:
+            for _ in checked:
+                pass
+        else:
+            left_temporary = opened.enter_context(new_file(target, left_path(number)))
+            with left_temporary.open("xb") as stream:
+                for request, batch in checked:
+                    chunk = part_of(engine, request, batch, **part.units.arguments)
+                    save_units(stream, units_of_chunk(part.units, chunk))
+            sync_file(left_temporary)
+            messages = sum(span.rows for span in spans)
+            left = file_report(left_temporary, left_path(number), messages)
+    return FileReport(path, part.segment.size, spans[-1].crc, outcome.rows), left
+
+
+def _written(file: DirectFile, pieces: Iterator[OutputBytes]) -> Iterator[tuple[memoryview, int]]:
+    """Write the messages."""
+    for piece in pieces:
+        yield piece.data, piece.messages
+        if piece.is_in_place:
+            file.advance(len(piece.data))
+        else:
+            file.append(piece.data)
+
+
+def _end_file(file: DirectFile, last: Span, size: int, is_last: bool) -> Iterator[Span]:
+    """Write the filler if another file follows, extend the file to its size, and sync it."""
+    if not is_last:
+        filler = _FILLER.pack(size - last.end, MESSAGE_MAGIC_BLANK)
+        file.append(filler)
+        yield Span(last.end, last.end + len(filler), crc32(filler, last.crc))
+    file.finish(size)
+
+
+def _checked(
+    engine: Engine, file: DirectFile, path: str, part: FilePart, spans: list[Span]
+) -> Iterator[tuple[ScanRequest, pa.RecordBatch]]:
+    """The rows of each span as read back. Raises StoreError unless they are contiguous intact messages."""
+    columns = _CHECKED_COLUMNS if part.units is None else tuple(dict.fromkeys((*DISPATCHED_COLUMNS, *_CHECKED_COLUMNS)))
+    base = part.segment.base
+    for span, window in file.read_back(path, spans):
+        if not span.rows:
+            continue
+        segment = Segment.local(window.path, path, base + window.start, window.end - window.start, COMMITLOG)
+        request = ScanRequest(segment, base + span.start, base + span.end, columns, end_is_boundary=True)
+        batch = all_rows(engine, request)
+        _check_messages(path, batch, request.end, span.rows)
+        yield request, batch
+
+
+def _check_messages(path: str, batch: pa.RecordBatch, end: int, messages: int) -> None:
+    """Raises StoreError unless the rows are that many intact messages and end at position `end` of the log."""
+    if not is_intact(batch):
+        bad = next(row for row in batch.to_pylist() if row["kind"] != "message" or row["problem"])
+        raise StoreError(f"{path}: expected intact messages, found at {bad['pos']}: {bad['problem']}")
+    last = batch["pos"][-1].as_py() + batch["size"][-1].as_py() if len(batch) else None
+    if (len(batch), last) != (messages, end):
+        raise StoreError(
+            f"{path}: expected {messages} messages up to {end}, found {len(batch)} up to {last}: does a broker write "
+            "the exported log? Stop it, or export a copy"
         )

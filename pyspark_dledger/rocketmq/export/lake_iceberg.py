@@ -13,9 +13,14 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.rocketmq.export.forms import ExportSettings
-from pyspark_dledger.rocketmq.export.lake.position import LakePosition, position_from_numbers
-from pyspark_dledger.rocketmq.export.lake.table import PARTITION_COLUMNS, ConflictError, table_errors
-from pyspark_dledger.rocketmq.export.topic_days import TopicDay, by_topic_and_day
+from pyspark_dledger.rocketmq.export.lake_table import (
+    PARTITION_COLUMNS,
+    ConflictError,
+    LakePosition,
+    position_from_numbers,
+    table_errors,
+)
+from pyspark_dledger.rocketmq.export.parquet import TopicDay, by_topic_and_day
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionKey

@@ -1,1 +1,0 @@
-"""The export form ``commitlog``: a store for a broker without DLedger."""
