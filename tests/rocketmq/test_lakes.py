@@ -17,8 +17,9 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import DataLossError, DLedgerError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.rocketmq.export import export
+from pyspark_dledger.rocketmq.export import lake_delta as delta
+from pyspark_dledger.rocketmq.export import lake_iceberg as iceberg
 from pyspark_dledger.rocketmq.export.forms import LAKES
-from pyspark_dledger.rocketmq.export.lake import delta, iceberg
 from tests.rocketmq.test_export import HOSTILE, TOO_LONG
 from tests.support.generate import mq_message, raw, write_dledger
 from tests.support.lakes import Lake, log_rows, message
