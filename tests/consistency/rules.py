@@ -8,7 +8,7 @@ import shlex
 import shutil
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -29,7 +29,8 @@ from tests.consistency.claims import (
 )
 from tests.consistency.damages import copied
 from tests.consistency.verbs import Crash, Row, diff, own_name, run
-from tests.consistency.worlds import LEDGER, Entry
+from tests.consistency.worlds import LEDGER, Entry, world_of
+from tests.salvage import groups as salvage_groups
 from tests.salvage.heal import heal_differences
 from tests.support.sparse_copy import copy_tree
 
@@ -39,14 +40,22 @@ MAX_COMMANDS = 6
 def check_losses(group: Group) -> None:
     """What is lost for good, and what is unclear, is the same for all verbs."""
     found = losses(group)
+    # `lost` says in words what is unclear, and of many ranges only the first ones.
+    is_cut = any("cannot tell" in note and " more:" in note for note in group.lost.notes)
     for one, two in combinations(found, 2):
         for name, first, second in zip(Losses._fields, found[one], found[two], strict=True):
-            if name == "unclear" and "lost" in (one, two) and not (first and second):
-                continue  # `lost` says it in words, and leaves out many
-            if first - second:
-                group.say(f"{name}: same for all", f"{one}, not {two}", shown(first - second))
-            if second - first and not (name == "unclear" and "lost" in (one, two)):
-                group.say(f"{name}: same for all", f"{two}, not {one}", shown(second - first))
+            for verb, other, more in ((one, two, first - second), (two, one, second - first)):
+                if more and not (name == "unclear" and other == "lost" and is_cut):
+                    group.say(f"{name}: same for all", f"{verb}, not {other}", shown(more))
+
+
+def story_differences(salvaged: salvage_groups.Group, members: Sequence[Path] | None = None) -> list[Contradiction]:
+    """Where verbs differ of a group of the tests of salvages about what is lost for good or unclear."""
+    made = world_of(salvaged)
+    order = [path.name for path in members or salvaged.members]
+    group = Group(made, [made.replica(name) for name in order], salvaged.members[0].parent)
+    check_losses(group)
+    return group.problems
 
 
 def check_claims(group: Group) -> None:

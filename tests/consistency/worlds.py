@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark_dledger.format.epoch_file import Epoch, encode_epochs
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
-from tests.salvage.groups import build_queues
+from tests.salvage.groups import Group, build_queues
 from tests.support.dispatching import Messages
 from tests.support.generate import Payload, raw
 from tests.support.witnesses.log_writer import CommitLogWriter, DLedgerWriter, Written
@@ -48,7 +48,8 @@ class Replica:
 
     @property
     def log_folder(self) -> Path:
-        return next(self.path.glob("dledger-*/data"), self.path / "commitlog")
+        folders = (*self.path.glob("dledger-*/data"), self.path / "data", self.path / "commitlog")
+        return next(each for each in folders if each.is_dir())
 
     def files(self) -> list[Path]:
         """The files of the log in order."""
@@ -327,3 +328,19 @@ def _expire(draw: random.Random, found: World) -> None:
     gone = sum(each not in left for each in found.main)
     found.main = found.main[gone:]
     found.committed -= gone
+
+
+def world_of(group: Group) -> World:
+    """The world of a group of the tests of salvages: its original, and what each member had of the same log."""
+    original = Replica("original", group.original, [])
+    files = {int(path.name): path.read_bytes() for path in original.files()}
+    main = []
+    for each in group.extents:
+        base = max(base for base in files if base <= each.pos)
+        main.append(Entry(each.index, each.pos, files[base][each.pos - base : each.pos - base + each.size]))
+    replicas = [
+        Replica(path.name, path, [entry for entry in main if entry.end <= shared])
+        for path, shared in zip(group.members, group.shared, strict=True)
+    ]
+    kind = COMMIT_LOG if original.log_folder.name == "commitlog" else LEDGER
+    return World(0, kind, group.name, True, 0, replicas, main, 0, "")

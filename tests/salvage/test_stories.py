@@ -15,6 +15,7 @@ from pyspark_dledger.log.diff.comparison import compare
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import headline
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from tests.consistency.rules import story_differences
 from tests.salvage.groups import (
     Group,
     change,
@@ -26,7 +27,6 @@ from tests.salvage.groups import (
     older_terms_group,
 )
 from tests.salvage.run import group_of
-from tests.salvage.story import story_differences
 from tests.support.long_runs import some
 
 pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
@@ -54,7 +54,7 @@ def plan_of(group: Group, **options: str) -> SalvagePlan:
 def test_damaged_groups(tmp_path: Path, seed: int) -> None:
     group = group_of(tmp_path, seed)
     damage(group, seed, 4 + seed % 12, is_lossless=False)
-    assert list(story_differences(group.members)) == []
+    assert story_differences(group) == []
 
 
 STALE_TAILS = [
@@ -78,7 +78,7 @@ def test_damaged_groups_with_stale_tails_of_later_terms(tmp_path: Path, seed: in
     group = older_terms_group(tmp_path, seed)
     damage(group, seed, damages, is_lossless=False)
     for members in (group.members, group.members[::-1]):
-        assert list(story_differences(members)) == []
+        assert story_differences(group, members) == []
 
 
 def test_an_entry_that_a_cut_file_has_in_part_does_not_hide_those_before(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_first_file_of_zeros_is_damaged_and_not_expired(tmp_path: Path) -> Non
     file.write_bytes(bytes(size))
     extents = [extent for extent in group.extents if extent.pos < size]
     lose(group, 0, [extents[3].index])
-    assert list(story_differences(group.members)) == []
+    assert story_differences(group) == []
     log = open_log(str(group.members[0]), replicas=[str(member) for member in group.members[1:]])
     verdict = compare(log).verdict
     n0, n1, _ = verdict.members
@@ -123,7 +123,7 @@ def test_equal_copies_that_fail_their_checksum_are_undecided(tmp_path: Path) -> 
     extent = group.extents[60]
     for member in group.members:
         flip(next(member.glob("dledger-*/data")), extent.pos + ENTRY_HEADER_SIZE + BODY_AT)
-    assert list(story_differences(group.members)) == []
+    assert story_differences(group) == []
     assert headline(plan_of(group)) == (
         "lost for good: cannot tell for 1 entry, 60: nothing shows that a copy is right"
     )
@@ -141,7 +141,7 @@ def test_equal_messages_that_fail_their_checksum_are_undecided_without_dledger(t
     extent = group.extents[5]
     for member in group.members:
         flip(member / "commitlog", extent.pos + BODY_AT)
-    assert list(story_differences(group.members)) == []
+    assert story_differences(group) == []
     (undecided,) = plan_of(group).logs[0].undecided
     assert (undecided.pos, undecided.variants) == (extent.pos, ((0, 1, 2),))
 
@@ -152,7 +152,7 @@ def test_a_last_message_that_its_queue_does_not_know_is_undecided(tmp_path: Path
         lose(group, member, [60])
     assert plan_of(group).is_lossless
     change(group.members[0], group.extents[60].pos + QUEUE_OFFSET_AT, bytes(7) + b"\x77")
-    assert list(story_differences(group.members)) == []
+    assert story_differences(group) == []
     (undecided,) = plan_of(group).refused
     assert (undecided.index, undecided.variants, undecided.why) == (60, ((0,),), "the last copy, no queue knows it")
     (piece,) = (piece for _, piece in plan_of(group, undecided="majority").chosen)
@@ -165,7 +165,7 @@ def test_the_last_copy_of_a_raw_entry_is_taken_and_named(tmp_path: Path, capsys:
     group = golden_group(tmp_path, "raw-three")
     for member in (1, 2):
         lose(group, member, [5, 6])
-    assert list(story_differences(group.members)) == []
+    assert story_differences(group) == []
     assert main(["salvage", *map(str, group.members), "--to", str(tmp_path / "result")]) == 1
     expected = "lost for good: cannot tell for 2 entries, 5 to 6: no checksum covers the last copy, which is taken"
     assert capsys.readouterr().out.splitlines()[0] == expected
@@ -191,7 +191,7 @@ def test_a_damaged_term_in_an_index_unit_loses_no_entry(tmp_path: Path) -> None:
         stream.seek(7 * INDEX_UNIT_SIZE + 24)
         stream.write(b"\0\0\1\0")
     assert plan(SalvageRequest.of(group.members[:1])).is_lossless
-    assert list(story_differences(group.members)) == []
+    assert story_differences(group) == []
 
 
 def test_a_damaged_checkpoint_promises_no_memory(tmp_path: Path) -> None:
