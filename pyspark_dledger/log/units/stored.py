@@ -43,8 +43,11 @@ def queue_root(log: StoreView) -> Path:
 
 
 def are_in_rocksdb(root: Path) -> bool:
-    """Whether the queues of a storePathRootDir are in RocksDB."""
-    return (root / FOLDER / "CURRENT").is_file()
+    """Whether the queues of a storePathRootDir are in RocksDB; false if that cannot be read."""
+    try:
+        return (root / FOLDER / "CURRENT").is_file()
+    except OSError:
+        return False
 
 
 def is_selected(topic: str, queue_id: int, options: ReadOptions) -> bool:
