@@ -29,7 +29,7 @@ from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import TABLES as NAMES
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from pyspark_dledger.spark import schema as schemas
-from tests.support.generate import Store, mq_message, raw, write_dledger
+from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, GOLDENS, Golden
 from tests.support.long_runs import examples
 from tests.support.queues import FILLER, Unit, file_of, java_hash, units_of, write_units
@@ -346,6 +346,19 @@ def test_units_are_rocketmqs(case_folder: Callable[[str], Path], golden: Golden)
 
 def unit(queue_offset: int, offset: int, size: int = 100, tags_code: int = 0, topic: str = "T") -> Unit:
     return Unit(topic, 0, queue_offset, offset, size, tags_code)
+
+
+def test_units_that_a_truncation_left_have_a_problem(tmp_path: Path) -> None:
+    """Those that new ones did not overwrite are before the last new one, also if they ascend."""
+    store = write_commitlog(tmp_path, [mq_message("Orders", b"%d" % n, queue_offset=n) for n in range(9)])
+    made = units_of(store.rows)
+    left = [unit._replace(queue_offset=4 + n) for n, unit in enumerate(made[3:6])]
+    write_units(tmp_path, [*made[:3], made[8]._replace(queue_offset=3), *left])
+    offset = made[8].commit_log_offset
+    assert [row["problem"] for row in rows_of(tmp_path, "consumeQueue")] == [None] * 4 + [
+        f"expected a commitLogOffset above {offset}, as {whose} before has, found {unit.commit_log_offset}"
+        for whose, unit in zip(("the unit", "a unit", "a unit"), left, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(

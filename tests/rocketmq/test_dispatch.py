@@ -256,10 +256,20 @@ def test_gaps_in_a_queue_get_fillers_or_copies_of_the_next_unit(tmp_path: Path, 
 
 
 def test_of_two_messages_with_one_queue_offset_the_first_stays(tmp_path: Path) -> None:
-    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=number) for number in (0, 1, 1, 0, 2)])
-    dispatch(tmp_path, store.end, 4)
+    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=number) for number in (0, 1, 1, 2)])
+    dispatch(tmp_path, store.end, 3)
     offsets = [row["commitLogOffset"] for row in store.rows]
-    assert [unit[0] for unit in units(tmp_path)] == [offsets[0], offsets[1], offsets[4]]
+    assert [unit[0] for unit in units(tmp_path)] == [offsets[0], offsets[1], offsets[3]]
+
+
+@pytest.mark.parametrize("first", [0, 2, 3, 4])
+def test_a_message_with_queue_offset_0_is_appended(tmp_path: Path, first: int) -> None:
+    """As Java does, which then drops the message with queueOffset 2; also if it is dispatched again."""
+    store = write_dledger(tmp_path, [mq_message("Orders", queue_offset=number) for number in (0, 1, 1, 0, 2)])
+    for committed in (first, 4):
+        dispatch(tmp_path, store.end, committed)
+    offsets = [row["commitLogOffset"] for row in store.rows]
+    assert [unit[0] for unit in units(tmp_path)] == [offsets[0], offsets[1], offsets[3]]
 
 
 def test_keys_are_indexed_as_rocketmq_does(tmp_path: Path) -> None:

@@ -372,6 +372,21 @@ def test_a_queue_whose_messages_have_all_expired_keeps_its_end(tmp_path: Path) -
     assert first_kept > 3
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_message_with_queue_offset_0_is_appended(tmp_path: Path, twice: bool) -> None:
+    """As Java does, wherever its queue ends; a message that was dispatched is not appended again."""
+    offsets = [0, 1, 2, 0, 4, 1, 0, 6]
+    made = [mq_message("Orders", b"%d" % n, queue_offset=offset) for n, offset in enumerate(offsets)]
+    positions = [row["pos"] for row in write_commitlog(tmp_path, made).rows]
+    for _ in range(1 + twice):
+        rebuild(tmp_path, "consumequeue", files=SMALL)
+    assert [unit[0] for unit in units(tmp_path, "Orders")] == [positions[number] for number in (0, 1, 2, 3, 4, 6, 7)]
+    assert compare(tmp_path, "consumequeue").is_equal
+    # Java drops the message with queueOffset 1.
+    assert [(row["code"], row["commitLogOffset"]) for row in audit(tmp_path)] == [("messageNotInQueue", positions[5])]
+    assert [finding.code for finding in open_log(tmp_path).findings()] == ["queueOffsetRepeated"]
+
+
 def test_without_a_committed_bound_nothing_is_built(tmp_path: Path) -> None:
     for what in WHATS:
         root = tmp_path / what

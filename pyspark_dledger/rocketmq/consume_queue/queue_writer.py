@@ -227,14 +227,18 @@ class QueueWriter:
                 end = min(state.end, end) if rank else -1
                 if end != state.end:
                     state.end, state.last_offset = end, 0
+                    _, before = units.read(max(rank - 1, 0), rank)
+                    if len(before) and has_message(before)[0]:
+                        state.last_offset = int(before["commitLogOffset"][0])
 
     def put(
         self, names: list[QueueName], counts: Sequence[int], queue_offset: Longs, units: Units
     ) -> dict[QueueName, int]:
         """Write the units of each queue, in the order of the log. Returns the new end of each queue.
 
-        Of two messages with one queueOffset the first stays, as in RocketMQ. Gaps become fillers, or copies of the
-        following unit, because for RocketMQ a queue ends at the first unwritten unit.
+        Of two messages with one queueOffset the first stays, as in RocketMQ, which appends a message with queueOffset 0
+        wherever the queue ends. Gaps become fillers, or copies of the following unit, because for RocketMQ a queue ends
+        at the first unwritten unit.
         """
         ends, start = {}, 0
         for name, count in zip(names, counts, strict=True):
@@ -246,13 +250,22 @@ class QueueWriter:
     def _put(self, name: QueueName, offsets: Longs, units: Units) -> int:
         if (state := self._states.get(name)) is None:
             state = self._states[name] = QueueState(Queue(*name, ()))
+        again = np.flatnonzero(offsets[1:] == 0) + 1
+        for start, stop in pairwise((0, *again.tolist(), len(offsets))):
+            part = offsets[start:stop]
+            if part[0] == 0 and state.end > 0 and 0 < state.last_offset < units["commitLogOffset"][start]:
+                part = np.concatenate([[state.end], part[1:]])
+            self._put_part(name, state, part, units[start:stop])
+        return max(state.end, 0)
+
+    def _put_part(self, name: QueueName, state: QueueState, offsets: Longs, units: Units) -> None:
         cuts = np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1
         if len(cuts) or offsets[0] != state.end:
             is_new = self._new(state, offsets, units["commitLogOffset"])
             offsets, units = offsets[is_new], units[is_new]
             cuts = np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1
         if not len(offsets):
-            return max(state.end, 0)
+            return
         for start, stop in pairwise((0, *cuts.tolist(), len(offsets))):
             first, part = int(offsets[start]), units[start:stop]
             if first != state.end:
@@ -260,7 +273,6 @@ class QueueWriter:
             self._write(name, first, part)
             state.end = first + len(part)
         state.last_offset = max(state.last_offset, int(units["commitLogOffset"].max()))
-        return state.end
 
     def _new(self, state: QueueState, offsets: Longs, positions: Longs) -> npt.NDArray[np.bool_]:
         """Which messages of a queue get a unit."""

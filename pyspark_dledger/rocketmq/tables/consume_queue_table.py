@@ -68,10 +68,11 @@ class FileUnits:
 
 @dataclass(frozen=True)
 class QueuePart:
-    """Files that one task reads."""
+    """Files that one task reads; `log_end` is the position where the log ends."""
 
     files: tuple[FileUnits, ...]
     batch_rows: int
+    log_end: int
 
 
 def plan(log: StoreView, options: ReadOptions) -> list[QueuePart]:
@@ -88,7 +89,7 @@ def plan(log: StoreView, options: ReadOptions) -> list[QueuePart]:
             room = _PART_UNITS
         packs[-1].append(file)
         room -= units
-    return [QueuePart(tuple(pack), options.max_batch_rows) for pack in packs]
+    return [QueuePart(tuple(pack), options.max_batch_rows, log.max_offset) for pack in packs]
 
 
 def _selected_files(paths: StorePaths, root: Path, options: ReadOptions) -> Iterator[FileUnits]:
@@ -106,19 +107,20 @@ def _selected_files(paths: StorePaths, root: Path, options: ReadOptions) -> Iter
 def read(part: QueuePart) -> Iterator[pa.RecordBatch]:
     """The written units of a part."""
     for file in part.files:
-        for batch in _batch_units(file) if file.is_batch else _units(file):
+        for batch in _batch_units(file) if file.is_batch else _units(file, part.log_end):
             for start in range(0, batch.num_rows, part.batch_rows):
                 yield batch.slice(start, part.batch_rows)
 
 
-def _units(file: FileUnits) -> Iterator[pa.RecordBatch]:
+def _units(file: FileUnits, log_end: int) -> Iterator[pa.RecordBatch]:
     before = _last_offset(file.before)
+    ascent = _Ascent(before, before if before < log_end else -1, log_end)
     first = file.file.first
     for units in read_units(file.file):
         numbers = np.flatnonzero(is_written(units))
         written = units[numbers]
         kinds = _kinds(written, file.topic == SCHEDULE_TOPIC)
-        problems, before = _problems(written, kinds, before)
+        problems = ascent.problems(written, kinds)
         if len(written):
             yield _record_batch(file, first + numbers, written, kinds, problems)
         first += len(units)
@@ -144,26 +146,43 @@ def _last_offset(file: QueueFile | None) -> int:
     return -1
 
 
-def _problems(units: Units, kinds: npt.NDArray[np.int8], before: int) -> tuple[list[str | None], int]:
-    """The problem of each unit, None for a sound one, and the last offset. Units must ascend in commitLogOffset."""
-    problems: list[str | None] = [None] * len(units)
-    with_message = np.flatnonzero(kinds != _FILLER)
-    offsets = units["commitLogOffset"][with_message].astype(np.int64)
-    if not len(with_message):
-        return problems, before
-    previous = np.concatenate([[before], offsets[:-1]])
-    sizes = units["size"][with_message]
-    for number in np.flatnonzero((offsets <= previous) | (sizes < MIN_MESSAGE_SIZE)).tolist():
-        problems[with_message[number]] = _problem(int(offsets[number]), int(sizes[number]), int(previous[number]))
-    return problems, int(offsets[-1])
+@dataclass
+class _Ascent:
+    """Whether the units of a queue ascend; ``highest`` is the highest position so far before the log's end."""
+
+    before: int
+    highest: int
+    log_end: int
+
+    def problems(self, units: Units, kinds: npt.NDArray[np.int8]) -> list[str | None]:
+        """The problem of each following unit, None for a sound one.
+
+        A truncation of the log leaves units, and new ones overwrite only the first of them.
+        """
+        problems: list[str | None] = [None] * len(units)
+        with_message = np.flatnonzero(kinds != _FILLER)
+        if not len(with_message):
+            return problems
+        offsets, sizes = units["commitLogOffset"][with_message].astype(np.int64), units["size"][with_message]
+        inside = np.where(offsets < self.log_end, offsets, -1)
+        highest = np.maximum.accumulate(np.concatenate([[self.highest], inside]))
+        previous = np.concatenate([[self.before], offsets[:-1]])
+        least = np.maximum(highest[:-1], previous)
+        for number in np.flatnonzero((offsets <= least) | (sizes < MIN_MESSAGE_SIZE)).tolist():
+            is_last = previous[number] == least[number]
+            problems[with_message[number]] = _problem(
+                int(offsets[number]), int(sizes[number]), int(least[number]), "the unit" if is_last else "a unit"
+            )
+        self.before, self.highest = int(offsets[-1]), int(highest[-1])
+        return problems
 
 
-def _problem(offset: int, size: int, before: int) -> str:
+def _problem(offset: int, size: int, least: int, whose: str) -> str:
     if size < MIN_MESSAGE_SIZE:
         return f"expected a size of at least {MIN_MESSAGE_SIZE}, found {size}"
     if offset < 0:
         return f"expected a commitLogOffset, found {offset}"
-    return f"expected a commitLogOffset above {before}, as the unit before has, found {offset}"
+    return f"expected a commitLogOffset above {least}, as {whose} before has, found {offset}"
 
 
 def _batch_units(file: FileUnits) -> Iterator[pa.RecordBatch]:
