@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
+from pyspark_dledger.rocketmq.rebuild import compare
 from pyspark_dledger.rocketmq.tables import audit_table
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
@@ -318,9 +321,30 @@ def test_a_missing_file_of_a_queue(tmp_path: Path) -> None:
     assert (gap["queueOffset"], gap["expected"], gap["commitLogOffset"]) == (100, "units 100 to 199", None)
 
 
+def test_a_file_of_another_size(store: Store) -> None:
+    write_units(store.path, units_of(store.rows))
+    os.truncate(file_of(store.path, "Orders", 1, 0), 1000)
+    (row,) = rows_of(store.path)
+    assert (row["code"], row["topic"], row["queueId"], row["queueOffset"]) == ("wrongFileSize", "Orders", 1, 0)
+    assert (row["expected"], row["found"]) == ("2000 bytes", "1000 bytes")
+    found = {(row.topic, row.queue_id): row for row in compare(store.path, "consumequeue").differences}
+    assert found["Orders", 0].is_equal
+    assert (found["Orders", 1].is_equal, found["Orders", 1].found) == (False, "1000")
+
+
+def test_messages_of_a_deleted_topic_need_no_unit(store: Store) -> None:
+    """The broker does not know the topic, and it has no queue."""
+    write_units(store.path, [unit for unit in units_of(store.rows) if unit.topic != "Pays"])
+    (store.path / "config").mkdir()
+    for known, codes in (("Pays", {"messageNotInQueue": 6}), ("Orders", {})):
+        (store.path / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": {known: {}}}))
+        assert codes_of(store.path) == Counter(codes)
+
+
 def test_each_code_has_a_test() -> None:
     assert set(AUDIT_CODES) == {
-        *("messageNotInQueue", "unitWithoutMessage", "wrongSize", "wrongTagsCode", "wrongQueue", "queueOffsetGap")
+        *("messageNotInQueue", "unitWithoutMessage", "wrongSize", "wrongTagsCode", "wrongQueue", "queueOffsetGap"),
+        "wrongFileSize",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
-from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, Units, batch_queues, queues
+from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, QueueFile, Units, batch_queues, queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -126,6 +127,17 @@ class StoredQueues:
         """`count` units of a queue from a queueOffset on; zeros for unwritten ones."""
         queue = self.get(name)
         return queue.at(first, count) if queue is not None else np.zeros(count, UNIT_DTYPE)
+
+    def files_of_other_sizes(self) -> Iterator[tuple[QueueUnits, QueueFile, int]]:
+        """The files whose size differs from that of most, in bytes; a broker does not start with them.
+
+        Java deletes a last file that is empty.
+        """
+        found = [(queue, file) for queue in self.queues for file in queue.queue.files]
+        found = [(queue, file) for queue, file in found if file.size or file != queue.queue.files[-1]]
+        sizes = Counter(file.size for _, file in found)
+        usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
+        yield from ((queue, file, usual) for queue, file in found if file.size != usual)
 
     def bounds(self, position: int) -> list[int]:
         """The rank of the first unit of each queue that points to a position of the log, or after it."""

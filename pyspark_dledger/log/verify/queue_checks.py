@@ -6,7 +6,6 @@ rise. So each segment is checked with its own units.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -299,16 +298,10 @@ def report_failed_read(report: Report, error: UnreadableError) -> None:
 
 
 def check_queue_files(stored: StoredQueues, report: Report) -> None:
-    """Check that all files have one size. Java deletes a last file that is empty."""
-    files = [
-        file for queue in stored.queues for file in queue.queue.files if file.size or file != queue.queue.files[-1]
-    ]
-    sizes = Counter(file.size for file in files)
-    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    for file in files:
-        if file.size != usual:
-            text = f"expected {usual} bytes, found {file.size}"
-            report.add("consumeQueueFileSize", file.path, text, offset=min(file.size, usual))
+    """Check that all files have one size."""
+    for _, file, usual in stored.files_of_other_sizes():
+        text = f"expected {usual} bytes, found {file.size}"
+        report.add("consumeQueueFileSize", file.path, text, offset=min(file.size, usual))
 
 
 def check_outside(

@@ -40,7 +40,7 @@ class QueueDifference:
     A rebuild keeps ``equal`` units, changes ``different`` ones, adds ``missing`` ones, and removes ``extra`` ones,
     which are of messages that the log does not have. ``fillers`` counts RocketMQ's fillers and copies of the next unit
     in the rebuilt queue, for messages that the log does not have. ``queue_offset`` is that of the first difference, or
-    None.
+    None: a unit, or else the first one of a file with another size than most.
     """
 
     topic: str
@@ -56,7 +56,7 @@ class QueueDifference:
 
     @property
     def is_equal(self) -> bool:
-        return not (self.different or self.missing or self.extra)
+        return self.queue_offset is None
 
     def note_first(self, queue_offset: int, expected: str, found: str) -> None:
         if self.queue_offset is None or queue_offset < self.queue_offset:
@@ -119,6 +119,10 @@ class _ComparedFiles(UnitFiles):
                 self._row(name).extra += extra
             if outside is not None:
                 self._row(name).note_first(outside[0], "none", outside[1])
+        for queue, file, usual in self._existing.files_of_other_sizes():
+            row = self._row(queue.name)
+            if row.queue_offset is None:
+                row.note_first(file.first, f"{usual} bytes in {file.name}", f"{file.size}")
         return [self._rows[name] for name in sorted(self._rows)]
 
     def _outside(self, name: QueueName, queue: QueueUnits) -> tuple[int, tuple[int, str] | None]:

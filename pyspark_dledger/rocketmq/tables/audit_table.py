@@ -36,6 +36,7 @@ WRONG_SIZE = "wrongSize"
 WRONG_TAGS_CODE = "wrongTagsCode"
 WRONG_QUEUE = "wrongQueue"
 QUEUE_OFFSET_GAP = "queueOffsetGap"
+WRONG_FILE_SIZE = "wrongFileSize"
 AUDIT_CODES = {
     MESSAGE_NOT_IN_QUEUE: "a committed message without a unit: no consumer sees it",
     UNIT_WITHOUT_MESSAGE: "a unit without a message in the log; expired ones are not listed",
@@ -43,6 +44,7 @@ AUDIT_CODES = {
     WRONG_TAGS_CODE: "a unit whose tagsCode is neither the hash of the message's tags nor its delivery time",
     WRONG_QUEUE: "a unit for a message of another queue, or of none (prepared, rolled back)",
     QUEUE_OFFSET_GAP: "a unit at another place than its message's queueOffset, or units never written",
+    WRONG_FILE_SIZE: "a file of another size than most: a broker does not start with it",
 }
 
 Row = dict[str, Any]
@@ -79,7 +81,7 @@ class AuditPart:
     """The messages of `partition`, all those of ``[low, high)``, and the units that point there.
 
     ``no_bound`` says why no entry is known to be committed; None if one is. Only messages before ``confirmed`` must be
-    in a queue.
+    in a queue. One part also ``checks_files``.
     """
 
     path: str
@@ -91,6 +93,7 @@ class AuditPart:
     log_end: int
     no_bound: str | None
     confirmed: int
+    checks_files: bool
 
 
 class QueueAudit:
@@ -109,6 +112,9 @@ class QueueAudit:
 
     def rows(self) -> Iterator[Row]:
         """The disagreements. Raises StoreError if a message without a unit may be uncommitted."""
+        for queue, file, usual in self._stored.files_of_other_sizes() if self.part.checks_files else ():
+            values = (WRONG_FILE_SIZE, *queue.name, file.first, None, f"{usual} bytes", f"{file.size} bytes")
+            yield dict(zip(_SCHEMA.names, values, strict=True))
         units, unwritten = self._units()
         yield from map(_row, map(self._never_written, unwritten))
         partition = self.part.partition.with_ranges(lambda part: None if isinstance(part, FileGap) else part)
@@ -198,8 +204,8 @@ def plan(log: StoreView, options: ReadOptions, on_unreadable: OnUnreadable = rai
     most = min(1 + units // _UNITS_OF_EMPTY_PART, _MAX_EMPTY_PARTS)
     confirmed = confirmed_end(root, on_unreadable)
     return [
-        AuditPart(log.path, options, root, partition, low, high, end, reason, confirmed)
-        for partition, low, high in _windows(partitions, log.engine.NAME, end, highest, most)
+        AuditPart(log.path, options, root, partition, low, high, end, reason, confirmed, checks_files=number == 0)
+        for number, (partition, low, high) in enumerate(_windows(partitions, log.engine.NAME, end, highest, most))
     ]
 
 
