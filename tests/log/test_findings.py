@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from pyspark_dledger.log.io import key_files, queue_files
 from pyspark_dledger.log.io.queue_files import queues, read_units, written_units
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
 from pyspark_dledger.log.verify import queue_checks as verify_queues
+from pyspark_dledger.log.verify import verify_store
 from pyspark_dledger.log.verify.findings import (
     CATALOGUE,
     CODES,
@@ -38,6 +39,7 @@ from pyspark_dledger.log.verify.findings import (
 )
 from pyspark_dledger.log.verify.report import MAX_LISTED
 from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings, verify
+from pyspark_dledger.rocketmq.broker.store_lock import StoreLock
 from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from tests.support import golden
 from tests.support.generate import (
@@ -452,6 +454,27 @@ def overlapping(root: Path) -> None:
     write_dledger(root, messages(30), base=FILE)
 
 
+TAKEN: list[StoreLock] = []
+
+
+@pytest.fixture(autouse=True)
+def release_locks() -> Iterator[None]:
+    yield
+    while TAKEN:
+        TAKEN.pop().unlock()
+
+
+def used(root: Path) -> None:
+    broker(root)
+    TAKEN.append(StoreLock(root))
+    TAKEN[-1].lock()
+
+
+def lock_of_a_clean_stop(root: Path) -> None:
+    used(root)
+    TAKEN.pop().unlock()
+
+
 def misplaced_unit(root: Path) -> None:
     store = broker(root)
     patch_queue(root, 10, store.rows[10]["commitLogOffset"] + 4, store.rows[10]["storeSize"])
@@ -744,6 +767,7 @@ CASES: dict[str, Case] = {
     ),
     "a config that is cut": Case({"configInvalid"}, config_of('{"offsetTable":{'), config_of('{"offsetTable":{0:1}}')),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),
+    "a lock that is taken": Case({"storeInUse"}, used, lock_of_a_clean_stop),
 }  # fmt: skip
 
 
@@ -881,6 +905,28 @@ def test_queues_of_a_root_with_several_nodes_are_not_checked(tmp_path: Path, eng
     broker(tmp_path)
     write_dledger(tmp_path, entries(3), node="n1")
     assert codes_of(tmp_path, engine, selfId="n1") == []
+
+
+# A store in use
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_write_in_progress_is_no_finding(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """An append is half written when the file is read, and whole some milliseconds later."""
+    store = plain(tmp_path, committed=10, with_index=False)
+    file, _ = place(store, 19)
+    whole = file.read_bytes()
+    patch_row(store, 19, 20, bytes(528))
+    monkeypatch.setattr(verify_store.time, "sleep", lambda _: file.write_bytes(whole) if goes_on else None)
+    assert ("trailingBytes" in codes_of(tmp_path, engine)) == (not goes_on)
+
+
+def test_damage_of_a_store_in_use_is_a_finding(tmp_path: Path, engine: str) -> None:
+    used(tmp_path)
+    patch_queue(tmp_path, 10, 1, 1)
+    assert codes_of(tmp_path, engine) == ["consumeQueueUnit", "storeInUse"]
 
 
 # The whole verification

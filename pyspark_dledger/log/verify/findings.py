@@ -473,6 +473,12 @@ CATALOGUE: tuple[Code, ...] = (
         "Reads the .bak, else uses defaults.",
     ),
     Code(
+        "storeInUse",
+        INFO,
+        "A process uses the store. What it writes meanwhile is not checked: run dledger verify again when it stopped.",
+        "Locks the store while it runs.",
+    ),
+    Code(
         "abortFile",
         INFO,
         "The broker is running, or was not stopped cleanly.",
@@ -480,6 +486,9 @@ CATALOGUE: tuple[Code, ...] = (
         "(RocketMQ issue 8032).",
     ),
 )
+
+AFTER_END = frozenset(("staleBytes", "trailingBytes", "indexUnitsBeyondEnd", "endBeyondLog"))
+"""Findings about what is after the log's end, which a write in progress can look like."""
 
 CODES = {code.code: code for code in CATALOGUE}
 

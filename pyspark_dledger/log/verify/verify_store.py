@@ -1,11 +1,11 @@
 """Verifies a store: finds all problems of `findings.CATALOGUE`, in parts that can run in parallel.
 
-Damage and unreadable files are findings, not errors. A store that is written meanwhile can have findings about its last
-file that a second run does not confirm.
+Damage and unreadable files are findings, not errors.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import FOLDER
 from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
 from pyspark_dledger.log.io.unread_files import unreadable_files
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
@@ -28,7 +29,7 @@ from pyspark_dledger.log.verify.file_checks import (
     check_index_files,
     check_segment_files,
 )
-from pyspark_dledger.log.verify.findings import Finding
+from pyspark_dledger.log.verify.findings import AFTER_END, INFO, Finding
 from pyspark_dledger.log.verify.index_checks import check_entry_beyond, check_units_beyond
 from pyspark_dledger.log.verify.queue_checks import (
     QueueScope,
@@ -40,6 +41,9 @@ from pyspark_dledger.log.verify.queue_checks import (
 from pyspark_dledger.log.verify.report import Report
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
 from pyspark_dledger.log.verify.state_checks import check_state
+
+# A write of an entry takes less.
+_WRITE_SECONDS = 0.05
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the log that are done, and the total."""
@@ -101,11 +105,57 @@ def plan_findings(store: StoreView) -> list[FindingsPart]:
 
 
 def read_findings(part: FindingsPart) -> Iterator[Finding]:
-    """The findings of a part, by file and offset; counts of further findings are last."""
+    """The findings of a part, by file and offset; counts of further findings are last.
+
+    A write in progress is no finding: in a store in use, only what a second check confirms is one.
+    """
+    if isinstance(part, SegmentCheckPart):
+        found = segment_findings(part)
+        yield from _confirmed(found, part) if _can_be_writes(found) and _is_written(part) else found
+        return
+    watch = StoreWatch(StoreView(part.path, part.options).paths)
+    found = _store_findings(part)
+    use = watch.use()
+    if use is not None and _can_be_writes(found):
+        found = _confirmed(found, part)
+    if use is not None:
+        report = Report(StoreView(part.path, part.options).paths)
+        text = "a lock that is taken" if use.locks else "a file that changed while the store was read"
+        report.add("storeInUse", (*use.locks, *use.changed)[0], f"found {text}")
+        yield from report.findings()
+    yield from found
+
+
+def _can_be_writes(found: list[Finding]) -> bool:
+    return any(finding.severity != INFO or finding.code in AFTER_END for finding in found)
+
+
+def _is_written(part: SegmentCheckPart) -> bool:
+    """Whether a process has locked the store, or its log goes on."""
+    if taken_locks(part.paths):
+        return True
+    if part.segment.base <= part.log_end <= part.segment.end:
+        time.sleep(_WRITE_SECONDS)
+    store = StoreView(part.path, part.options)
+    return _log_end(store.segments, [_end_of(store, segment) for segment in store.segments]) != part.log_end
+
+
+def _confirmed(found: list[Finding], part: FindingsPart) -> list[Finding]:
+    """What a second check of a part finds, if the first one found it too."""
+    known = {_place(finding) for finding in found}
+    return [finding for finding in _checked_again(part) if _place(finding) in known]
+
+
+def _place(finding: Finding) -> tuple[str, str, int | None, int | None]:
+    return finding.code, finding.file, finding.offset, finding.pos
+
+
+def _checked_again(part: FindingsPart) -> list[Finding]:
     if isinstance(part, StoreCheckPart):
-        yield from _store_findings(part)
-    else:
-        yield from segment_findings(part)
+        return _store_findings(part)
+    parts = (each for each in plan_findings(StoreView(part.path, part.options)) if isinstance(each, SegmentCheckPart))
+    again = next((each for each in parts if each.segment.path == part.segment.path), None)
+    return segment_findings(again) if again is not None else []
 
 
 def _end_of(store: StoreView, segment: Segment) -> int:
