@@ -406,6 +406,33 @@ def test_stats_have_rates_and_latencies(tmp_path: Path, run: Callable[..., Ran])
     assert total["messagesPerSecond"] == 12.5
 
 
+def test_stats_count_the_problems_that_dump_prints(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    store = write_dledger(tmp_path, [mq_message("T", b"body %d" % i, queue_offset=i) for i in range(5)])
+    file = Path(store.segments[0].path)
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"body 3", b"body 4"))
+    printed = run("dump", tmp_path, "--json")
+    stats = run("stats", tmp_path, "--json")
+    assert (printed.code, stats.code) == (1, 1)
+    assert stats.rows[0]["problems"] == sum(row["problem"] is not None for row in printed.rows) == 1
+
+
+def test_verify_says_what_it_does_not_check(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+) -> None:
+    last = run("verify", case_folder("mq-53-single")).out.splitlines()[-1]
+    assert last == "not checked: if the index of keys has all keys (dledger rebuild index --dry-run)"
+    assert run("verify", case_folder("raw-single")).out.splitlines()[-1].endswith("error 0, warning 0, info 2")
+    write_commitlog(tmp_path, [mq_message("T", b"x")])
+    (tmp_path / "checkpoint").write_bytes(bytes(4096))
+    found = run("verify", tmp_path)
+    expected = "not checked: queues, because there are none: a broker builds them when it starts"
+    assert (found.code, found.out.splitlines()[-1]) == (0, expected)
+    (tmp_path / "consumequeue").mkdir()
+    (tmp_path / "consumequeue" / "CURRENT").write_text("MANIFEST-000005")
+    assert run("verify", tmp_path).out.splitlines()[-1] == "not checked: queues in RocksDB"
+
+
 def test_a_log_that_lost_its_end_makes_a_comparison_exit_with_1(tmp_path: Path, run: Callable[..., Ran]) -> None:
     whole, short = (write_dledger(tmp_path / name, [raw(b"x" * 500)] * 20).path / "dledger-n0" for name in "ab")
     assert run("diff", whole, short).code == 0

@@ -236,6 +236,5 @@ def _grouped(table: pa.Table, by: list[str], wanted: list[str]) -> list[dict[str
 
 def scan_counted(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
     """The rows of a log with `COLUMNS`."""
-    # Without CRCs, which would take most of the time: `verify` checks them.
-    batches = log.scan(COLUMNS, verifyCrc=False, maxBatchRows=_BATCH_ROWS, maxBatchBytes="64m")
+    batches = log.scan(COLUMNS, maxBatchRows=_BATCH_ROWS, maxBatchBytes="64m")
     return with_progress(log, batches, progress)

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
                     out.line(json_line({"of": kind, **row}))
         else:
             _print_text(out, total, terms, topics)
+            out.line(f"{log.path}: not checked: queues, index and state files (dledger verify)")
         if print_unread(out, log.unread.lines("what the whole log has", None), args.json):
             code = FINDINGS
     return code

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print all findings; `FINDINGS` if there is a warning or an error."""
     from pyspark_dledger.log.verify.findings import INFO, SEVERITIES
+    from pyspark_dledger.log.verify.verify_store import not_checked
     from pyspark_dledger.log.verify.verify_store import verify as find_all
 
     wanted = SEVERITIES[SEVERITIES.index(args.least) :]
@@ -48,6 +49,9 @@ def run(args: argparse.Namespace, out: Output) -> int:
             if followed:
                 out.line(f"{counted(followed, 'finding follows', 'findings follow')} from damage of the log")
             out.line(f"{log.path}: {summary}")
+            unchecked = list(not_checked(log))
+            if unchecked:
+                out.line(f"not checked: {'; '.join(unchecked)}")
     return code
 
 

@@ -14,9 +14,10 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.io.epochs import confirmed_end
-from pyspark_dledger.log.io.files import ignore_error
+from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
-from pyspark_dledger.log.io.queue_files import FOLDER
+from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
+from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
 from pyspark_dledger.log.io.unread_files import unreadable_files
@@ -124,6 +125,42 @@ def read_findings(part: FindingsPart) -> Iterator[Finding]:
         report.add("storeInUse", (*use.locks, *use.changed)[0], f"found {text}")
         yield from report.findings()
     yield from found
+
+
+def not_checked(store: StoreView) -> Iterator[str]:
+    """What `verify` does not check of a store, with the verb that does."""
+    paths, root = store.paths, store.paths.root
+    if paths.only is not None:
+        yield "other files than the given one"
+        return
+    if root is None or is_remote_path(root):
+        return
+    if _broker_root(paths) is None:
+        yield "queues and index of keys, because the root has several nodes"
+        return
+    has = {name for name in _NOT_CHECKED_BY if _is_there(root / name)}
+    if are_in_rocksdb(root):
+        yield "queues in RocksDB"
+    elif CHECKPOINT in has and FOLDER not in has:
+        yield "queues, because there are none: a broker builds them when it starts"
+    yield from (text for name, text in _NOT_CHECKED_BY.items() if text and name in has)
+
+
+# Files and folders of a broker, and what is not checked if they exist.
+_NOT_CHECKED_BY = {
+    CHECKPOINT: None,
+    FOLDER: None,
+    BATCH_FOLDER: "queues of batch messages",
+    KEYS_FOLDER: "if the index of keys has all keys (dledger rebuild index --dry-run)",
+    "config/consumerOffset.json": "consumer offsets (dledger consumers)",
+}
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False  # a finding
 
 
 def _can_be_writes(found: list[Finding]) -> bool:
