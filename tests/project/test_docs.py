@@ -74,7 +74,7 @@ def test_all_code_of_the_readme_is_executed() -> None:
     kinds = [block.kind for block in README]
     assert len(EXAMPLES) == kinds.count("python") == kinds.count("output") == 5
     assert set(kinds) == {"install", "setup", "python", "output", "session"}
-    assert [shown.split()[2] for shown in commands("README.md")] == ["verify", "diff", "export"]
+    assert [shown.split()[2] for shown in commands("README.md")] == ["check", "diff", "verify", "export"]
 
 
 @pytest.fixture(scope="module")
