@@ -36,7 +36,7 @@ STORED_SIZE = _FIXED.size + layout.HOST_SIZES[1] + 8
 
 
 class Message(NamedTuple):
-    """A parsed message: its fixed fields as stored, and the extents of its variable parts in the buffer.
+    """A parsed message in a buffer: its fixed fields as stored, and the extents of its variable parts.
 
     Timestamps are in milliseconds since 1970. Hosts are an address (4 or 16 bytes) and a port (4 bytes).
     """
@@ -61,10 +61,37 @@ class Message(NamedTuple):
     topic_length: int
     properties_start: int
     properties_length: int
+    data: Buffer
 
     @property
     def has_compressed_body(self) -> bool:
         return bool(self.sys_flag & layout.FLAG_COMPRESSED) and self.body_length > 0
+
+    @property
+    def body(self) -> bytes:
+        """The body as stored."""
+        return self.data[self.body_start : self.body_start + self.body_length]
+
+    @property
+    def raw_topic(self) -> bytes:
+        return self.data[self.topic_start : self.topic_start + self.topic_length]
+
+    @property
+    def topic(self) -> str:
+        return decode_utf8(self.raw_topic)
+
+    @property
+    def raw_properties(self) -> bytes:
+        return self.data[self.properties_start : self.properties_start + self.properties_length]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return parse_properties(self.raw_properties)
+
+    @property
+    def has_right_crc(self) -> bool:
+        """Whether the body, unless it is empty, matches its CRC."""
+        return not self.body_length or message_crc(self.body) == self.body_crc
 
 
 def has_message_magic(data: Buffer, start: int, size: int) -> bool:
@@ -137,7 +164,15 @@ def parse_message(data: Buffer, start: int, size: int, position: int) -> Message
         topic_length,
         start + properties_start,
         properties_length,
+        data,
     ))  # fmt: skip
+
+
+def message_in(data: bytes, start: int = 0) -> Message | None:
+    """The message that `data` is from `start` on, by its magic and its lengths; None for other bytes."""
+    size = len(data) - start
+    found = parse_message(data, start, size, start) if has_message_magic(data, start, size) else None
+    return found if isinstance(found, Message) else None
 
 
 def _unsigned(data: Buffer, start: int, stop: int) -> int:

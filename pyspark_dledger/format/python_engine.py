@@ -160,7 +160,7 @@ def _record(row: Row, request: ScanRequest, needs: _Needs) -> _Record | None:
     message = row.message
     compressed = None
     if needs.compressed and message and message.has_compressed_body:
-        compressed = compression_type(message.sys_flag), row.stored_body(message), row.span.pos
+        compressed = compression_type(message.sys_flag), message.body, row.span.pos
     return _Record(_cost(row, needs, compressed is not None), values, compressed)
 
 

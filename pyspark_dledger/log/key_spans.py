@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import key_hash
-from pyspark_dledger.format.message import Message, parse_message, parse_properties
+from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import (
@@ -155,11 +154,10 @@ def _keys_at(store: StoreView, offset: int) -> set[int]:
     if row is None or segment is None:
         return set()
     data = segment.read(offset, row.end - offset)
-    message = parse_message(data, 0, len(data), offset)
-    if not isinstance(message, Message):
+    message = message_in(data)
+    if message is None:
         return set()
-    topic = decode_utf8(data[message.topic_start :][: message.topic_length])
-    properties = parse_properties(data[message.properties_start :][: message.properties_length])
+    topic, properties = message.topic, message.properties
     return hashes_of_keys(topic, properties) | hash_of_tags(topic, properties)
 
 

@@ -13,7 +13,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import ConsumeQueueUnit
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
-from pyspark_dledger.format.message import Message, parse_message
+from pyspark_dledger.format.message import message_in
 from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import ignore_error
@@ -95,13 +95,11 @@ class _Queue:
         if row is None or segment is None or offset + size != row.end or row.end > self._store.segment_end(segment):
             return None
         data = segment.read(offset, size)
-        message = parse_message(data, 0, len(data), offset) if len(data) == size else None
-        if not isinstance(message, Message) or message.physical_offset != offset:
+        message = message_in(data) if len(data) == size else None
+        if message is None or message.physical_offset != offset:
             return None
-        topic = data[message.topic_start : message.topic_start + message.topic_length]
-        if (topic, message.queue_id, message.queue_offset) != (self._topic.encode(), self._queue_id, number):
-            return None
-        return row
+        is_wanted = (message.topic, message.queue_id, message.queue_offset) == (self._topic, self._queue_id, number)
+        return row if is_wanted else None
 
     def _unit(self, number: int) -> ConsumeQueueUnit | None:
         file = next((file for file in self._files if file.first <= number < file.first + file.units), None)

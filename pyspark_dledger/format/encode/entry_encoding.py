@@ -23,7 +23,7 @@ from pyspark_dledger.format.encode.encoded import (
     CheckedEntries,
     EncodedEntries,
 )
-from pyspark_dledger.format.message import MESSAGE_CRC_MASK, Message, has_message_magic, parse_message
+from pyspark_dledger.format.message import has_message_magic, message_in
 
 _HEADER = record_struct(layout.ENTRY_HEADER)
 _UNIT = record_struct(layout.INDEX_UNIT)
@@ -176,11 +176,8 @@ def _is_damaged_message(body: bytes) -> bool:
     """Whether a body begins as a message, but cannot be parsed or does not match its CRC."""
     if not has_message_magic(body, 0, len(body)):
         return False
-    message = parse_message(body, 0, len(body), 0)
-    if not isinstance(message, Message):
-        return True
-    stored = body[message.body_start : message.body_start + message.body_length]
-    return bool(stored) and crc32(stored) & MESSAGE_CRC_MASK != message.body_crc
+    message = message_in(body)
+    return message is None or not message.has_right_crc
 
 
 def _entries(data: memoryview) -> Iterator[_Entry]:

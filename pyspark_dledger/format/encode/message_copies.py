@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.message import (
-    Message,
     encode_property_crc,
-    has_message_magic,
     message_crc,
-    parse_message,
+    message_in,
     stored_property_crc,
 )
 from pyspark_dledger.format.scan.segment_file import SegmentFile
@@ -62,8 +60,8 @@ def copy_messages(
 def _move(message: bytearray, position: int) -> int:
     """Give a message another position. Returns the outcome."""
     data = bytes(message)
-    parsed = parse_message(data, 0, len(data), position)
-    if not isinstance(parsed, Message) or not has_message_magic(data, 0, len(data)):
+    parsed = message_in(data)
+    if parsed is None:
         return CHANGED
     is_v2 = parsed.magic == layout.MESSAGE_MAGIC_V2
     if parsed.topic_length > (layout.MAX_V2_TOPIC_SIZE if is_v2 else layout.MAX_V1_TOPIC_SIZE):
@@ -72,7 +70,7 @@ def _move(message: bytearray, position: int) -> int:
         return LONG_PROPERTIES
     if parsed.physical_offset != position:
         struct.pack_into(">q", message, layout.PHYSICAL_OFFSET_AT, position)
-        if stored_property_crc(data[parsed.properties_start :]) is not None:
+        if stored_property_crc(parsed.raw_properties) is not None:
             begin = len(message) - layout.PROPERTY_CRC_SIZE
             message[begin:] = encode_property_crc(message_crc(bytes(message[:begin])))
     return V2 if is_v2 else V1

@@ -144,7 +144,7 @@ def _checked(number: int, body: bytes) -> _Put:
 
 def _check(body: bytes) -> _Put:
     message = _parsed(body)
-    topic = body[message.topic_start : message.topic_start + message.topic_length]
+    topic = message.raw_topic
     is_v1 = len(topic) <= layout.MAX_V1_TOPIC_SIZE
     magic = layout.MESSAGE_MAGIC_V1 if is_v1 else layout.MESSAGE_MAGIC_V2
     if message.magic != magic:
@@ -158,11 +158,10 @@ def _check(body: bytes) -> _Put:
         raise MalformedPut(
             f"expected only bits of {_KNOWN_FLAGS:#x} in sysFlag, found {message.sys_flag & 0xFFFFFFFF:#x}"
         )
-    computed = message_crc(body[message.body_start : message.body_start + message.body_length])
+    computed = message_crc(message.body)
     if message.body_crc != computed:
         raise MalformedPut(f"expected message CRC {message.body_crc}, found {computed}")
-    properties = body[message.properties_start : message.properties_start + message.properties_length]
-    return _Put((topic.decode(), message.queue_id), message.sys_flag, _checked_properties(properties))
+    return _Put((topic.decode(), message.queue_id), message.sys_flag, _checked_properties(message.raw_properties))
 
 
 def _parsed(body: bytes) -> Message:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
-from pyspark_dledger.common.java_text import decode_utf8, host_text
+from pyspark_dledger.common.java_text import host_text
 from pyspark_dledger.errors import MalformedError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, crc32, signed32
@@ -20,7 +20,6 @@ from pyspark_dledger.format.message import (
     has_message_magic,
     offset_msg_id,
     parse_message,
-    parse_properties,
     stored_property_crc,
     transaction,
 )
@@ -98,34 +97,21 @@ class Row:
 
     @property
     def body(self) -> bytes | None:
-        """The body before decompression; empty if it is compressed, see `stored_body`."""
+        """The body before decompression; empty if it is compressed."""
         if self.message is None:
             return self.bytes_of(self.entry_range)
-        return b"" if self.message.has_compressed_body else self.stored_body(self.message)
-
-    def stored_body(self, message: Message) -> bytes:
-        return self.data[message.body_start : message.body_start + message.body_length]
-
-    @cached_property
-    def raw_properties(self) -> bytes:
-        if self.message is None:
-            return b""
-        start = self.message.properties_start
-        return self.data[start : start + self.message.properties_length]
+        return b"" if self.message.has_compressed_body else self.message.body
 
     @cached_property
     def properties(self) -> dict[str, str] | None:
-        return None if self.message is None else parse_properties(self.raw_properties)
+        return None if self.message is None else self.message.properties
 
     def property(self, name: str) -> str | None:
         return self.properties.get(name) if self.properties is not None else None
 
     @cached_property
     def topic(self) -> str | None:
-        if self.message is None:
-            return None
-        start = self.message.topic_start
-        return decode_utf8(self.data[start : start + self.message.topic_length])
+        return None if self.message is None else self.message.topic
 
 
 def malformed(request: ScanRequest, kind: str, pos: int, problem: str) -> MalformedError:
@@ -171,7 +157,7 @@ def _message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[
         if computed != message.body_crc:
             yield Fact(ProblemCode.MESSAGE_CRC, 0, message.body_crc, computed)
     if verify_crc and row.header is None:
-        stored = stored_property_crc(row.raw_properties)
+        stored = stored_property_crc(message.raw_properties)
         if stored is not None:
             end = start + message.total_size - layout.PROPERTY_CRC_SIZE
             computed = _crc_of_range(row.data, start, end) & MESSAGE_CRC_MASK

@@ -15,7 +15,7 @@ from pyspark_dledger.format.layout import (
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
 )
-from pyspark_dledger.format.message import Message, has_message_magic, host_sizes, parse_message
+from pyspark_dledger.format.message import host_sizes, message_in
 
 _SHOWN_BYTES, _SHOWN_NAME = 32, 8
 
@@ -66,9 +66,8 @@ def _parts(entry: bytes, start: int) -> Iterator[_Part]:
     """The fields of the header, which ends at `start`, and those of the message if there is one."""
     for field in ENTRY_HEADER if start else ():
         yield _Part(field.name, field.offset, field.offset + field.length)
-    size = len(entry) - start
-    message = parse_message(entry, start, size, start) if has_message_magic(entry, start, size) else None
-    if not isinstance(message, Message):
+    message = message_in(entry, start)
+    if message is None:
         return
     for field in MESSAGE_HEADER:
         name = f"message {field.name}" if start and field.name in ("magic", "bodyCrc") else field.name

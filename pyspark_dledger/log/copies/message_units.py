@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.java_text import decode_utf8, java_hash
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_consume_queue_unit
 from pyspark_dledger.format.distinct_numbers import distinct
@@ -21,7 +21,7 @@ from pyspark_dledger.format.layout import (
     PROPERTY_TAGS,
     TRANSACTIONS_OUTSIDE_QUEUES,
 )
-from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
+from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
@@ -90,11 +90,11 @@ class MessageUnits:
 
     def in_queue(self, position: int, data: bytes) -> bool:
         """Whether a queue has the message where this copy says that it is, or none can have it yet or ever."""
-        message = _parsed(data, position)
+        message = message_in(data)
         if message is None:
             return False
         is_outside = message.sys_flag & FLAG_TRANSACTION_MASK in TRANSACTIONS_OUTSIDE_QUEUES
-        return is_outside or self._queue_score(message, data, position) > 0 or position > self._dispatched
+        return is_outside or self._queue_score(message, position) > 0 or position > self._dispatched
 
     @cached_property
     def _dispatched(self) -> int:
@@ -103,20 +103,20 @@ class MessageUnits:
         return INT64_MAX if self._unreadable else max(ends, default=-1)
 
     def _evidence(self, position: int, data: bytes) -> CopyEvidence:
-        message = _parsed(data, position)
+        message = message_in(data)
         if message is None:
             return CopyEvidence(is_copy=True, has_times=True, queue=0, keys=False)
-        topic, hashes = _topic(message, data), self._hashes.get(position)
+        topic, hashes = message.topic, self._hashes.get(position)
         times = (message.born_timestamp, message.store_timestamp)
         return CopyEvidence(
             topic != FILLER_TOPIC,
             all(MIN_TIMESTAMP <= time <= MAX_TIMESTAMP for time in times),
-            self._queue_score(message, data, position),
-            hashes is not None and _are_of(hashes, topic, _properties(message, data)),
+            self._queue_score(message, position),
+            hashes is not None and _are_of(hashes, topic, message.properties),
         )
 
-    def _queue_score(self, message: Message, data: bytes, position: int) -> int:
-        return max((_score(by_name, message, data, position) for by_name in self._queues), default=0)
+    def _queue_score(self, message: Message, position: int) -> int:
+        return max((_score(by_name, message, position) for by_name in self._queues), default=0)
 
 
 def _are_of(hashes: set[int], topic: str, properties: dict[str, str]) -> bool:
@@ -129,27 +129,14 @@ def _is_more(one: CopyEvidence, other: CopyEvidence) -> bool:
     return one != other and all(here >= there for here, there in zip(one, other, strict=True))
 
 
-def _score(by_name: dict[tuple[str, int], Queue], message: Message, data: bytes, position: int) -> int:
-    queue, offset = by_name.get((_topic(message, data), message.queue_id)), message.queue_offset
+def _score(by_name: dict[tuple[str, int], Queue], message: Message, position: int) -> int:
+    queue, offset = by_name.get((message.topic, message.queue_id)), message.queue_offset
     file = next((file for file in (queue.files if queue else ()) if 0 <= offset - file.first < file.units), None)
     size = CONSUME_QUEUE_UNIT_SIZE
     found = read_at(file.path, (offset - file.first) * size, size) if file is not None else b""
     if len(found) < size:
         return 0
     unit = decode_consume_queue_unit(found)
-    if (unit.commit_log_offset, unit.size) != (position, len(data)):
+    if (unit.commit_log_offset, unit.size) != (position, message.total_size):
         return 0
-    return 2 if unit.tags_code == java_hash(_properties(message, data).get(PROPERTY_TAGS, "")) else 1
-
-
-def _parsed(data: bytes, position: int) -> Message | None:
-    found = parse_message(data, 0, len(data), position) if has_message_magic(data, 0, len(data)) else None
-    return None if not isinstance(found, Message) else found
-
-
-def _topic(message: Message, data: bytes) -> str:
-    return decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
-
-
-def _properties(message: Message, data: bytes) -> dict[str, str]:
-    return parse_properties(data[message.properties_start : message.properties_start + message.properties_length])
+    return 2 if unit.tags_code == java_hash(message.properties.get(PROPERTY_TAGS, "")) else 1

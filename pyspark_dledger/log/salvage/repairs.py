@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.message import MESSAGE_CRC_MASK, MESSAGE_MAGICS, Message, parse_message
+from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 
@@ -59,10 +58,7 @@ def repaired(
 
 def _is_intact(body: bytes, position: int, size: int) -> bool:
     """Whether the body is a message for this position whose checksum agrees, and no filler."""
-    message = parse_message(body, 0, len(body), position) if len(body) == size else None
-    if not isinstance(message, Message) or message.magic not in MESSAGE_MAGICS or message.physical_offset != position:
+    message = message_in(body) if len(body) == size else None
+    if message is None or message.physical_offset != position or message.topic == FILLER_TOPIC:
         return False
-    if body[message.topic_start : message.topic_start + message.topic_length] == FILLER_TOPIC.encode():
-        return False
-    stored = body[message.body_start : message.body_start + message.body_length]
-    return crc32(stored) & MESSAGE_CRC_MASK == message.body_crc
+    return message.has_right_crc

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER
-from pyspark_dledger.format.message import MESSAGE_CRC_MASK, Message, has_message_magic, parse_message
+from pyspark_dledger.format.message import Message, has_message_magic, message_in
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
@@ -62,25 +61,18 @@ def is_complete_message(store: StoreView, message: EntryRef) -> bool:
     if segment is None:
         return False
     data = segment.read(message.pos, message.end - message.pos)
-    parsed = parse_message(data, 0, len(data), message.pos)
-    if not isinstance(parsed, Message):
+    parsed = message_in(data)
+    if parsed is None:
         return False
-    body = data[parsed.body_start : parsed.body_start + parsed.body_length]
     written = data if parsed.properties_length else data[: parsed.properties_start - 2]
-    return store.engine.crc32(body) & MESSAGE_CRC_MASK == parsed.body_crc and written[-1] != 0
+    return parsed.has_right_crc and written[-1] != 0
 
 
-def message_of(store: StoreView, index: int) -> tuple[Message, str] | None:
-    """The message of an entry that the index file has, and its topic, or None."""
+def message_of(store: StoreView, index: int) -> Message | None:
+    """The message of an entry that the index file has, or None."""
     pos = store.indexed(index)
     segment = segment_at(store.ledger_segments, pos) if pos is not None else None
     header = entry_at(segment, pos) if segment is not None and pos is not None else None
     if segment is None or pos is None or header is None:
         return None
-    body = segment.read(pos + ENTRY_HEADER_SIZE, header.body_size)
-    if not has_message_magic(body, 0, len(body)):
-        return None
-    message = parse_message(body, 0, len(body), pos + ENTRY_HEADER_SIZE)
-    if not isinstance(message, Message):
-        return None
-    return message, decode_utf8(body[message.topic_start : message.topic_start + message.topic_length])
+    return message_in(segment.read(pos + ENTRY_HEADER_SIZE, header.body_size))

@@ -120,12 +120,12 @@ class QueueTails:
         found = [last for last in self._lasts.values() if last.commit_log_offset >= 0]
         return index_proven_by(((last.commit_log_offset, last.message_size) for last in found), segments, end)
 
-    def has_unit_of(self, message: Message, topic: str) -> bool | None:
+    def has_unit_of(self, message: Message) -> bool | None:
         """Whether the message's queue has its unit; None if the message has no unit, or that is not known.
 
         A broker dispatches in the order of the log: without this unit, later messages have none either.
         """
-        last = self._lasts.get((topic, message.queue_id))
+        last = self._lasts.get((message.topic, message.queue_id))
         if transaction(message.sys_flag) not in _QUEUED or last is None or not last.refresh() or last.is_full:
             return None
         return message.queue_offset * CONSUME_QUEUE_UNIT_SIZE <= int(Path(last.file).name) + last.at

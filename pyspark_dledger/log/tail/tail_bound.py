@@ -41,7 +41,7 @@ class TailBound:
             if self._queues is None or self._queues.root != root:
                 self._queues = QueueTails(root)
             following = message_of(store, before + 1) if before is not None else None
-            if following is not None and self._queues.has_unit_of(*following) is False:
+            if following is not None and self._queues.has_unit_of(following) is False:
                 return queue_bound(before)
             self._queues.refresh()
             index = proven_by_queues(store, self._queues.proven_index)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.common.java_text import decode_utf8, java_hash
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import signed32
@@ -18,7 +18,7 @@ from pyspark_dledger.format.column_values import is_valid, texts_of, values_of
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.distinct_numbers import numbered
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
+from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
@@ -158,16 +158,11 @@ def message_at(log: StoreView, offset: int) -> LocatedMessage | None:
         if not layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE:
             return None
         data = segment.read(segment.base + at, size)
-        return located_message(data, offset) if len(data) == size and has_message_magic(data, 0, size) else None
+        return located_message(data, offset) if len(data) == size else None
     return None
 
 
 def located_message(data: bytes, offset: int) -> LocatedMessage | None:
-    """The message in `data`, which has its magic; None if it cannot be parsed."""
-    message = parse_message(data, 0, len(data), offset)
-    if not isinstance(message, Message):
-        return None
-    topic = data[message.topic_start : message.topic_start + message.topic_length]
-    start = message.properties_start
-    properties = parse_properties(data[start : start + message.properties_length])
-    return LocatedMessage(offset, message, decode_utf8(topic), properties)
+    """The message that `data` is; None for other bytes."""
+    message = message_in(data)
+    return LocatedMessage(offset, message, message.topic, message.properties) if message is not None else None

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.common.integers import INT32_MIN
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import (
@@ -21,7 +20,7 @@ from pyspark_dledger.format.layout import (
     MAX_ENTRY_SIZE,
     MIN_MESSAGE_SIZE,
 )
-from pyspark_dledger.format.message import Message, has_message_magic, parse_message, parse_properties
+from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
@@ -79,12 +78,12 @@ def _last_stored(store: StoreView) -> int | None:
     """The storeTimestamp of the log's last message, in milliseconds since 1970; None if its last entry is none."""
     for _, end in store.ends.values():
         found = message_at(store.segments, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
-        return found[0].store_timestamp if found is not None else None
+        return found.store_timestamp if found is not None else None
     return None
 
 
-def message_at(segments: list[Segment], offset: int) -> tuple[Message, bytes] | None:
-    """The intact message at an offset of the log, and its bytes."""
+def message_at(segments: list[Segment], offset: int) -> Message | None:
+    """The message at an offset of the log; None without one."""
     segment = segment_at(segments, offset)
     if segment is None:
         return None
@@ -94,8 +93,7 @@ def message_at(segments: list[Segment], offset: int) -> tuple[Message, bytes] | 
     if not MIN_MESSAGE_SIZE <= size <= (MAX_ENTRY_SIZE if segment.source != COMMITLOG else segment.size):
         return None
     data = head[:size] if size <= len(head) else segment.read(segment.base + at, size)
-    found = parse_message(data, 0, len(data), offset) if has_message_magic(data, 0, len(data)) else None
-    return None if not isinstance(found, Message) else (found, data)
+    return message_in(data)
 
 
 class _KeyUnit(NamedTuple):
@@ -155,10 +153,7 @@ def _key_hashes(segments: list[Segment], offset: int) -> set[int] | None:
     found = message_at(segments, offset)
     if found is None:
         return None
-    message, data = found
-    topic = decode_utf8(data[message.topic_start : message.topic_start + message.topic_length])
-    raw = data[message.properties_start : message.properties_start + message.properties_length]
-    properties = parse_properties(raw)
+    topic, properties = found.topic, found.properties
     return key_files.hashes_of_keys(topic, properties) | key_files.hash_of_tags(topic, properties)
 
 

@@ -20,12 +20,8 @@ from pyspark_dledger.format.layout import (
     PROPERTY_REAL_QUEUE_ID,
 )
 from pyspark_dledger.format.message import (
-    Message,
-    has_message_magic,
     host_sizes,
-    message_crc,
-    parse_message,
-    parse_properties,
+    message_in,
 )
 
 # Entries to read until one is a message, which has a store timestamp.
@@ -122,8 +118,8 @@ def _stored_at(store: RunningStore, index: int, unknown: int) -> int:
         except StoreError as error:
             record(logging.ERROR, "damaged", index=each, found=str(error))
             continue
-        message = parse_message(body, 0, len(body), 0) if has_message_magic(body, 0, len(body)) else None
-        if isinstance(message, Message):
+        message = message_in(body)
+        if message is not None:
             return message.store_timestamp
     return unknown
 
@@ -190,10 +186,8 @@ def is_same_message(one: bytes, other: bytes) -> bool:
 
 def _is_damaged(data: bytes) -> bool:
     """A store returns its newest entries unchecked."""
-    message = parse_message(data, 0, len(data), 0)
-    if not isinstance(message, Message):
-        return True
-    return message.body_crc != message_crc(data[message.body_start : message.body_start + message.body_length])
+    message = message_in(data)
+    return message is None or not message.has_right_crc
 
 
 def _tail(message: bytes) -> bytes:
@@ -202,14 +196,12 @@ def _tail(message: bytes) -> bytes:
 
 
 def _content(data: bytes) -> tuple[bytes, bytes, dict[str, str]] | None:
-    message = parse_message(data, 0, len(data), 0) if has_message_magic(data, 0, len(data)) else None
-    if not isinstance(message, Message):
+    message = message_in(data)
+    if message is None:
         return None
-    topic = data[message.topic_start : message.topic_start + message.topic_length]
-    body = data[message.body_start : message.body_start + message.body_length]
-    properties = parse_properties(data[message.properties_start : message.properties_start + message.properties_length])
+    properties = message.properties
     properties.pop(PROPERTY_REAL_QUEUE_ID, None)
-    return topic, body, properties
+    return message.raw_topic, message.body, properties
 
 
 def _bodies(store: RunningStore, indexes: Sequence[int]) -> dict[int, _Body | None]:

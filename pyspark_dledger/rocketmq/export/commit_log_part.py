@@ -30,11 +30,10 @@ from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.message import (
     MESSAGE_CRC_MASK,
-    Message,
     encode_message,
     encode_property_crc,
+    message_in,
     offset_msg_id,
-    parse_message,
     stored_property_crc,
 )
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
@@ -224,8 +223,8 @@ class PartOutcome:
     def record_moved(self, message: Bytes, pos: int, old: int, new: int) -> None:
         """Record a message that has a new physical offset."""
         self.counts[MOVED] += 1
-        parsed = parse_message(message.tobytes(), 0, len(message), new)
-        if len(self.notes) < MAX_SKIPPED and isinstance(parsed, Message):
+        parsed = message_in(message.tobytes())
+        if len(self.notes) < MAX_SKIPPED and parsed is not None:
             ids = [offset_msg_id(parsed.store_host, offset) for offset in (old, new)]
             self.notes.append(f"pos={pos}: offsetMsgId {ids[0]} is now {ids[1]}")
 

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
-from pyspark_dledger.format.message import Message, has_message_magic, parse_message
+from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables
 from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits
@@ -22,11 +21,9 @@ _NOT_IN_QUEUE = TRANSACTION_FLAGS["prepared"]
 def messages_of(bodies: Iterable[bytes]) -> Iterator[tuple[str, Message]]:
     """The bodies that are messages, with their topics."""
     for body in bodies:
-        if has_message_magic(body, 0, len(body)):
-            message = parse_message(body, 0, len(body), 0)
-            if isinstance(message, Message):
-                topic = body[message.topic_start : message.topic_start + message.topic_length]
-                yield decode_utf8(topic), message
+        message = message_in(body)
+        if message is not None:
+            yield message.topic, message
 
 
 @dataclass(frozen=True)

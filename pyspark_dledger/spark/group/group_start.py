@@ -9,7 +9,7 @@ from typing import final
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.message import Message, has_message_magic, parse_message
+from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.spark.group.group_log import GroupLog
 
@@ -112,5 +112,5 @@ def _first_index(low: int, high: int, is_reached: Callable[[int], bool]) -> int:
 
 def _store_timestamp(body: bytes) -> int | None:
     """Return when a message was stored, in ms since 1970; None for any other entry."""
-    message = parse_message(body, 0, len(body), 0) if has_message_magic(body, 0, len(body)) else None
-    return message.store_timestamp if isinstance(message, Message) else None
+    message = message_in(body)
+    return message.store_timestamp if message is not None else None

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.epoch_file import consistent_point, epoch_ends
-from pyspark_dledger.format.message import Message, parse_message
+from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd, commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
@@ -158,16 +157,15 @@ def _first(row: PosRow, replicas: Sequence[CommitLogReplica]) -> FirstDifference
         verdict=row.verdict,
         pos=row.first_pos,
         byte=row.first_byte,
-        topic=message[0] if message is not None else None,
-        queue_id=message[1].queue_id if message is not None else None,
-        queue_offset=message[1].queue_offset if message is not None else None,
+        topic=message.topic if message is not None else None,
+        queue_id=message.queue_id if message is not None else None,
+        queue_offset=message.queue_offset if message is not None else None,
         places=places,
         difference=row.first_difference,
     )
 
 
-def _message(replica: CommitLogReplica, pos: int) -> tuple[str, Message] | None:
-    """The topic and the fields of the message at `pos`."""
+def _message(replica: CommitLogReplica, pos: int) -> Message | None:
     number = replica.segment_at(pos)
     if number is None:
         return None
@@ -176,10 +174,7 @@ def _message(replica: CommitLogReplica, pos: int) -> tuple[str, Message] | None:
     if not 0 < size <= min(_MAX_MESSAGE, segment.end - pos):
         return None
     data = segment.read(pos, size)
-    message = parse_message(data, 0, size, pos) if len(data) == size else None
-    if not isinstance(message, Message):
-        return None
-    return decode_utf8(data[message.topic_start : message.topic_start + message.topic_length]), message
+    return message_in(data) if len(data) == size else None
 
 
 def _epochs(replicas: Sequence[CommitLogReplica]) -> dict[int, dict[str, tuple[int, int]]]:
