@@ -31,7 +31,7 @@ struct EntryHeader {
   int32_t chain_crc() const { return load_be32(p + kChainCrcAt); }
   int32_t body_crc() const { return load_be32(p + kBodyCrcAt); }
   int32_t body_size() const { return load_be32(p + 44); }
-  // The kind of a control entry, 0 for another one, see pyspark_dledger/format/control.py.
+  // The kind of a control entry, 0 for another one, see pyspark_dledger/format/codec.py.
   int32_t control_kind() const {
     const int32_t kind = channel();
     if (kind != kChannelNoop && kind != kChannelMembers) return 0;

@@ -1,4 +1,4 @@
-// Hashes of contents and Java's hashes of texts. The same as format/murmur3.py and common/java_text.py.
+// Hashes of contents and Java's hashes of texts. The same as format/encode/put_rows.py and common/java_text.py.
 #pragma once
 
 #include <cstddef>

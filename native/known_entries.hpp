@@ -1,4 +1,4 @@
-// Entries of a segment that are known from outside it, see pyspark_dledger/format/known_entries.py.
+// Entries of a segment that are known from outside it, see pyspark_dledger/format/spec.py.
 #pragma once
 
 #include <cstdint>

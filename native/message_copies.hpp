@@ -1,4 +1,4 @@
-// Copies messages of a log into a new file of a CommitLog. The same as format/encode/message_copies.py.
+// Copies messages of a log into a new file of a CommitLog. The same as format/message.py.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace dledger {
 
-// The outcome for a message, numbered as in format/encode/message_copies.py.
+// The outcome for a message, numbered as in format/message.py.
 enum class CopyOutcome : uint8_t { V1 = 0, V2 = 1, LongTopic = 2, LongProperties = 3, Changed = 4 };
 
 struct CopiedMessages {

@@ -1,4 +1,4 @@
-"""Encodes and decodes records of fixed size by the tables of `layout`: entry header, blank, index unit, queue unit.
+"""Encodes and decodes records of fixed size by the tables of `layout`, and control entries.
 
 Integers are big-endian and signed. Decoders take a `Buffer` and an offset. They raise ``struct.error`` if the buffer
 ends before the record.
@@ -7,6 +7,7 @@ ends before the record.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -149,3 +150,48 @@ def decode_records(data: bytes, fields: Sequence[layout.Field]) -> npt.NDArray[A
 
     dtype = record_dtype(fields)
     return np.frombuffer(data, dtype, count=len(data) // dtype.itemsize)
+
+
+# A control entry is of the group itself, no data of an application: an ordinary entry whose header has its kind as
+# ``channel``, and as ``chainCrc`` the CRC-32 of the 36 bytes before. Java writes 0 in both fields and reads neither.
+# The CRC tells a control entry from a flipped bit.
+
+NOOP = 1
+"""Says nothing: it commits the entries of earlier terms."""
+MEMBERS = 2
+"""The members of the group from here on."""
+CONTROL_KINDS = (NOOP, MEMBERS)
+CHANNEL_OFFSET = 32
+
+_SEALED = struct.Struct(">iiqqqi")
+_SEAL = struct.Struct(">ii")
+
+
+def control_kind(fields: Sequence[int]) -> int:
+    """The kind of a control entry, 0 for another one. ``fields``: at least the first 7 of its header."""
+    kind, seal = fields[5:7]
+    return kind if kind in CONTROL_KINDS and seal == signed32(zlib.crc32(_SEALED.pack(*fields[:6]))) else 0
+
+
+def header_kind(header: EntryHeader) -> int:
+    """The same for a decoded header."""
+    if header.channel not in CONTROL_KINDS:
+        return 0
+    return control_kind(
+        (header.magic, header.size, header.index, header.term, header.pos, header.channel, header.chain_crc)
+    )
+
+
+def control_kind_at(data: bytes | bytearray | memoryview, offset: int = 0) -> int:
+    """The same for the entry at ``offset``."""
+    channel, chain_crc = _SEAL.unpack_from(data, offset + CHANNEL_OFFSET)
+    if channel not in CONTROL_KINDS:
+        return 0
+    head = memoryview(data)[offset : offset + CHANNEL_OFFSET + 4]
+    return int(channel) if chain_crc == signed32(zlib.crc32(head)) else 0
+
+
+def mark_control(data: bytearray, kind: int) -> None:
+    """Make the single entry of ``data`` a control entry."""
+    _SEAL.pack_into(data, CHANNEL_OFFSET, kind, 0)
+    _SEAL.pack_into(data, CHANNEL_OFFSET, kind, signed32(zlib.crc32(memoryview(data)[: CHANNEL_OFFSET + 4])))

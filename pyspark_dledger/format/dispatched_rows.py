@@ -94,7 +94,7 @@ def dispatched_rows(
     batch: pa.RecordBatch, header_size: int, has_tags: bool, batch_topics: Collection[str] | None
 ) -> DispatchedRows:
     """The reference of `Engine.dispatched_rows`."""
-    from pyspark_dledger.format.column_values import numbers_of  # only this function needs Arrow
+    from pyspark_dledger.format.arrow_functions import numbers_of  # only this function needs Arrow
 
     columns = {name: batch[name].to_pylist() for name in DISPATCHED_COLUMNS if name != "storeTimestamp"}
     columns["stored"] = (numbers_of(batch["storeTimestamp"], null=0) // 1000).tolist()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, Puts, PutSettings
-from pyspark_dledger.format.file_bytes import FileBytes
+from pyspark_dledger.format.scan.segment_file import FileBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from pyspark_dledger.format.dispatched_rows import DispatchedRows
     from pyspark_dledger.format.encode.identities import IdentityFilter, IdentityTable
-    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
     from pyspark_dledger.format.json_text import BytesForm
+    from pyspark_dledger.format.message import CopiedMessages, Longs
 
 ENGINES = ("auto", "native", "python")
 

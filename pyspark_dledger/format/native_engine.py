@@ -9,7 +9,7 @@ import pyspark_dledger._native as _native
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, PutIds, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.facts import PROBLEM_CODES, Fact
-from pyspark_dledger.format.file_bytes import read_exactly
+from pyspark_dledger.format.scan.segment_file import read_exactly
 from pyspark_dledger.format.spec import (
     Compressed,
     Extent,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.format.dispatched_rows import DispatchedRows
-    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
     from pyspark_dledger.format.json_text import BytesForm
+    from pyspark_dledger.format.message import CopiedMessages, Longs
 
 
 NAME = "native"
@@ -114,7 +114,7 @@ def _finding(code: int) -> str:
 def copy_messages(
     segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
 ) -> CopiedMessages:
-    from pyspark_dledger.format.encode.message_copies import CopiedMessages  # only this call needs it
+    from pyspark_dledger.format.message import CopiedMessages  # only this call needs it
 
     size, outcomes = _native.copy_messages(segment, _contiguous(starts), _contiguous(sizes), into, position)
     return CopiedMessages(size, _array(outcomes, "u1"))

@@ -15,14 +15,12 @@ import pyarrow as pa
 
 from pyspark_dledger.common.java_text import decode_utf8, java_hash
 from pyspark_dledger.errors import DLedgerError, StoreError
-from pyspark_dledger.format import codec, json_text
+from pyspark_dledger.format import codec, json_text, message
 from pyspark_dledger.format.columns import SCANNED_COLUMNS, arrow_schema
 from pyspark_dledger.format.dispatched_rows import dispatched_rows as dispatched_rows
-from pyspark_dledger.format.encode import entry_encoding, identities, message_copies, put_messages, put_rows
+from pyspark_dledger.format.encode import entry_encoding, identities, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.encode.message_copies import CopiedMessages
-from pyspark_dledger.format.file_bytes import ReadBytes
-from pyspark_dledger.format.message import compression_type
+from pyspark_dledger.format.message import CopiedMessages, compression_type
 from pyspark_dledger.format.scan.frames import Frames, frames_of
 from pyspark_dledger.format.scan.row_values import (
     COLUMN_READERS,
@@ -32,13 +30,13 @@ from pyspark_dledger.format.scan.row_values import (
     malformed,
     row_test,
 )
-from pyspark_dledger.format.scan.segment_file import FileShrunk, SegmentFile
+from pyspark_dledger.format.scan.segment_file import FileShrunk, ReadBytes, SegmentFile
 from pyspark_dledger.format.scan.survey import take_survey
 from pyspark_dledger.format.scan.walk import Walk, find_log_end, find_splits
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 
 if TYPE_CHECKING:
-    from pyspark_dledger.format.encode.message_copies import Longs
+    from pyspark_dledger.format.message import Longs
 
 NAME = "python"
 
@@ -253,7 +251,7 @@ def survey(request: SurveyRequest) -> Survey:
 def copy_messages(
     segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int
 ) -> CopiedMessages:
-    size, outcomes = _with_file(segment, lambda file: message_copies.copy_messages(file, starts, sizes, into, position))
+    size, outcomes = _with_file(segment, lambda file: message.copy_messages(file, starts, sizes, into, position))
     return CopiedMessages(size, np.frombuffer(outcomes, np.uint8))
 
 

@@ -12,12 +12,12 @@ from pyspark_dledger.errors import IndexRangeError, StoreError, UnreadableError
 from pyspark_dledger.format.codec import (
     EntryHeader,
     IndexUnit,
+    control_kind_at,
     decode_entry_header,
     decode_index_unit,
     encode_index_unit,
     record_struct,
 )
-from pyspark_dledger.format.control import control_kind_at
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (

@@ -25,8 +25,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir
 from pyspark_dledger.errors import DiskFullError, StoreError
-from pyspark_dledger.format.codec import encode_blank, record_struct
-from pyspark_dledger.format.control import mark_control
+from pyspark_dledger.format.codec import encode_blank, mark_control, record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE

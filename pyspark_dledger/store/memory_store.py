@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pyspark_dledger.format.codec import decode_entry_header, encode_entry, record_struct
-from pyspark_dledger.format.control import control_kind_at, mark_control
+from pyspark_dledger.format.codec import control_kind_at, decode_entry_header, encode_entry, mark_control, record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, MAGIC_NORMAL

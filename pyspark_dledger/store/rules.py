@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pyspark_dledger.errors import InconsistentError, IndexRangeError
-from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.control import MEMBERS, control_kind
+from pyspark_dledger.format.codec import MEMBERS, control_kind, record_struct
 from pyspark_dledger.format.encode.encoded import Buffer, CheckedEntries
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE

@@ -14,8 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.codec import IndexUnit, decode_index_unit, record_dtype, record_struct
-from pyspark_dledger.format.control import CHANNEL_OFFSET, control_kind, control_kind_at
+from pyspark_dledger.format.codec import (
+    CHANNEL_OFFSET,
+    IndexUnit,
+    control_kind,
+    control_kind_at,
+    decode_index_unit,
+    record_dtype,
+    record_struct,
+)
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (

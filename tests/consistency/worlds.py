@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark_dledger.format.epoch_file import Epoch, encode_epochs
+from pyspark_dledger.format.state_files import Epoch, encode_epochs
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
 from tests.salvage.groups import Group, build_queues
 from tests.support.dispatching import Messages

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.errors import MalformedError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.scan.bodies import expand
-from pyspark_dledger.format.scan.decompression import DecompressionError, decompress
+from pyspark_dledger.format.scan.bodies import DecompressionError, decompress, expand
 from pyspark_dledger.format.spec import DLEDGER, Compressed, ScanRequest, Segment
 from tests.support.generate import Row, compress, mq_message, raw, rows_of, write_dledger
 from tests.support.long_runs import examples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark_dledger.format.control import MEMBERS, NOOP, control_kind_at
+from pyspark_dledger.format.codec import MEMBERS, NOOP, control_kind_at
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.store import MmapFileStore, StoreConfig

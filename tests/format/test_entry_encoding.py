@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import codec, layout
-from pyspark_dledger.format.control import CHANNEL_OFFSET, MEMBERS, NOOP, mark_control
+from pyspark_dledger.format.codec import CHANNEL_OFFSET, MEMBERS, NOOP, mark_control
 from pyspark_dledger.format.encode.encoded import MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.engine import Engine
 from tests.support.engines import NATIVE, PYTHON, result_of, unhurried

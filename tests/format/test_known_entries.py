@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.format import codec
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW
 from pyspark_dledger.format.scan.segment_file import MissingBytes
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment, SurveyRequest
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, KnownEntries, Segment, SurveyRequest
 from pyspark_dledger.format.store_file import PartialFile
 from tests.format.test_engines import budget
 from tests.format.test_resync import Row, check_splits, hostile_store, scan

@@ -12,16 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.encode.message_copies import (
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.message import (
     CHANGED,
     LONG_PROPERTIES,
     LONG_TOPIC,
     V1,
     V2,
     CopiedMessages,
+    encode_message,
+    message_crc,
+    parse_message,
+    stored_property_crc,
 )
-from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.message import encode_message, message_crc, parse_message, stored_property_crc
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.store_engine import store_engine
 

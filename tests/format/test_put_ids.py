@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import (
+from pyspark_dledger.format.encode.identities import (
     content_keys,
     numbered_id,
     read_ids,

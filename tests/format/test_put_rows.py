@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
-from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
+from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA, murmur128
 from pyspark_dledger.format.encode.puts import producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import (
@@ -28,7 +28,6 @@ from pyspark_dledger.format.message import (
     parse_message,
     parse_properties,
 )
-from pyspark_dledger.format.murmur3 import murmur128
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from tests.support.engines import NATIVE, PYTHON, unhurried
 from tests.support.golden import ALL, Golden

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.epoch_file import FILE, consistent_point, parse_epochs
+from pyspark_dledger.format.state_files import EPOCH_FILE, consistent_point, parse_epochs
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs
 from pyspark_dledger.log.io.store_checkpoint import LAYOUT
@@ -328,17 +328,17 @@ def test_epoch_files_and_consistent_points_are_javas(judges: Judges, tmp_path: P
         ends = [source.randrange(10_000) for _ in roots]
         for root in roots:
             root.mkdir(parents=True)
-            (root / FILE).write_bytes(_random_epochs(source))
+            (root / EPOCH_FILE).write_bytes(_random_epochs(source))
             if source.random() < 0.3:
-                (root / f"{FILE}.bak").write_bytes(_random_epochs(source))
-        java = judges.compare_epochs("5.3.3", roots[0] / FILE, ends[0], roots[1] / FILE, ends[1])
+                (root / f"{EPOCH_FILE}.bak").write_bytes(_random_epochs(source))
+        java = judges.compare_epochs("5.3.3", roots[0] / EPOCH_FILE, ends[0], roots[1] / EPOCH_FILE, ends[1])
         said = [read_epochs(root)[0] for root in roots]
-        where = [(root / FILE).read_bytes() for root in roots]
+        where = [(root / EPOCH_FILE).read_bytes() for root in roots]
         for name, epochs, root in zip(("slave", "master"), said, roots, strict=True):
             if isinstance(java[name], str):
                 # A number that is none ends the broker; here the copy counts.
                 assert "NumberFormat" in java[name], where
-                assert isinstance(parse_epochs((root / FILE).read_bytes()), str), where
+                assert isinstance(parse_epochs((root / EPOCH_FILE).read_bytes()), str), where
             else:
                 assert [list(epoch) for epoch in epochs] == java[name], where
         if "consistentPoint" in java:

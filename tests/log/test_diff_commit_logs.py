@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.format.epoch_file import Epoch, consistent_point, parse_epochs
+from pyspark_dledger.format.state_files import Epoch, consistent_point, parse_epochs
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.diff.replica_parts import plan_replicas, read_part

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from pyspark_dledger.format import codec, layout
-from pyspark_dledger.format.known_entries import KnownEntries
-from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
+from pyspark_dledger.format.spec import DLEDGER, Filters, KnownEntries, ScanRequest, Segment
 from pyspark_dledger.format.store_file import LocalFile
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import ReadOptions

@@ -42,7 +42,7 @@ ALLOWED = {
     "format/encode/put_rows.py": "properties",
     "format/json_text.py": "JSON",
     "format/message.py": "an identity",
-    "format/scan/decompression.py": "zlib's errors begin with its number",
+    "format/scan/bodies.py": "zlib's errors begin with its number",
     "format/state_files.py": "a file of properties",
     "log/recovery/java_files.py": "a number as Java parses it",
     "log/verify/report.py": "the two halves of a finding's text",

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, StoreError
-from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,

@@ -14,7 +14,7 @@ import pyspark_dledger.raft.client as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, StoreError, UnknownOutcomeError
-from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.raft.member_list import MemberList, list_of
 from pyspark_dledger.raft.messages import (

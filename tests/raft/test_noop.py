@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyspark_dledger.errors import DiskFullError
-from pyspark_dledger.format.control import MEMBERS, NOOP
+from pyspark_dledger.format.codec import MEMBERS, NOOP
 from pyspark_dledger.raft.core import Core
 from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import PushRequest, PushType, Role

@@ -16,8 +16,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.codec import encode_entry
-from pyspark_dledger.format.control import MEMBERS, mark_control
+from pyspark_dledger.format.codec import MEMBERS, encode_entry, mark_control
 from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import (
     AppendRequest,

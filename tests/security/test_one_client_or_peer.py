@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog
-from pyspark_dledger.format.encode.admission import Rejected
+from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.member_list import MARK, list_in, read_told

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.control import MEMBERS, NOOP, control_kind_at
+from pyspark_dledger.format.codec import MEMBERS, NOOP, control_kind_at
 from pyspark_dledger.raft.core.member import MAX_TERM_RISE
 from pyspark_dledger.raft.member_list import MemberList, list_in
 from pyspark_dledger.raft.messages import AppendResponse, GetRequest, GetResponse, PutResponse, Role

@@ -6,8 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.codec import IndexUnit, decode_index_unit, record_struct
-from pyspark_dledger.format.control import control_kind_at
+from pyspark_dledger.format.codec import IndexUnit, control_kind_at, decode_index_unit, record_struct
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NORMAL

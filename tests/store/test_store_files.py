@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
-from pyspark_dledger.format.file_bytes import ReadBytes
+from pyspark_dledger.format.scan.segment_file import ReadBytes
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.store.files import mapped_files, pending_units
 from pyspark_dledger.store.files.node_files import load_current_term, write_current_term

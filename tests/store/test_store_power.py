@@ -11,8 +11,8 @@ import pytest
 
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.codec import encode_entry
-from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
+from pyspark_dledger.format.scan.segment_file import FileBytes
 from pyspark_dledger.store.files import mapped_files
 from pyspark_dledger.store.log_files import LogFiles
 from pyspark_dledger.store.mmap_file_store import MmapFileStore

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.errors import IndexRangeError, StoreError
-from pyspark_dledger.format.codec import IndexUnit, encode_entry, encode_index_unit
-from pyspark_dledger.format.control import NOOP
+from pyspark_dledger.format.codec import NOOP, IndexUnit, encode_entry, encode_index_unit
 from pyspark_dledger.store.files.node_files import write_members
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig

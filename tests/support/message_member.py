@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.format.encode.admission import Admitted
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies
 from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.support.groups import eventually

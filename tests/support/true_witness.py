@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.format.spec import DLEDGER, KnownEntries, Segment
 
 HEADER_PARTS = ((0, 32), (44, 48))
 """Of an entry's header: magic, size, index, term and pos; bodySize. Index units do not have the others."""

@@ -12,8 +12,16 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.codec import EntryHeader, crc32, decode_entry_header, record_struct, signed32
-from pyspark_dledger.format.control import CHANNEL_OFFSET, MEMBERS, header_kind
+from pyspark_dledger.format.codec import (
+    CHANNEL_OFFSET,
+    MEMBERS,
+    EntryHeader,
+    crc32,
+    decode_entry_header,
+    header_kind,
+    record_struct,
+    signed32,
+)
 from pyspark_dledger.format.encode.encoded import (
     LENGTH_SIZE,
     MAX_BLOCK_SIZE,

@@ -1,17 +1,25 @@
-"""Identities of puts in memory: a table of recent ones, and a filter of all others.
+"""Identities of puts: a table of recent ones, a filter of all others, and those of jobs.
 
 The classes are the Python engine's. Those of the native engine have the same methods.
+
+Messages that may be written again by another run of their job, with other partitions, have the job as producer. The
+other 16 bytes are two words: 64 bits of the hash of the content and its ordinal, then 20 more bits of it, 24 of the run
+and 20 of the partition. Equal rows of one batch thus have different identities, and a later run finds the rows of an
+earlier one in any partition. The second word is mixed with the first one, because filters need random words.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections import deque
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
+from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, Bodies, Buffer
+from pyspark_dledger.format.encode.puts import CONTENT_SIZE, ID_SIZE, PRODUCER_SIZE
 
 _ID = np.dtype(f"V{ID_SIZE}")
 _LONG = np.dtype("<i8")
@@ -126,3 +134,104 @@ def split_ids(ids: bytes) -> list[bytes]:
 def _check(ids: bytes) -> None:
     if len(ids) % ID_SIZE:
         raise ValueError(f"expected identities of {ID_SIZE} bytes, found {len(ids)} bytes")
+
+
+Words = npt.NDArray[np.uint64]
+_Bytes = npt.NDArray[np.void]
+
+MAX_PARTITIONS = 1 << 20
+CLAIM = -2
+"""As ``from_index`` of a request: the leader takes new messages of the producer from this run only, until a later one
+claims it, or until it stops leading."""
+_RUN_BITS, _PARTITION_BITS = 24, 20
+_TAG_BITS = _RUN_BITS + _PARTITION_BITS
+_RUN_MASK = np.uint64((1 << _RUN_BITS) - 1)
+_WORD = np.dtype("<u8")
+_TEXT_SIZE = ID_SIZE * 4 // 3
+_TEXT = np.dtype(f"V{_TEXT_SIZE}")
+# The identity is the last property, and 0x02 ends properties.
+_FROM_END = _TEXT_SIZE + 1
+# Of splitmix64.
+_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_HALF, _SHIFT = np.uint64(32), np.uint64(29)
+
+
+def digest_word(text: str) -> bytes:
+    """The first 8 bytes of a hash, as those of a producer."""
+    return hashlib.blake2b(text.encode(), digest_size=64).digest()[:PRODUCER_SIZE]
+
+
+def run_tag(run: str) -> int:
+    """24 bits that distinguish a run from the others of its job."""
+    return int.from_bytes(digest_word(run), "little") >> (64 - _RUN_BITS)
+
+
+def read_ids(bodies: Bodies) -> Words:
+    """The identities of encoded messages, without the producer: two words each."""
+    found = base64.urlsafe_b64decode(_texts(bodies.block, bodies.count).tobytes())
+    return np.frombuffer(found, _WORD).reshape(-1, 3)[:, 1:]
+
+
+def replace_ids(bodies: Bodies, producer: bytes, ids: Words) -> Bodies:
+    """Encoded messages with other identities of the same size."""
+    words = np.empty((bodies.count, 3), _WORD)
+    words[:, 0] = np.frombuffer(producer, _WORD)
+    words[:, 1:] = ids
+    block = bytearray(bodies.block)
+    texts = np.frombuffer(base64.urlsafe_b64encode(words.tobytes()), _TEXT)
+    _every_text(block)[_text_starts(block, bodies.count)] = texts
+    return Bodies(bodies.count, block)
+
+
+def tagged(ids: Words, run: int, partition: int) -> Words:
+    """Identities with a run and a partition; both must fit their bits."""
+    found = np.empty_like(ids)
+    found[:, 0] = ids[:, 0]
+    tag = np.uint64(run << _PARTITION_BITS | partition)
+    packed = (ids[:, 1] >> np.uint64(_TAG_BITS) << np.uint64(_TAG_BITS)) | tag
+    found[:, 1] = packed ^ _mixed(ids[:, 0])
+    return found
+
+
+def runs_of(first: Words, second: Words) -> Words:
+    """The run of each identity."""
+    runs: Words = ((second ^ _mixed(first)) >> np.uint64(_PARTITION_BITS)) & _RUN_MASK
+    return runs
+
+
+def content_keys(ids: Words) -> list[bytes]:
+    """What identities of one content have in common, in all runs and partitions."""
+    found = ids.copy()
+    found[:, 1] = (ids[:, 1] ^ _mixed(ids[:, 0])) >> np.uint64(_TAG_BITS)
+    keys: list[bytes] = np.frombuffer(found.tobytes(), f"V{CONTENT_SIZE}").tolist()
+    return keys
+
+
+def words_of(ids: Buffer) -> Words:
+    """Identities without their producers, 16 bytes each, as words."""
+    return np.frombuffer(ids, _WORD).reshape(-1, 2)
+
+
+def numbered_id(number: int) -> Words:
+    """The identity with a number that `ProducerState.last_number` finds."""
+    return np.array([[number, int.from_bytes(digest_word(str(number)), "little")]], _WORD)
+
+
+def _mixed(first: Words) -> Words:
+    mixed: Words = (first ^ (first >> _HALF)) * _FACTOR
+    return mixed ^ (mixed >> _SHIFT)
+
+
+def _texts(block: Buffer, count: int) -> _Bytes:
+    texts: _Bytes = _every_text(block)[_text_starts(block, count)]
+    return texts
+
+
+def _every_text(block: Buffer) -> _Bytes:
+    """A view of all slices of the size of an identity's text."""
+    return np.ndarray((len(block) - _TEXT_SIZE + 1,), _TEXT, block, 0, (1,))
+
+
+def _text_starts(block: Buffer, count: int) -> npt.NDArray[np.int64]:
+    sizes = np.frombuffer(block, ">u4", count).astype(np.int64)
+    return LENGTH_SIZE * count + np.cumsum(sizes) - _FROM_END

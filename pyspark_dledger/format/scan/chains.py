@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.scan.expectation import RECENT_FRAMES, Expectation, LogPosition
+from pyspark_dledger.format.scan.expectation import RECENT_FRAMES, Expectation, KnownFrame, LogPosition
 from pyspark_dledger.format.scan.frames import MIN_BODY_START, SPAN_WINDOW, Blank, DamagedFrame, Frame, Frames
-from pyspark_dledger.format.scan.known_frames import KnownFrame
 
 MAX_WALKED = 64
 WALKED_INTERVAL = 64

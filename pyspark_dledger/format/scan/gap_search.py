@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.scan.chains import Chain, Chains, WalkedChains
-from pyspark_dledger.format.scan.expectation import RECENT_FRAMES, Expectation
+from pyspark_dledger.format.scan.expectation import RECENT_FRAMES, Expectation, KnownFrame
 from pyspark_dledger.format.scan.frames import DamagedFrame, Frame, Frames
-from pyspark_dledger.format.scan.known_frames import KnownFrame
 
 MAX_CANDIDATES = 32
 """So many frames are compared."""

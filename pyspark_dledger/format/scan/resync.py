@@ -16,10 +16,9 @@ from functools import cached_property
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.scan.chains import WalkedChains
-from pyspark_dledger.format.scan.expectation import Expectation
+from pyspark_dledger.format.scan.expectation import Expectation, KnownFrame, KnownFrames
 from pyspark_dledger.format.scan.frames import Frame, Frames
 from pyspark_dledger.format.scan.gap_search import MIN_WRONG_RISE, UINT64_MAX, GapSearch
-from pyspark_dledger.format.scan.known_frames import KnownFrame, KnownFrames
 
 MIN_FLIPPED_RISE = 16
 """A term that a flipped bit raises by so much is damaged, where nothing else decides."""

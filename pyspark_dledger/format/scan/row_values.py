@@ -9,8 +9,7 @@ from typing import Any
 from pyspark_dledger.common.java_text import host_text
 from pyspark_dledger.errors import MalformedError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.codec import EntryHeader, crc32, signed32
-from pyspark_dledger.format.control import MEMBERS, NOOP, header_kind
+from pyspark_dledger.format.codec import MEMBERS, NOOP, EntryHeader, crc32, header_kind, signed32
 from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.message import (
     MESSAGE_CRC_MASK,

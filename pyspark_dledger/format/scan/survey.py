@@ -7,7 +7,7 @@ from itertools import chain
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.control import header_kind
+from pyspark_dledger.format.codec import header_kind
 from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.scan.frames import Frame, Frames
 from pyspark_dledger.format.scan.row_values import Row, row_problems

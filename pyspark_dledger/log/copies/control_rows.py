@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.control import control_kind
+from pyspark_dledger.format.codec import control_kind
 
 SEALED_COLUMNS = ("magic", "size", "index", "term", "pos", "channel", "chainCrc")
 """The fields of a header that tell a control entry, in their order."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.format.column_values import numbers_of
+from pyspark_dledger.format.arrow_functions import numbers_of
 from pyspark_dledger.format.facts import TIMES, ProblemCode
 
 Bools = npt.NDArray[np.bool_]

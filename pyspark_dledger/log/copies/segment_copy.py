@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.column_values import numbers_of, texts_of
-from pyspark_dledger.format.known_entries import KnownEntries
+from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
 from pyspark_dledger.format.layout import MAGIC_NORMAL
-from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Witness
+from pyspark_dledger.format.spec import DLEDGER, KnownEntries, ScanRequest, Segment, Witness
 from pyspark_dledger.log.copies.control_rows import SEALED_COLUMNS, are_controls
 from pyspark_dledger.log.copies.index_units import units_agree
 from pyspark_dledger.log.copies.problems import is_damage

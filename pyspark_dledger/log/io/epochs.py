@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.epoch_file import FILE, FILES, Epoch, in_order, parse_epochs
+from pyspark_dledger.format.state_files import EPOCH_FILE, EPOCH_FILES, Epoch, in_order, parse_epochs
 from pyspark_dledger.log.io.files import OnUnreadable, is_there, raise_error, read_start
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 
@@ -17,13 +17,13 @@ _MAX_BYTES = 32 * 1024 * 1024
 
 def is_of_controller_mode(root: Path) -> bool:
     """Whether a broker ran in controller mode on a storePathRootDir: it has an epoch file, also a damaged one."""
-    return any(is_there(root / name) for name in FILES)
+    return any(is_there(root / name) for name in EPOCH_FILES)
 
 
 def epoch_file_problem(root: Path, log_end: int) -> tuple[bool, str] | None:
     """What is wrong with the epoch file of a log that ends at `log_end`: whether Java can read it, and the problem."""
-    file = root / FILE
-    if not is_there(file) and not is_there(root / FILES[1]):
+    file = root / EPOCH_FILE
+    if not is_there(file) and not is_there(root / EPOCH_FILES[1]):
         return None
     try:
         found = parse_epochs(read_start(file, _MAX_BYTES)) if is_there(file) else read_epochs(root)[0]
@@ -49,7 +49,7 @@ def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:
     Java reads ``.bak`` where the file has no epochs or is damaged.
     """
     problems = []
-    for name in FILES:
+    for name in EPOCH_FILES:
         file = root / name
         try:
             if not file.is_file():
@@ -61,7 +61,7 @@ def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:
         if not isinstance(found, str) and found:
             return in_order(found), name
         problems.append(f"{name}: {found if isinstance(found, str) else 'no epoch'}")
-    return (), "; ".join(problems) or f"no {FILE} file"
+    return (), "; ".join(problems) or f"no {EPOCH_FILE} file"
 
 
 def confirmed_end(root: Path, on_unreadable: OnUnreadable = raise_error) -> int:

@@ -22,7 +22,7 @@ from pyspark_dledger.log.io.store_engine import StoreEngine
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
+    from pyspark_dledger.format.message import CopiedMessages, Longs
 
 _Batch = tuple["pa.RecordBatch", list[Compressed]]
 _OF_SEGMENTS = ("log_end", "term_runs", "survey")

@@ -23,7 +23,7 @@ from pyspark_dledger.log.io.remote_reads import check_unchanged, fetch_later, re
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_dledger.format.encode.message_copies import CopiedMessages, Longs
+    from pyspark_dledger.format.message import CopiedMessages, Longs
 
 WINDOW = 32 * 1024 * 1024
 """Bytes of one window; the next one is fetched during the scan of a window."""

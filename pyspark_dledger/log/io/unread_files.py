@@ -13,10 +13,10 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.epoch_file import FILES as EPOCH_FILES
 from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.format.state_files import EPOCH_FILES
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import is_remote_path, is_there, map_reads, path_of
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER, folder_entries

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.uris import is_remote
-from pyspark_dledger.format.column_values import numbers_of, texts_of
+from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits

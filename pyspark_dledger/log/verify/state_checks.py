@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.epoch_file import FILE as EPOCH_FILE
-from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
+from pyspark_dledger.format.state_files import EPOCH_FILE, Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
 from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.files import is_remote_path, is_there, read_start
 from pyspark_dledger.log.io.queue_files import proven_index

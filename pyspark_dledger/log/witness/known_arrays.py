@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.known_entries import KnownEntries
+from pyspark_dledger.format.spec import KnownEntries
 
 
 def chosen(known: KnownEntries, which: npt.NDArray[Any]) -> KnownEntries:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.known_entries import KnownEntries, no_known_entries
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_BLANK
-from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.format.spec import DLEDGER, KnownEntries, Segment, no_known_entries
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.codec import record_dtype
 from pyspark_dledger.format.distinct_numbers import distinct
-from pyspark_dledger.format.known_entries import KnownEntries
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     FLAG_BORN_HOST_V6,
@@ -30,7 +29,7 @@ from pyspark_dledger.format.layout import (
     MIN_MESSAGE_SIZE,
 )
 from pyspark_dledger.format.message import MESSAGE_MAGICS
-from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.format.spec import DLEDGER, KnownEntries, Segment
 from pyspark_dledger.log.io.queue_units import Messages, messages_in
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, places_of, read_headers
 from pyspark_dledger.log.witness.key_offsets import message_starts

@@ -13,8 +13,7 @@ from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.log.witness.evidence import Evidence
 
 if TYPE_CHECKING:
-    from pyspark_dledger.format.known_entries import KnownEntries
-    from pyspark_dledger.format.spec import Segment
+    from pyspark_dledger.format.spec import KnownEntries, Segment
     from pyspark_dledger.log.io.store_paths import StorePaths
     from pyspark_dledger.log.witness.known_entries import Answer
 

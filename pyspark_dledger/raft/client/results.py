@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pyspark_dledger.errors import UnknownOutcomeError
-from pyspark_dledger.format.codec import decode_entry_header
-from pyspark_dledger.format.control import header_kind
+from pyspark_dledger.format.codec import decode_entry_header, header_kind
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.messages import Role

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.encode.admission import DiskNeededError
+from pyspark_dledger.format.encode.encoded import DiskNeededError
 from pyspark_dledger.format.state_files import MAX_TERM
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.disk_health import DiskHealth

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark_dledger.errors import IndexRangeError, OptionError, StoreError
-from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.member_list import MARK, MemberList, list_in, list_of
 from pyspark_dledger.store.dledger_store import DLedgerStore

@@ -13,8 +13,8 @@ from functools import partial
 from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.control import NOOP
-from pyspark_dledger.format.encode.admission import DiskNeededError
+from pyspark_dledger.format.codec import NOOP
+from pyspark_dledger.format.encode.encoded import DiskNeededError
 from pyspark_dledger.raft.core import Committed, Core, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role

@@ -14,7 +14,7 @@ from pyspark_dledger import __version__
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog, record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
-from pyspark_dledger.format.control import KINDS
+from pyspark_dledger.format.codec import CONTROL_KINDS
 from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.hello import MemberHello
@@ -325,7 +325,7 @@ class Node:
             cluster=store.cluster_id,
             dataFileSize=data_size,
             indexFileSize=index_size,
-            controls=max(KINDS),
+            controls=max(CONTROL_KINDS),
             members=self.core.members.told_by_log,
         )
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
-from pyspark_dledger.format.column_values import numbers_of, values_of
+from pyspark_dledger.format.arrow_functions import numbers_of, values_of
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS, DispatchedRows
 from pyspark_dledger.format.engine import Engine

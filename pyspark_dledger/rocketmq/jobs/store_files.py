@@ -12,8 +12,6 @@ from pathlib import Path
 from pyspark_dledger.common.durable import sync_dir, write_at, write_durably
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.epoch_file import FILE as EPOCHS
-from pyspark_dledger.format.epoch_file import encode_epochs
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_UNIT_SIZE, segment_name
 from pyspark_dledger.format.state_files import (
     COMMITTED_INDEX,
@@ -21,8 +19,10 @@ from pyspark_dledger.format.state_files import (
     END_INDEX,
     VOTE_LEADER,
     CurrentTerm,
+    encode_epochs,
     encode_state_file,
 )
+from pyspark_dledger.format.state_files import EPOCH_FILE as EPOCHS
 from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.column_values import values_of
+from pyspark_dledger.format.arrow_functions import values_of
 from pyspark_dledger.format.dispatched_rows import Longs, key_hash
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.arrow_functions import values_of
 from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
-from pyspark_dledger.format.column_values import values_of
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
 from pyspark_dledger.format.layout import (
     BLANK,

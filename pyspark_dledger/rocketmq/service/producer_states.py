@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.encode.put_ids import CLAIM, runs_of
+from pyspark_dledger.format.encode.identities import CLAIM, runs_of
 from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.identity_arrays import WORD, IdentityArrays, concatenated, identity_arrays

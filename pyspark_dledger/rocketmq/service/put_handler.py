@@ -13,8 +13,7 @@ import numpy.typing as npt
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
-from pyspark_dledger.format.encode.admission import Admitted, DiskNeededError, Rejected
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Admitted, Bodies, DiskNeededError, Rejected
 from pyspark_dledger.format.encode.puts import ID_SIZE, NumberedPuts, Puts
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, BrokerMetadata

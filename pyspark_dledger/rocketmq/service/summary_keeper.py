@@ -18,7 +18,7 @@ from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.encode.admission import Rejected
+from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.format.layout import PROPERTY_ID
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.queue_files import queues

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.common.integers import INT32_MAX
+from pyspark_dledger.format.arrow_functions import column_of
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.column_values import column_of
 from pyspark_dledger.format.layout import BATCH_UNIT, BATCH_UNIT_SIZE, MIN_MESSAGE_SIZE, SCHEDULE_TOPIC
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, batch_queues, queues, read_units, written_units

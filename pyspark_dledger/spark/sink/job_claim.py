@@ -12,7 +12,7 @@ from typing import TypeVar
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, UnknownOutcomeError
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import CLAIM
+from pyspark_dledger.format.encode.identities import CLAIM
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.client.results import PutResult
 

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import (
+from pyspark_dledger.format.encode.identities import (
     MAX_PARTITIONS,
     digest_word,
     read_ids,

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.put_ids import content_keys, numbered_id, read_ids, replace_ids, words_of
+from pyspark_dledger.format.encode.identities import content_keys, numbered_id, read_ids, replace_ids, words_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.client.results import PutResult

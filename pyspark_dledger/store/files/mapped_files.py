@@ -16,8 +16,8 @@ from pathlib import Path
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, sync_dir, write_at
 from pyspark_dledger.errors import IndexRangeError, StoreError, UnreadableError
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.file_bytes import FileBytes
 from pyspark_dledger.format.layout import segment_name
+from pyspark_dledger.format.scan.segment_file import FileBytes
 from pyspark_dledger.log.io.files import data_extents
 
 _ZEROS = bytes(1 << 20)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.epoch_file import consistent_point, epoch_ends
 from pyspark_dledger.format.message import Message, message_in
+from pyspark_dledger.format.state_files import consistent_point, epoch_ends
 from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd, commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.format.column_values import is_valid
+from pyspark_dledger.format.arrow_functions import is_valid
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.epoch_file import Epoch, epoch_at
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.format.state_files import Epoch, epoch_at
 from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.epochs import epoch_file_problem, read_epochs
 from pyspark_dledger.log.io.files import path_of

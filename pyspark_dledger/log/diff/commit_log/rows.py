@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
-from pyspark_dledger.format.epoch_file import epoch_at
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
+from pyspark_dledger.format.state_files import epoch_at
 from pyspark_dledger.log.copies.first_difference import first_difference
 from pyspark_dledger.log.diff.commit_log.queue_checks import decided_by_units
 from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, OptionError
-from pyspark_dledger.format.control import MEMBERS
+from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.cluster_id import ClusterId

@@ -6,7 +6,7 @@ A member that lost its disk needs an entry of the leader's term, too (`Member.ca
 from __future__ import annotations
 
 from pyspark_dledger.errors import DiskFullError
-from pyspark_dledger.format.control import NOOP
+from pyspark_dledger.format.codec import NOOP
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex

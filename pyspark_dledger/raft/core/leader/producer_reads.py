@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.encode.admission import Rejected
+from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.leader.appends import Appends
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError
-from pyspark_dledger.format.codec import decode_entry_header
-from pyspark_dledger.format.control import header_kind
+from pyspark_dledger.format.codec import decode_entry_header, header_kind
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
