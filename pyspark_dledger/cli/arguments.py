@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.exit_codes import CLIENT_EXITS, read_exits
 from pyspark_dledger.errors import OptionError
+
+if TYPE_CHECKING:
+    from pyspark_dledger.rocketmq.work_parts import MapParts
 
 BODY_FORMS = ("text", "hex", "base64", "none")
 ROW_POSITION = (
@@ -28,6 +33,20 @@ def add_flag(parser: argparse.ArgumentParser, flag: str, *options: str, **settin
     action = parser.add_argument(flag, **settings)
     declared = parser.get_default("flags") or {}
     parser.set_defaults(flags={**declared, **dict.fromkeys(options, (flag, action.dest))})
+
+
+@contextmanager
+def parts_at(master: str | None) -> Iterator[MapParts]:
+    """Where the parts of a job are done: in this process, or in a Spark session at a master, which ends with it."""
+    if master is None:
+        from pyspark_dledger.rocketmq.work_parts import map_here
+
+        yield map_here
+        return
+    from pyspark_dledger.spark.tasks import map_on, session_at
+
+    with session_at(master) as spark:
+        yield map_on(spark)
 
 
 def with_flags(text: str, args: argparse.Namespace) -> str:

@@ -83,7 +83,10 @@ SERVED = ("serve", "--group", "g", "--id", "n0", "--store", "{folder}/new")
         (["find", "{store}", "--tags", "", "1"], "--tags: expected"),
         (["export", "{store}", "{folder}/a", "--to", "csv"], "--to: expected a form to export to, found csv"),
         (["export", "{store}", "{folder}/a", "--to", "jsonl", "--preserve-offsets"], "--preserve-offsets is only for"),
-        (["rebuild", "index", "{store}", "--hash-slots", "x"], "--hash-slots: expected a whole number, found 'x'"),
+        (
+            ["rebuild", "index", "{store}", "--hash-slots", "x"],
+            "--hash-slots: expected an integer from 1 to 2147483647, found 'x'",
+        ),
         (
             ["rebuild", "index", "{store}", "--units-per-file", "5"],
             "--units-per-file has no effect on a rebuild of index",

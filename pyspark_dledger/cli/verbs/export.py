@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, add_topics
+from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, add_topics, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, EXPORT_EXITS, FINDINGS
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import read_options, set_option
@@ -74,12 +74,8 @@ def _export(args: argparse.Namespace, options: dict[str, Any], out: Output) -> E
     keep_freed_memory()
     from pyspark_dledger.rocketmq.export import export as export_log
 
-    if args.spark is None:
-        return export_log(args.path, args.target, args.to, progress=out.progress, **options)
-    from pyspark_dledger.spark.tasks import map_on, session_at
-
-    with session_at(args.spark) as spark:
-        return export_log(args.path, args.target, args.to, run=map_on(spark), **options)
+    with parts_at(args.spark) as run:
+        return export_log(args.path, args.target, args.to, run=run, progress=out.progress, **options)
 
 
 def _is_table(report: ExportReport) -> bool:

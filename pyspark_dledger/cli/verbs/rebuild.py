@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.arguments import add_flag, add_json, add_option
+from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, REBUILD_EXITS
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
@@ -18,7 +17,6 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.rocketmq.check.next_step import after_comparison, check_of
-from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.rebuild import CompareReport, FileSettings, RebuildReport
@@ -103,8 +101,7 @@ def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
     from pyspark_dledger.rocketmq.rebuild import rebuild as rebuild_by
 
     options = read_options(args)
-    with ExitStack() as opened:
-        run = _runner(args.spark, opened)
+    with parts_at(args.spark) as run:
         done = rebuild_by(
             args.path, args.what, out=args.out, files=files, run=run, progress=out.progress, options=options
         )
@@ -128,12 +125,3 @@ def _print_rebuilt(out: Output, done: RebuildReport, path: str) -> None:
     if done.before is not None:
         for text in next_lines(check_of(path)):
             out.line(text)
-
-
-def _runner(master: str | None, opened: ExitStack) -> MapParts:
-    """The runner of the parts: this process, or a Spark session that ends with `opened`."""
-    if master is None:
-        return map_here
-    from pyspark_dledger.spark.tasks import map_on, session_at
-
-    return map_on(opened.enter_context(session_at(master)))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.arguments import add_json, add_option
+from pyspark_dledger.cli.arguments import add_json, add_option, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, SALVAGE_EXITS
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows
@@ -22,7 +21,7 @@ from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.option_uses import SALVAGE, check_use
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.rocketmq.check.next_step import after_plan, as_given, check_of
-from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+from pyspark_dledger.rocketmq.work_parts import MapParts
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.salvage import SalvageReport, SalvageRequest
@@ -90,8 +89,7 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     options = {name: getattr(args, name) for name in ("node", "undecided", "log_of", "store_as", "topics_from_log")}
     options["take"] = dict(map(_index_and_id, args.take))
     request = SalvageRequest.of(args.path, engine=read.engine, **options)
-    with ExitStack() as opened:
-        map_parts = _runner(args.spark, opened)
+    with parts_at(args.spark) as map_parts:
         return _plan(args, request, map_parts, out) if args.plan else _salvage(args, request, map_parts, out)
 
 
@@ -190,12 +188,3 @@ def _print(report: SalvageReport, out: Output) -> None:
             out.line(f"  {name}={printable(value)}")
     for text in next_lines(check_of(as_given(report.target))):
         out.line(text)
-
-
-def _runner(master: str | None, opened: ExitStack) -> MapParts:
-    """The runner of the parts: this process, or a Spark session that ends with `opened`."""
-    if master is None:
-        return map_here
-    from pyspark_dledger.spark.tasks import map_on, session_at
-
-    return map_on(opened.enter_context(session_at(master)))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.options import BOOLEAN, Parser, by_key, integer_from, option, options_of, parse_values
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import OptionError, StoreError
@@ -46,64 +46,37 @@ _MAX_INDEX_UNITS = 2**31 - 1
 
 @dataclass(frozen=True)
 class FileSettings:
-    """The sizes of ConsumeQueue files (``units_per_file``) and index files (``hash_slots``, ``index_units``).
+    """The sizes of new files, and of what they are; the scope of an option is what it has an effect on.
 
     None stands for the size of existing files; else it comes from ``broker_conf``, a broker.conf, which also has the
-    delay levels; else it is RocketMQ's default. ``index_tags``: the index has tags, as from RocketMQ 5.5.0 on; None: as
-    existing files.
+    delay levels; else it is RocketMQ's default.
     """
 
-    units_per_file: int | None = None
-    hash_slots: int | None = None
-    index_units: int | None = None
-    broker_conf: Path | None = None
-    index_tags: bool | None = None
+    units_per_file: int | None = option(
+        None, integer_from(1, builder.MAX_UNITS), "units of a ConsumeQueue file", scope=(QUEUES,)
+    )
+    hash_slots: int | None = option(None, integer_from(1, _MAX_INDEX_UNITS), "slots of an index file", scope=(INDEX,))
+    index_units: int | None = option(None, integer_from(2, _MAX_INDEX_UNITS), "units of an index file", scope=(INDEX,))
+    broker_conf: Path | None = option(None, Parser("a path", lambda value: Path(str(value))), "a broker.conf")
+    index_tags: bool | None = option(
+        None, BOOLEAN, "the index has tags, as from RocketMQ 5.5.0 on; default: as existing files", scope=(INDEX,)
+    )
 
     @classmethod
     def taken_from(cls, options: Mapping[str, Any], what: str) -> tuple[FileSettings, dict[str, Any]]:
-        """The settings among options (unitsPerFile, hashSlots, indexUnits, brokerConf), and the other options.
+        """The settings among options, and the other options. Names are in any case.
 
-        Names are in any case. Raises OptionError for an invalid number, or a size without an effect on `what`.
+        Raises OptionError for an invalid value, or one without an effect on `what`.
         """
-        settings: dict[str, Any] = {}
-        others = {}
-        for name, value in options.items():
-            field = _FILE_OPTIONS.get(name.lower())
-            if field is None:
-                others[name] = value
-            elif value is not None:
-                settings[field] = _FIELDS.get(field, _number)(name, value)
-        for field, name, files in _SIZES:
-            if field in settings and what in WHATS and what != files:
-                raise OptionError(f"option {name} has no effect on a rebuild of {what}, only of {files}: leave it out")
-        return cls(**settings), others
-
-
-_SIZES = (
-    ("units_per_file", "unitsPerFile", QUEUES),
-    ("hash_slots", "hashSlots", INDEX),
-    ("index_units", "indexUnits", INDEX),
-    ("index_tags", "indexTags", INDEX),
-)
-_FILE_OPTIONS = {field.replace("_", ""): field for field in FileSettings.__dataclass_fields__}
-
-
-def _number(name: str, value: object) -> int:
-    if not re.fullmatch("[0-9]{1,10}", str(value)):
-        raise OptionError(f"{name}: expected a whole number, found {value!r}")
-    return int(str(value))
-
-
-def _flag(name: str, value: object) -> bool:
-    if str(value).lower() not in ("true", "false"):
-        raise OptionError(f"{name}: expected true or false, found {value!r}")
-    return str(value).lower() == "true"
-
-
-_FIELDS: dict[str, Callable[[str, Any], object]] = {
-    "broker_conf": lambda _, value: Path(value),
-    "index_tags": _flag,
-}
+        known = by_key(options_of(cls))
+        given = {name: value for name, value in options.items() if name.lower() in known}
+        settings = parse_values(given, lambda name: known[name.lower()])
+        for each in known.values():
+            if each.field in settings and what in WHATS and what not in (each.scope or WHATS):
+                raise OptionError(
+                    f"option {each.name} has no effect on a rebuild of {what}, only of {each.scope[0]}: leave it out"
+                )
+        return cls(**settings), {name: value for name, value in options.items() if name not in given}
 
 
 @dataclass(frozen=True)
@@ -378,21 +351,11 @@ def _notes(root: Path, what: str, built: BuildReport) -> Iterator[str]:
 def _settings(root: Path, files: FileSettings) -> BuildSettings:
     """The given sizes, else those of existing files, else the broker's."""
     conf = read_dispatch_settings(files.broker_conf) if files.broker_conf is not None else DispatchSettings()
-    units = (
-        _checked("units_per_file", files.units_per_file, builder.MAX_UNITS)
-        or builder.common_units_per_file(root)
-        or conf.units_per_file
-    )
+    units = files.units_per_file or builder.common_units_per_file(root) or conf.units_per_file
     slots, index_units = builder.last_index_sizes(root) or (conf.hash_slots, conf.index_units)
     return BuildSettings(
         units_per_file=units,
-        hash_slots=_checked("hash_slots", files.hash_slots, _MAX_INDEX_UNITS) or slots,
-        index_units=_checked("index_units", files.index_units, _MAX_INDEX_UNITS, 2) or index_units,
+        hash_slots=files.hash_slots or slots,
+        index_units=files.index_units or index_units,
         delays_ms=conf.delays_ms,
     )
-
-
-def _checked(name: str, number: int | None, highest: int, lowest: int = 1) -> int | None:
-    if number is not None and not lowest <= number <= highest:
-        raise OptionError(f"{name}: expected a number from {lowest} to {highest}, found {number}")
-    return number
