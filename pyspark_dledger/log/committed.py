@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.replicas import Terms, agreement, majority_index, superseding
+from pyspark_dledger.log.replicas import Terms, agreement, entry_of, majority_index, same_entry, superseding
 from pyspark_dledger.log.store_view import StoreView
+
+_SAMPLES, _MAX_TRIED = 16, 1_000
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,33 @@ def best(bounds: list[Bound], end_index: int) -> Bound:
         ((bound.index, bound.source) for bound in known if bound.index is not None), key=lambda pair: pair[0]
     )
     return Bound(min(index, end_index), source)
+
+
+def check_replicas(store: StoreView, committed: int | None) -> None:
+    """Raises StoreError if a replica contradicts `store` at or below `committed`, or is of another group.
+
+    Above its own committed index a replica cannot contradict: an old leader keeps uncommitted entries for a while.
+    Damaged and missing entries contradict nothing.
+    """
+    mine = Terms(store)
+    for other in store.replicas:
+        theirs = Terms(other)
+        agreed, begin = agreement(mine, theirs), max(mine.first, theirs.first)
+        if agreed is None:
+            continue
+        parts = range(_SAMPLES + 1 if agreed >= begin else 0)
+        samples = {begin + (agreed - begin) * part // _SAMPLES for part in parts}
+        same = {index: same_entry(store, other, index) for index in sorted(samples)}
+        problem = "this replica is of another group, or one of them is damaged: run dledger diff with all of them"
+        if False in same.values() and True not in same.values():
+            index = next(index for index, is_same in same.items() if is_same is False)
+            raise StoreError(f"{other.path}: expected the entry {index} of {store.path}, found other bytes: {problem}")
+        own = own_bound(other).index
+        limit = min(mine.last, theirs.last, *(-1 if bound is None else bound for bound in (committed, own)))
+        for index in range(max(agreed + 1, begin), min(agreed + _MAX_TRIED, limit) + 1):
+            one, two = entry_of(store, index), entry_of(other, index)
+            if one is not None and two is not None and one.header.term != two.header.term:
+                raise StoreError(
+                    f"{other.path}: expected index {index} with term {one.header.term} as in {store.path}, found term "
+                    f"{two.header.term}, and both say that it is committed: {problem}"
+                )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, encode_entry_header
@@ -17,6 +14,7 @@ from pyspark_dledger.log.io.entry_reads import entry_in, segment_at
 from pyspark_dledger.log.io.healed_segment import HealedFile, HealedPart
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.salvage.compared_stores import map_in_threads
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.plan import FILL, SalvageOptions, check_sources, committed_index, plan_salvage
 from pyspark_dledger.log.salvage.plan_rows import undecided_text
@@ -24,11 +22,6 @@ from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, end_of, start_of
 from pyspark_dledger.log.store_segments import HEAD_BYTES, FileEnds
 from pyspark_dledger.log.store_view import StoreView
-
-
-def _map_in_threads(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        yield from threads.map(function, parts)
 
 
 def open_store(path: str, options: ReadOptions) -> StoreView:
@@ -49,7 +42,7 @@ class HealedStore(StoreView):
         self._stores = [store, *store.replicas]
         check_sources(self._stores)
         options = SalvageOptions(undecided=FILL, engine=store.options.engine)
-        self._plan = plan_salvage(self._stores, options, _map_in_threads)
+        self._plan = plan_salvage(self._stores, options, map_in_threads)
         self._undecided = {(log.source, each.pos): each for log in self._plan.logs for each in log.undecided}
         self.engine = store_engine(store.options.engine)
         self.segments = [segment for log in self._plan.logs for segment in self._files(log)]

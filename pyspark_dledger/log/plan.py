@@ -13,7 +13,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.process_memory import free_address_space
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
-from pyspark_dledger.log.committed import Bound, committed_bound
+from pyspark_dledger.log.committed import Bound, check_replicas, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
 from pyspark_dledger.log.io.read_once import scan_once
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -182,8 +182,6 @@ def plan_read(
         store = store if isinstance(store, HealedStore) else HealedStore(store)
     bound = committed_bound(store, options) if store.ledger_segments else Bound(None, None)
     if store.replicas and store.ledger_segments:
-        from pyspark_dledger.log.diff.replica_group import check_replicas  # loads numpy
-
         check_replicas(store, bound.index)
     if options.isolation_level == "read_committed" and bound.index is None and store.ledger_segments:
         raise StoreError(

@@ -74,9 +74,10 @@ class StoreView:
         """What cannot be read of the store, and what of the log is unknown because of it."""
         from pyspark_dledger.log.io.unread_files import UnreadFiles  # imports numpy, which is slow to load
 
-        unread = self._segments.unread
-        last = max((segment.base for segment, _ in self.ends.values()), default=-1) if unread else -1
-        return UnreadFiles(self.paths, unread, last, self.indexes_in)
+        def last_base() -> int:
+            return max((segment.base for segment, _ in self.ends.values()), default=-1)
+
+        return UnreadFiles(self.paths, self._segments.unread, last_base, self.indexes_in)
 
     @property
     def on_unreadable(self) -> OnUnreadable:

@@ -52,7 +52,7 @@ COLUMNS = {
     "audit": "code topic queueId queueOffset commitLogOffset expected found",
     "consumers": "consumerGroup topic queueId consumerOffset minOffset maxOffset lag lost",
     "lost": "source index term pos size topic queueId queueOffset tagsCode keyHashes firstStoreTimestamp "
-    "lastStoreTimestamp entries witnesses problem lostOn intactOn unclearOn restorableFrom",
+    "lastStoreTimestamp entries witnesses problem lostOn intactOn unclearOn restorableFrom committed",
     "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms damaged intact firstByte firstDifference",
 }
 SPARK_TYPES = {
@@ -75,6 +75,8 @@ SPARK_TYPES = {
 
 
 def spark_type(table: str, column: str) -> str:
+    if (table, column) == ("lost", "committed"):
+        return "boolean"
     is_long = (table, column) in (("indexUnits", "position"), ("lost", "size"), ("findings", "size"))
     return "bigint" if is_long else SPARK_TYPES.get(column, "bigint")
 

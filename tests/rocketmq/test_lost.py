@@ -258,8 +258,8 @@ def test_a_slave_has_what_its_master_lost(case_folder: Callable[[str], Path], tm
         overwrite(path, row)
     found = {row["pos"]: (row["lostOn"], row["intactOn"]) for row in lost_of(master, slave)}
     assert found == {
-        one["pos"]: ([str(master)], [str(slave)]),
-        both["pos"]: ([str(master), str(slave)], []),
+        one["pos"]: (["master"], ["slave"]),
+        both["pos"]: (["master", "slave"], []),
     }
     shutil.rmtree(master / "consumequeue")
     shutil.rmtree(master / "index")
@@ -274,7 +274,7 @@ def test_a_copy_that_units_contradict_is_lost(case_folder: Callable[[str], Path]
     change(slave, row["pos"] + 27, b"\x7f")  # the queue offset
     (found,) = lost_of(master, slave)
     assert (found["pos"], found["queueOffset"], found["topic"]) == (row["pos"], row["queueOffset"], row["topic"])
-    assert (found["lostOn"], found["intactOn"]) == ([str(slave)], [str(master)])
+    assert (found["lostOn"], found["intactOn"]) == (["slave"], ["master"])
 
 
 def overwrite(root: Path, row: Row) -> None:
@@ -309,7 +309,7 @@ def test_a_blank_that_another_replica_has_is_no_lost_message(tmp_path: Path) -> 
     Path(store.segments[1].path).unlink()
     found = lost_of(tmp_path / "b", tmp_path / "a")
     assert [row["pos"] for row in found] == lost
-    assert {(*row["lostOn"], *row["intactOn"]) for row in found} == {(str(tmp_path / "b"), str(tmp_path / "a"))}
+    assert {(*row["lostOn"], *row["intactOn"]) for row in found} == {("b", "a")}
 
 
 @pytest.mark.parametrize("is_checked", [True, False])

@@ -305,9 +305,9 @@ def test_exports_are_those_of_the_undamaged_store(tmp_path: Path, group: Group, 
 
 def test_an_export_is_not_continued_with_other_replicas(group: Group) -> None:
     options = parse_options(replicas(group))
-    first = [repr(segment.path) for segment in open_store(str(group.members[0]), options).segments]
+    first = [repr(segment.file) for segment in open_store(str(group.members[0]), options).segments]
     lose(group, 0, [20])
-    assert [repr(segment.path) for segment in open_store(str(group.members[0]), options).segments] != first
+    assert [repr(segment.file) for segment in open_store(str(group.members[0]), options).segments] != first
 
 
 def test_spark_heals(tmp_path: Path, group: Group, spark: SparkSession) -> None:

@@ -14,7 +14,8 @@ from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
-from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DAMAGED, DIVERGED, FILLER, OTHER_BYTES
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER
+from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DIVERGED, OTHER_BYTES
 from pyspark_dledger.log.diff.verdict import MemberVerdict
 from pyspark_dledger.log.verify.findings import CODES, ERROR
 from pyspark_dledger.rocketmq.lost.restorable import is_restorable

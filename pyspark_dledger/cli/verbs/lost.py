@@ -32,7 +32,7 @@ _READ = ("consumequeue", "index", "checkpoint")
 # The columns that fit a terminal; --json has all.
 _COLUMNS = (
     *("index", "pos", "size", "topic", "queueId", "queueOffset", "firstStoreTimestamp", "lastStoreTimestamp"),
-    *("entries", "witnesses", "lostOn", "intactOn", "unclearOn", "restorableFrom"),
+    *("entries", "witnesses", "lostOn", "intactOn", "unclearOn", "restorableFrom", "committed"),
 )
 
 
@@ -125,6 +125,8 @@ def _summary(found: list[LostMessage], unclear: list[str]) -> Iterable[str]:
     for_good = [lost for lost in found if lost.is_for_good]
     parts = [lost_count(for_good)] if for_good or not unclear else []
     yield f"lost for good: {'; '.join([*parts, *_restorable(found), *unclear])}"
+    if diverged := [lost for lost in found if lost.is_diverged]:
+        yield f"lost of diverged tails, which the group's log does not have: {lost_count(diverged)}"
     if elsewhere := [lost for lost in found if lost.intact_on]:
         yield f"lost on some replicas and intact on others: {lost_count(elsewhere)}"
 

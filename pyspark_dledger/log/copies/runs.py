@@ -5,7 +5,7 @@ Entries have the same position on all replicas (up to DLedger 0.3), so copies ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.equal_copies import ranges_to_read
 from pyspark_dledger.log.copies.index_units import units_agree
+from pyspark_dledger.log.copies.indexed_copies import IndexedBytes, IndexedPart, read_indexed
 from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, is_torn, unequal_windows
 from pyspark_dledger.log.copies.segment_copy import (
     Bools,
@@ -71,6 +72,13 @@ class Run(NamedTuple):
     def sources(self) -> tuple[int, ...]:
         return tuple(sorted(number for group in self.variants for number in group))
 
+    def of(self, sources: Container[int]) -> Run:
+        """The run with only some of its sources, of which there is at least one."""
+        variants = [tuple(number for number in group if number in sources) for group in self.variants]
+        kept = tuple(group for group in variants if group)
+        majority = kept.index(variants[self.majority]) if self.majority >= 0 and variants[self.majority] else -1
+        return self._replace(variants=kept, majority=majority)
+
 
 @dataclass(frozen=True)
 class SegmentPart:
@@ -94,8 +102,10 @@ class Evidence:
     damages: tuple[Damage, ...]
 
 
-def compare_copies(part: SegmentPart) -> Evidence:
+def compare_copies(part: SegmentPart | IndexedPart) -> Evidence:
     """Read all copies of a segment once, and compare the bytes of entries that several of them have."""
+    if isinstance(part, IndexedPart):
+        return _compare_indexed(part)
     damages: list[Damage] = []
     with ExitStack() as opened:
         files = {copy.source: SegmentBytes(copy.segment, opened) for copy in part.copies}
@@ -107,6 +117,20 @@ def compare_copies(part: SegmentPart) -> Evidence:
         variants = _different(table, files, unequal, committed)
     runs = sorted(_runs(table, variants, sorted({*committed.values()}) if part.source == DLEDGER else None))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages))
+
+
+def _compare_indexed(part: IndexedPart) -> Evidence:
+    entries, files, damages = read_indexed(part)
+    first, *others = sorted(entries)
+    table = _Table(first, entries[first])
+    for number in others:
+        table.add(number, entries[number])
+    _leave_out_torn(table, files)
+    everywhere = {number: [(0, INT64_MAX)] for number in files}
+    variants = _different(table, files, everywhere, dict.fromkeys(files, -1))
+    return Evidence(
+        int(table.columns["pos"].min(initial=0)), part.source, tuple(sorted(_runs(table, variants, ()))), tuple(damages)
+    )
 
 
 def _read_all(
@@ -186,7 +210,7 @@ class _Table:
     def add_units(self, source: int, files: DLedgerIndex) -> None:
         """Find the entries that the source's index knows, among those that it does not have intact."""
         rows = np.flatnonzero(self.intact >> source & 1 == 0)
-        is_same, term = units_agree(files, *(self.columns[name][rows] for name in ("index", "pos", "size")))
+        is_same, term, _ = units_agree(files, *(self.columns[name][rows] for name in ("index", "pos", "size")))
         self.known[rows[is_same & (term == self.columns["term"][rows])]] |= np.int64(1) << source
 
     def _rows_of(self, entries: CopyEntries) -> Longs:
@@ -218,7 +242,7 @@ class _Table:
         )
 
 
-def _leave_out_torn(table: _Table, files: dict[int, SegmentBytes]) -> None:
+def _leave_out_torn(table: _Table, files: Mapping[int, Bytes]) -> None:
     """Leave out suspect copies that are torn."""
     for row in np.flatnonzero((table.intact == 0) & (table.suspect != 0)).tolist():
         start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
@@ -228,10 +252,11 @@ def _leave_out_torn(table: _Table, files: dict[int, SegmentBytes]) -> None:
 
 
 _Groups = tuple[tuple[int, ...], ...]
+Bytes = SegmentBytes | IndexedBytes
 
 
 def _different(
-    table: _Table, files: dict[int, SegmentBytes], unequal: dict[int, list[Range]], committed: dict[int, int]
+    table: _Table, files: Mapping[int, Bytes], unequal: dict[int, list[Range]], committed: dict[int, int]
 ) -> dict[int, tuple[_Groups, int]]:
     """The groups of sources with equal bytes, and `Run.majority`, by the row of each entry whose bytes differ.
 
@@ -303,9 +328,13 @@ def sources_of(mask: int) -> tuple[int, ...]:
     return tuple(number for number in range(MAX_SOURCES) if mask >> number & 1)
 
 
-def _unequal_rows(table: _Table, rows: Longs, first: SegmentBytes, other: SegmentBytes) -> Iterator[int]:
+def _unequal_rows(table: _Table, rows: Longs, first: Bytes, other: Bytes) -> Iterator[int]:
     """The rows among `rows` whose bytes differ between two copies."""
     starts = table.columns["pos"][rows]
+    if isinstance(first, IndexedBytes) and isinstance(other, IndexedBytes):
+        pairs = zip(rows.tolist(), first.digests(starts), other.digests(starts), strict=True)
+        yield from (row for row, one, two in pairs if one != two)
+        return
     ends = starts + table.columns["size"][rows]
     cuts = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     for low, high in zip(np.append(0, cuts).tolist(), np.append(cuts, len(rows)).tolist(), strict=True):
@@ -336,6 +365,11 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], committed: Se
     is_single[list(variants)] = True
     # Each of these needs a decision.
     is_single |= is_suspect & (holders & (holders - 1) != 0)
+    is_twin = (table.columns["index"][1:] >= 0) & ~is_suspect[1:] & ~is_suspect[:-1]
+    for name in ("pos", "index", "term"):
+        is_twin &= np.diff(table.columns[name]) == 0
+    is_single[1:] |= is_twin
+    is_single[:-1] |= is_twin
     kinds = holders * 2 + is_suspect
     firsts = np.flatnonzero(np.diff(kinds, prepend=-1))
     for kind in distinct(kinds[firsts]).tolist():

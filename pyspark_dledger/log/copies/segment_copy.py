@@ -14,24 +14,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
-from pyspark_dledger.format.layout import MAGIC_NORMAL
+from pyspark_dledger.format.facts import TIMES
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import DLEDGER, KnownEntries, ScanRequest, Segment, Witness
 from pyspark_dledger.log.copies.control_rows import SEALED_COLUMNS, are_controls
 from pyspark_dledger.log.copies.index_units import units_agree
-from pyspark_dledger.log.copies.problems import is_damage
+from pyspark_dledger.log.copies.problems import TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM as FILLER
 from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.io.unread_files import READ_COLUMNS, read_error
 
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Range = tuple[int, int]
 """The positions ``[start, end)``."""
 
-_COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem", "problemCode")
+_COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem", "problemCode", *READ_COLUMNS)
 _NUMBERS = ("pos", "size", "index", "term")
 _SEALED = tuple(name for name in SEALED_COLUMNS if name != "magic")
 _BATCH_ROWS = 2**17
@@ -54,13 +56,18 @@ class SegmentCopy:
 
 
 class Damage(NamedTuple):
-    """Positions ``[start, end)`` that a source does not have intact, and why; the index if an entry is there."""
+    """Positions ``[start, end)`` that a source does not have intact, and why; the index if an entry is there.
+
+    ``is_filler``: a salvage wrote it for what no source had. ``error``: the file cannot be read there.
+    """
 
     source: int
     start: int
     end: int
     index: int | None  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
     problem: str
+    is_filler: bool = False
+    error: UnreadableError | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,10 @@ def _batches(
         reached = start
         try:
             for batch, _ in engine.scan(ScanRequest(segment, start, end, _COLUMNS, max_batch_rows=_BATCH_ROWS)):
+                if (failed := read_error(segment, batch)) is not None:
+                    last, batch = batch.slice(len(batch) - 1), batch.slice(0, len(batch) - 1)
+                    start, text = int(last["pos"][0].as_py()), last["problem"][0].as_py()
+                    damages.append(Damage(copy.source, start, end, None, text, error=failed))
                 if len(batch):
                     reached = int(batch.column("pos")[-1].as_py() + batch.column("size")[-1].as_py())
                     yield batch
@@ -169,8 +180,11 @@ def _entries(
     numbers = {name: numbers_of(batch[name], -1) for name in _NUMBERS}
     problem = batch.column("problem")
     kinds, kind = texts_of(batch.column("kind"))
-    is_frame, is_message = np.array([[each != "corrupt", each == "message"] for each in kinds], np.bool_)[kind].T
-    is_intact = is_frame & ~is_damage(batch["problemCode"])
+    is_frame, is_message, is_noop = (
+        np.array([is_kind(each) for each in kinds], np.bool_)[kind]
+        for is_kind in (_is_frame, "message".__eq__, "noop".__eq__)
+    )
+    is_intact = is_frame & ~is_damage(batch["problemCode"], TIMES if copy.segment.check_pos else TIMES_AND_POSITION)
     texts: dict[int, str] = {}
     sealed = {name: numbers_of(batch[name], 0) for name in _SEALED}
     is_control = is_frame & are_controls({**sealed, "magic": np.full(len(batch), MAGIC_NORMAL)})
@@ -180,6 +194,7 @@ def _entries(
         for row in np.flatnonzero(is_intact & is_wrong).tolist():
             texts[row] = f"expected {name} 0, found {sealed[name][row]}"
         is_intact &= ~is_wrong
+    is_filler = np.zeros(len(batch), np.bool_)
     if copy.fillers:
         is_filler = is_intact & np.isin(numbers["pos"], list(copy.fillers))
         texts.update(dict.fromkeys(np.flatnonzero(is_filler).tolist(), FILLER))
@@ -187,7 +202,7 @@ def _entries(
         is_frame &= ~is_filler
     is_confirmed = np.zeros(len(batch), np.bool_)
     if index is not None:
-        is_confirmed, contradicted = _checked_by_units(index, numbers, is_frame)
+        is_confirmed, contradicted = _checked_by_units(index, numbers, is_frame, is_noop)
         for row, text in contradicted.items():
             if is_intact[row]:
                 texts[row] = text
@@ -195,24 +210,36 @@ def _entries(
     for row in np.flatnonzero(~is_intact).tolist():
         start, length, own_index = (int(numbers[name][row]) for name in ("pos", "size", "index"))
         text = texts.get(row) or problem[row].as_py() or ""
-        damages.append(Damage(copy.source, start, start + length, own_index if own_index >= 0 else None, text))
+        known = own_index if own_index >= 0 else None
+        damages.append(Damage(copy.source, start, start + length, known, text, bool(is_filler[row])))
     rows = np.flatnonzero(is_frame)
     pos, size, number, term = (numbers[name][rows] for name in _NUMBERS)
     return CopyEntries(pos, size, number, term, is_intact[rows], is_confirmed[rows], is_message[rows])
 
 
-def _checked_by_units(files: DLedgerIndex, numbers: dict[str, Longs], is_frame: Bools) -> tuple[Bools, dict[int, str]]:
-    """Which rows their index units confirm, and the rows whose term is another in a unit of the same extent.
+def _is_frame(kind: str | None) -> bool:
+    return kind != "corrupt"
+
+
+def _checked_by_units(
+    files: DLedgerIndex, numbers: dict[str, Longs], is_frame: Bools, is_noop: Bools
+) -> tuple[Bools, dict[int, str]]:
+    """Which rows their index units confirm, and the rows whose term or magic is another in a unit of the same extent.
 
     A unit that names another extent is damaged itself: the extents of adjacent entries prove each other. So is one
     whose term does not fit the rows around it.
     """
     is_confirmed = np.zeros(len(is_frame), np.bool_)
     rows = np.flatnonzero(is_frame)
-    is_same, term = units_agree(files, *(numbers[name][rows] for name in ("index", "pos", "size")))
+    is_same, term, magic = units_agree(files, *(numbers[name][rows] for name in ("index", "pos", "size")))
     own = numbers["term"][rows]
-    is_confirmed[rows] = is_same & (term == own)
-    contradicted = {}
+    # A NOOP has no body; leaders of 0.4.0 give its unit the magic of other entries.
+    is_other_kind = is_same & is_noop[rows] & (magic == MAGIC_NORMAL) & (numbers["size"][rows] > ENTRY_HEADER_SIZE)
+    is_confirmed[rows] = is_same & (term == own) & ~is_other_kind
+    contradicted = {
+        int(rows[row]): f"expected magic {MAGIC_NORMAL} as in the index unit, found {MAGIC_NOOP}"
+        for row in np.flatnonzero(is_other_kind).tolist()
+    }
     for row in np.flatnonzero(is_same & (term != own)).tolist():
         before, after = own[row - 1] if row else term[row], own[row + 1] if row + 1 < len(own) else term[row]
         if before <= term[row] <= after:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER, INTACT, CopyRange
 from pyspark_dledger.log.diff.diff_table import (
     COMMITTED,
     CONTRADICTS,
@@ -14,24 +15,14 @@ from pyspark_dledger.log.diff.diff_table import (
     OTHER_BYTES,
     SAME,
     STALE,
-    DiffPart,
     DiffRow,
-    fillers_on,
-    is_lost,
-    merged,
-    plan_parts,
-    read_ranges,
-    row_of,
-    stale_rows,
-    unclear_on,
-    unread_on,
+    intact_of,
+    ledger_rows,
 )
 from pyspark_dledger.log.diff.elections import Candidate, candidates, missing_entries
-from pyspark_dledger.log.diff.index_ranges import IndexRange
 from pyspark_dledger.log.diff.ranges import MAX_LISTED, RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica import Replica
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, group_of
-from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberEvidence, judge
+from pyspark_dledger.log.diff.verdict import GroupVerdict, LogEvidence, MemberEvidence, judge
 from pyspark_dledger.log.store_view import StoreView
 
 _DIFFERENCES = (CONTRADICTS, DIVERGED, OTHER_BYTES)
@@ -119,11 +110,15 @@ def compare(store: StoreView, on_row: Callable[[DiffRow], object] | None = None)
 
     Raises OptionError without replicas, StoreError if one cannot be opened.
     """
-    group, replicas = group_of(store, store.options.group_size)
+    return compare_group(group_of(store), on_row)
+
+
+def compare_group(group: ReplicaGroup, on_row: Callable[[DiffRow], object] | None = None) -> Comparison:
+    """The result of the comparison of a group."""
     counts = _Counts(group)
     rows: list[DiffRow] = []
     more_rows = 0
-    for row in merged(counts.rows(plan_parts(group, replicas, store.options))):
+    for row in ledger_rows(group):
         counts.count_row(row)
         if on_row is not None:
             on_row(row)
@@ -131,24 +126,23 @@ def compare(store: StoreView, on_row: Callable[[DiffRow], object] | None = None)
             rows.append(row)
         else:
             more_rows += 1
-    elections = tuple(candidates(group, replicas))
-    lost, unclear, filled = (each.ranges_found() for each in (counts.lost, counts.unclear, counts.filled))
+    elections = tuple(candidates(group))
     return Comparison(
-        standings=tuple(_state(group, replicas, number, counts) for number in range(len(replicas))),
+        standings=tuple(_state(group, number, counts) for number in range(len(group.members))),
         group_size=group.size,
         foremost=group.names[group.foremost],
-        first_divergence=_divergence(counts.first, replicas),
+        first_divergence=_divergence(counts.first, group),
         committed_index=group.committed_index,
         committed_from=group.committed_from,
         majority_index=group.majority_index,
         majority_nodes=_majority_nodes(group),
         majority_doubt=group.doubt,
         candidates=elections,
-        verdict=judge(group, replicas, counts.evidence, elections, lost, unclear, filled),
+        verdict=judge(group, counts.evidence, elections, counts.of_log),
         entries=dict(counts.entries),
         rows=tuple(rows),
         more_rows=more_rows,
-        notes=tuple(_notes(group, replicas)),
+        notes=tuple(_notes(group)),
     )
 
 
@@ -159,41 +153,28 @@ class _Counts:
         self.group = group
         self.entries: Counter[str] = Counter()
         self.first: DiffRow | None = None
-        self.lost, self.unclear, self.filled = RangeCounter(), RangeCounter(), RangeCounter()
+        self.of_log = LogEvidence()
         self.alone = [RangeCounter() for _ in group.members]
         self.evidence = [MemberEvidence(group.names) for _ in group.members]
         self.stale = {name: RangeCounter() for name in group.names}
+        for found in group.ranges:
+            self._count(found)
 
-    def rows(self, parts: list[DiffPart]) -> Iterator[DiffRow]:
-        """The rows of the parts; counts their ranges."""
-        for part in parts:
-            yield from part.rows
-            for found in read_ranges(part):
-                row = row_of(found, self.group)
-                self._count_range(found, row)
-                yield row
-            yield from stale_rows(part)
-
-    def _count_range(self, found: IndexRange, row: DiffRow) -> None:
-        first, last = found.first_index, found.last_index
-        unclear = unclear_on(found, self.group)
-        unread = unread_on(found, self.group)
-        fillers = [self.group.names[number] for number in fillers_on(found)]
-        if is_lost(found, self.group):
-            (self.filled if fillers else self.lost).add(first, last, max(found.sizes))
-        elif unclear or (unread and not row.intact):
-            self.unclear.add(first, last, max(found.sizes))
-        for number, evidence in enumerate(self.evidence):
-            version = found.same_as[number]
-            if number in unclear:
-                evidence.unclear.add(first, last, found.sizes[number])
-            elif version is not None and found.same_as.count(version) == 1:
-                self.alone[number].add(first, last, found.sizes[number])
-            elif found.is_filler[number]:
-                evidence.add_filler(first, last, row.intact if found.holders else None)
-            elif self.group.names[number] in row.damaged:
-                is_silent, given = found.is_silent[number], [] if found.holders else fillers
-                evidence.add_damaged(first, last, max(found.sizes), is_silent, row.intact, given)
+    def _count(self, found: CopyRange) -> None:
+        self.of_log.add(found)
+        names = self.group.names
+        versions = [copy.version for copy in found.copies if copy.state == INTACT]
+        fillers = [names[number] for number in found.having(FILLER)]
+        intact = [names[number] for number in intact_of(found)]
+        for copy, evidence, alone in zip(found.copies, self.evidence, self.alone, strict=True):
+            if copy.is_undecided:
+                evidence.unclear.add(found.first, found.last, found.size)
+            elif copy.state == INTACT and versions.count(copy.version) == 1:
+                alone.add(found.first, found.last, found.size)
+            elif copy.state in (DAMAGED, FILLER):
+                # What another history has lost, a member of the main one need not have.
+                donors = {*intact, *(fillers if not found.holders else ())} if copy.history == 0 else None
+                evidence.add_lacking(found, copy, donors, is_held=bool(found.holders))
 
     def count_row(self, row: DiffRow) -> None:
         if row.verdict == STALE:
@@ -204,9 +185,9 @@ class _Counts:
                 self.first = row
 
 
-def _state(group: ReplicaGroup, replicas: list[Replica], number: int, counts: _Counts) -> ReplicaState:
+def _state(group: ReplicaGroup, number: int, counts: _Counts) -> ReplicaState:
     member = group.members[number]
-    lag = missing_entries(group, replicas, group.foremost, number)
+    lag = missing_entries(group, group.foremost, number)
     return ReplicaState(
         node=member.node,
         path=member.path,
@@ -232,19 +213,19 @@ def _majority_nodes(group: ReplicaGroup) -> tuple[str, ...]:
     return tuple(group.names[number] for number in numbers if group.agrees(holder, number, group.majority_index))
 
 
-def _divergence(row: DiffRow | None, replicas: list[Replica]) -> Divergence | None:
+def _divergence(row: DiffRow | None, group: ReplicaGroup) -> Divergence | None:
     if row is None:
         return None
-    entries = {replica.node: replica.entry(row.first_index) for replica in replicas if replica.node in row.terms}
+    entries = {member.node: member.entry(row.first_index) for member in group.members if member.node in row.terms}
     found = {node: entry for node, entry in entries.items() if entry is not None}
     byte = row.first_byte if row.verdict == OTHER_BYTES else None
-    places = {node: (segment.path, pos - segment.base + (byte or 0)) for node, (pos, segment) in found.items()}
+    places = {node: (each.segment.path, each.pos - each.segment.base + (byte or 0)) for node, each in found.items()}
     return Divergence(row.first_index, row.verdict, row.first_pos, row.terms, byte, places)
 
 
-def _notes(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[str]:
+def _notes(group: ReplicaGroup) -> Iterator[str]:
     """Facts that no verdict has."""
-    numbers = range(len(replicas))
+    numbers = range(len(group.members))
     for number in numbers:
         for before in range(number):
             if group.foreign(before, number):
@@ -252,12 +233,12 @@ def _notes(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[str]:
                     f"{group.names[number]} has no entry in common with {group.names[before]}, although their indexes "
                     "overlap: of another group"
                 )
-    foremost = replicas[group.foremost]
-    for number in numbers:
-        index = max(group.members[number].begin, foremost.begin)
+    foremost = group.members[group.foremost]
+    for number, member in enumerate(group.members):
+        index = max(member.begin, foremost.begin)
         if index < 0 or not group.agrees(group.foremost, number, index):
             continue
-        here, there = replicas[number].position(index), foremost.position(index)
+        here, there = member.position(index), foremost.position(index)
         if here != there:
             yield (
                 f"{group.names[number]} has entry {index} at {here}, {foremost.node} at {there}: normal in DLedger "

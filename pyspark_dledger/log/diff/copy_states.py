@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
 from pyspark_dledger.log.diff.commit_log.rows import pos_rows
-from pyspark_dledger.log.diff.diff_table import (
-    damaged_on,
-    fillers_on,
-    intact_on,
-    is_lost,
-    plan_parts,
-    read_ranges,
-    unclear_on,
-    unread_on,
-)
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED as STATE_DAMAGED
+from pyspark_dledger.log.diff.copy_ranges import FILLER, UNREAD, CopyRange
+from pyspark_dledger.log.diff.copy_ranges import INTACT as STATE_INTACT
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica import Replica
 from pyspark_dledger.log.diff.replica_group import group_of
 from pyspark_dledger.log.store_view import StoreView
 
 INTACT, DAMAGED, ABSENT, UNCLEAR = range(4)
-
-
-class _Range(NamedTuple):
-    first: int
-    last: int
-    terms: tuple[int | None, ...]
-    log_terms: tuple[int | None, ...]
-    damaged: frozenset[int]
-    unclear: frozenset[int]
-    is_lost: bool
-    is_silent: tuple[bool, ...]
 
 
 class CopyStates:
@@ -50,33 +30,14 @@ class CopyStates:
 
     def __init__(self, store: StoreView) -> None:
         stores = [store, *store.replicas]
-        self._ranges: list[_Range] = []
-        self._replicas: list[Replica] = []
+        self._group = group_of(store)
+        self._ranges = self._group.ranges
         unclear, lost = RangeCounter(), RangeCounter()
-        if any(each.ledger_segments for each in stores):
-            group, self._replicas = group_of(store, store.options.group_size)
-            parts = plan_parts(group, self._replicas, store.options)
-            for found in (found for part in parts for found in read_ranges(part)):
-                unclear_copies, unread = unclear_on(found, group), unread_on(found, group)
-                unknown = frozenset((*unclear_copies, *unread))
-                damaged = frozenset((*damaged_on(found, group), *fillers_on(found))) - unknown
-                is_any_lost = is_lost(found, group)
-                self._ranges.append(
-                    _Range(
-                        found.first_index,
-                        found.last_index,
-                        found.terms,
-                        found.log_terms,
-                        damaged,
-                        unknown,
-                        is_any_lost,
-                        found.is_silent,
-                    )
-                )
-                if is_any_lost:
-                    lost.add(found.first_index, found.last_index)
-                elif unclear_copies or (unread and not intact_on(found, group)):
-                    unclear.add(found.first_index, found.last_index, max(found.sizes))
+        for found in self._ranges:
+            if found.is_lost:
+                lost.add(found.first, found.last)
+            elif found.is_undecided:
+                unclear.add(found.first, found.last, found.size)
         self.unclear: Ranges = unclear.ranges_found()
         self.lost: Ranges = lost.ranges_found()
         old = commit_log_replicas(stores)
@@ -101,33 +62,32 @@ class CopyStates:
         """The last index of all logs; -1 without entries."""
         return self._ranges[-1].last if self._ranges else -1
 
-    def is_replaced(self, index: int) -> bool:
-        """Whether the group's log has another entry at this index, of which a replica has a copy."""
-        found = self._at(index)
-        return found is not None and not found.is_lost and any(term is not None for term in found.terms)
-
-    def _at(self, index: int) -> _Range | None:
+    def _at(self, index: int) -> CopyRange | None:
         place = bisect_right(self._ranges, index, key=lambda each: each.first) - 1
         return self._ranges[place] if place >= 0 and index <= self._ranges[place].last else None
 
-    def of_entry(self, number: int, index: int, term: int | None) -> int:
-        """How a replica has the entry `index`; one of another term counts as absent.
-
-        A `term` that no log has is of a damaged index unit, and counts as unknown.
-        """
+    def of_entry(self, number: int, index: int, names: Sequence[str]) -> int:
+        """How a replica has the entry `index` of the replicas `names`; one of another history counts as absent."""
         found = self._at(index)
         if found is None:
             return ABSENT
-        if number in found.damaged:
-            return DAMAGED
-        if number in found.unclear:
+        copy = found.copies[number]
+        if copy.history not in {found.copies[self._group.names.index(name)].history for name in names}:
+            return ABSENT
+        if copy.is_undecided or copy.state == UNREAD:
             return UNCLEAR
-        is_other = term != found.terms[number] and term in (*found.terms, *found.log_terms) and term is not None
-        return ABSENT if found.terms[number] is None or is_other else INTACT
+        if copy.state in (STATE_DAMAGED, FILLER):
+            return DAMAGED
+        return INTACT if copy.state == STATE_INTACT else ABSENT
+
+    def history_of(self, number: int, index: int) -> int:
+        """The number of the history that a replica's log is of at an index; 0 is the main one."""
+        found = self._at(index)
+        return found.copies[number].history if found is not None else 0
 
     def pos_of(self, index: int) -> int:
         """The lowest position at which a replica has an entry, or had it."""
-        return min(replica.position(index) for replica in self._replicas if replica.begin <= index)
+        return min(member.position(index) for member in self._group.members if member.begin <= index)
 
     def of_bytes(self, number: int, start: int, end: int) -> int:
         """How a replica has the positions ``[start, end)`` of the CommitLog."""
@@ -145,7 +105,7 @@ class CopyStates:
         for row in self._rows:
             if self._names[number] in row.damaged:
                 yield row.first_pos, row.last_pos + 1
+        member = self._group.members[number]
         for found in self._ranges:
-            if found.is_silent[number]:
-                replica = self._replicas[number]
-                yield replica.position(found.first), replica.position(found.last + 1)
+            if found.copies[number].is_silent and not found.copies[number].is_undecided:
+                yield member.position(found.first), member.position(found.last + 1)

@@ -1,4 +1,4 @@
-"""The table ``diff``: the replicas of one log compared, in parts.
+"""The table ``diff``: the replicas of one log compared.
 
 Contradictions that a read of the log rejects are rows here, also with a replica of another group.
 """
@@ -8,25 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
-from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest, Segment
-from pyspark_dledger.log.copies.entry_slices import ENTRY_COLUMNS, ReplicaShare
-from pyspark_dledger.log.diff.index_ranges import IndexRange, compare_entries
-from pyspark_dledger.log.diff.replica import Replica
-from pyspark_dledger.log.diff.replica_group import ReplicaGroup, group_of
-from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
-from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.partition_size import size_for
+from pyspark_dledger.format.spec import Filters, ScanRequest
+from pyspark_dledger.log.copies.first_difference import Difference, first_difference
+from pyspark_dledger.log.diff.copy_ranges import AFTER, BEFORE, DAMAGED, FILLER, INTACT, UNREAD, CopyRange
+from pyspark_dledger.log.diff.replica_group import GroupMember, ReplicaGroup, committed_ranges
 from pyspark_dledger.log.plan import Partition, read_partition
-from pyspark_dledger.log.store_view import StoreView
 
 SAME = "same"
 BEHIND = "behind"
 EXPIRED = "expired"
-FILLER = "filler"
-DAMAGED = "damaged"
 UNREADABLE = "unreadable"
 OTHER_BYTES = "otherBytes"
 DIVERGED = "diverged"
@@ -51,8 +45,8 @@ VERDICTS = {
 }
 """Every index is in one row of the first nine verdicts; rows of the last three are additional."""
 
-# A Spark task costs about 30 ms; a row stands for many entries.
-_PART_BYTES = 1024 * 1024 * 1024
+MAX_EXPLAINED = 1_000
+"""Ranges of which the first difference is found."""
 _STALE_COLUMNS = ("index", "term", "pos")
 
 
@@ -86,56 +80,24 @@ class DiffRow:
         return self.last_index - self.first_index + 1
 
 
-@dataclass(frozen=True)
-class DiffPart:
-    """The input of one task: the indexes ``[first_index, last_index]`` of all replicas, or the bytes after their ends.
-
-    ``rows`` are already known and come first.
-    """
-
-    group: ReplicaGroup
-    rows: tuple[DiffRow, ...] = ()
-    shares: tuple[ReplicaShare, ...] = ()
-    first_index: int = 0
-    last_index: int = -1
-    after_end: tuple[tuple[str, Partition], ...] = ()
+def ledger_rows(group: ReplicaGroup) -> Iterator[DiffRow]:
+    """The rows about a group's DLedger logs: of the group, then by index, then stale entries."""
+    yield from _group_rows(group)
+    explained = iter(range(MAX_EXPLAINED))
+    ranges = (part for found in group.ranges for part in _between_commits(found, group))
+    yield from merged(row_of(found, group, explained) for found in ranges)
+    for member in group.members:
+        yield from _stale_rows(member)
 
 
-def diff_rows(store: StoreView) -> Iterator[DiffRow]:
-    """The rows of the table ``diff`` of a store and its replicas: of the group, then by index, then stale entries.
-
-    Raises OptionError without replicas, StoreError if one cannot be opened.
-    """
-    yield from merged(row for part in plan_diff(store, store.options) for row in read_diff(part))
-
-
-def plan_diff(store: StoreView, options: ReadOptions) -> list[DiffPart]:
-    """The parts of a comparison. A range that spans two parts is a row in each.
-
-    ``max_partition_bytes`` is for the bytes of all replicas together; the default is 1 GiB.
-    """
-    return plan_parts(*group_of(store, options.group_size), options)
-
-
-def plan_parts(group: ReplicaGroup, replicas: list[Replica], options: ReadOptions) -> list[DiffPart]:
-    """The parts of a comparison of a group."""
-    parts = [DiffPart(group, tuple(_group_rows(group, replicas)))]
-    parts += [_part(group, replicas, first, last) for first, last in _ranges(replicas, options)]
-    found = ((replica.node, _after_end(replica)) for replica in replicas)
-    after_end = tuple((node, partition) for node, partition in found if partition is not None)
-    return [*parts, DiffPart(group, after_end=after_end)]
-
-
-def read_diff(part: DiffPart) -> Iterator[DiffRow]:
-    """The rows of a part."""
-    yield from part.rows
-    yield from merged(row_of(found, part.group) for found in read_ranges(part))
-    yield from stale_rows(part)
-
-
-def read_ranges(part: DiffPart) -> Iterator[IndexRange]:
-    """The compared ranges of a part, from which its rows are made."""
-    return compare_entries(part.shares, part.first_index, part.last_index)
+def _between_commits(found: CopyRange, group: ReplicaGroup) -> Iterator[CopyRange]:
+    """The parts of a range with different terms in which the same replicas have their entries committed."""
+    if len({found.term_of(number) for number in found.holders}) < 2:
+        yield found
+        return
+    starts = {found.first, *(member.known_committed + 1 for member in group.members)}
+    cuts = [*sorted(start for start in starts if found.first <= start <= found.last), found.last + 1]
+    yield from (found._replace(first=first, last=following - 1) for first, following in pairwise(cuts))
 
 
 def merged(rows: Iterable[DiffRow]) -> Iterator[DiffRow]:
@@ -151,218 +113,111 @@ def _joined(last: DiffRow, row: DiffRow) -> DiffRow | None:
     return replace(last, last_index=row.last_index)
 
 
-def row_of(found: IndexRange, group: ReplicaGroup) -> DiffRow:
-    """The row for a compared range."""
-    verdict, about = _verdict(found, group)
+def row_of(found: CopyRange, group: ReplicaGroup, explained: Iterator[int]) -> DiffRow:
+    """The row for a range; a difference is explained while `explained` lasts."""
+    verdict, about = verdict_of(found, group)
     names = group.names
-    terms = {names[number]: term for number, term in enumerate(found.terms) if term is not None}
-    nodes, damaged, intact = (
-        tuple(names[number] for number in numbers)
-        for numbers in (about, damaged_on(found, group), intact_on(found, group))
+    difference, versions = _difference(found, group, explained)
+    return DiffRow(
+        first_index=found.first,
+        last_index=found.last,
+        first_pos=next((group.members[number].position(found.first) for number in _present(found)), None),
+        verdict=verdict,
+        nodes=tuple(names[number] for number in about),
+        terms={names[number]: found.term_of(number) for number in found.holders},
+        damaged=tuple(names[number] for number in found.having(DAMAGED)),
+        intact=tuple(names[number] for number in intact_of(found)),
+        first_byte=difference.byte if difference is not None else None,
+        first_difference=difference.text(versions, names) if difference is not None else None,
     )
-    byte = text = None
-    if found.difference is not None:
-        byte, text = found.difference.byte, found.difference.text(found.same_as, names)
-    return DiffRow(found.first_index, found.last_index, found.pos, verdict, nodes, terms, damaged, intact, byte, text)
 
 
-def damaged_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
-    """The replicas whose log has the range, but neither intact nor as a filler."""
-    unread = unread_on(found, group)
-    return [number for number in _lacking(found, group) if not found.is_filler[number] and number not in unread]
+def _present(found: CopyRange) -> list[int]:
+    """The replicas that have an entry there: intact, a filler, or one that looks whole."""
+    return [n for n, copy in enumerate(found.copies) if copy.state in (INTACT, FILLER) or copy.is_silent]
 
 
-def unread_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
-    """The replicas that lack the range, and have files that cannot be read and can have it."""
-    return [
-        number
-        for number, member in enumerate(group.members)
-        if found.terms[number] is None and not found.is_filler[number]
-        if any(first <= found.last_index and found.first_index <= last for first, last in member.unread)
-    ]
-
-
-def _lacking(found: IndexRange, group: ReplicaGroup) -> list[int]:
-    """The replicas whose log has the range, but not intact."""
-    members = enumerate(group.members)
-    return [n for n, member in members if found.terms[n] is None and member.begin <= found.first_index <= member.end]
-
-
-def fillers_on(found: IndexRange) -> list[int]:
-    """The replicas with fillers in place of the range."""
-    return [number for number, is_filler in enumerate(found.is_filler) if is_filler]
-
-
-def unclear_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
-    """The replicas with copies that no check judges.
-
-    They are of one term with different bytes; nothing confirms the only copy of a damaged entry; or all fail the same
-    checks alike.
-    """
-    if found.suspects:
-        return list(found.suspects)
-    versions = {(found.terms[number], found.same_as[number]) for number in found.holders}
-    terms = Counter(term for term, _ in versions)
-    differing = [number for number in found.holders if terms[found.terms[number]] > 1]
-    return differing or ([] if found.is_confirmed else _wanted(found, group))
-
-
-def intact_on(found: IndexRange, group: ReplicaGroup) -> list[int]:
+def intact_of(found: CopyRange) -> list[int]:
     """The replicas with an intact copy of a range; where some lack it, with an intact copy of what these lack."""
-    unclear = unclear_on(found, group)
-    return [number for number in _wanted(found, group) if number not in unclear]
+    wanted = {found.copies[number].history for number in found.having(DAMAGED, FILLER)}
+    holders = [number for number in found.holders if not wanted or found.copies[number].history in wanted]
+    return [number for number in holders if not found.copies[number].is_undecided]
 
 
-def _wanted(found: IndexRange, group: ReplicaGroup) -> list[int]:
-    """The replicas that have a range; where some lack it, those that have it with the term in the log of these."""
-    terms = {found.log_terms[number] for number in _lacking(found, group)}
-    return [number for number in found.holders if not terms or terms & {None, found.terms[number]}]
-
-
-def is_lost(found: IndexRange, group: ReplicaGroup) -> bool:
-    """Whether no replica has the entries of the log that the foremost replica continues."""
-    if found.suspects or unread_on(found, group):
-        return False
-    numbers = [number for number, term in enumerate(found.log_terms) if term is not None]
-    if not numbers:
-        return not found.holders and bool(_lacking(found, group))
-    kept = found.log_terms[min(numbers, key=group.rank)]
-    return kept not in {found.terms[number] for number in found.holders}
-
-
-def _verdict(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
-    """The verdict on a compared range, and the numbers of the replicas that it is about."""
+def verdict_of(found: CopyRange, group: ReplicaGroup) -> tuple[str, list[int]]:
+    """The verdict on a range, and the numbers of the replicas that it is about."""
     holders = found.holders
-    if len({found.same_as[number] for number in holders}) > 1:
+    if len({found.copies[number].version for number in holders}) > 1:
         return _verdict_on_difference(found, group)
-    members = group.members
-    if any(found.is_filler):
-        return FILLER, fillers_on(found)
-    damaged = damaged_on(found, group)
-    if damaged:
-        return DAMAGED, damaged
-    unread = unread_on(found, group)
-    if unread:
-        return UNREADABLE, unread
-    absent = [number for number in range(len(members)) if found.terms[number] is None]
-    ended = [number for number in absent if found.first_index > members[number].end]
+    for verdict, states in ((FILLER, (FILLER,)), (DAMAGED, (DAMAGED,)), (UNREADABLE, (UNREAD,))):
+        if about := found.having(*states):
+            return verdict, about
+    ended = found.having(AFTER)
     diverged = [number for number in ended if holders and all(group.diverged(number, holder) for holder in holders)]
-    behind = [number for number in ended if number not in diverged]
-    if behind:
+    if behind := [number for number in ended if number not in diverged]:
         return BEHIND, behind
     if diverged:
         return DIVERGED, diverged if group.foremost in holders else holders
-    if absent:
-        return EXPIRED, absent
+    if expired := found.having(BEFORE):
+        return EXPIRED, expired
     return SAME, holders
 
 
-def _verdict_on_difference(found: IndexRange, group: ReplicaGroup) -> tuple[str, list[int]]:
+def _verdict_on_difference(found: CopyRange, group: ReplicaGroup) -> tuple[str, list[int]]:
     """The verdict if entries differ that no check calls damaged."""
     holders = found.holders
-    if len({found.terms[number] for number in holders}) == 1:
-        most = Counter(found.same_as[number] for number in holders).most_common(2)
+    versions = {number: found.copies[number].version for number in holders}
+    if len({found.term_of(number) for number in holders}) == 1:
+        most = Counter(versions.values()).most_common(2)
         is_tie = most[0][1] == most[1][1]
-        return OTHER_BYTES, [number for number in holders if is_tie or found.same_as[number] != most[0][0]]
-    expected = _expected_term(found, group)
-    others = [number for number in holders if found.terms[number] != expected]
-    return (CONTRADICTS if found.contradicts else DIVERGED), others
+        return OTHER_BYTES, [number for number in holders if is_tie or versions[number] != most[0][0]]
+    expected = found.term_of(min(holders, key=group.rank))
+    others = [number for number in holders if found.term_of(number) != expected]
+    return (CONTRADICTS if committed_ranges(group, found) else DIVERGED), others
 
 
-def _expected_term(found: IndexRange, group: ReplicaGroup) -> int | None:
-    """The term of the foremost replica that has the entries."""
-    return found.terms[min(found.holders, key=group.rank)]
+def _difference(
+    found: CopyRange, group: ReplicaGroup, explained: Iterator[int]
+) -> tuple[Difference | None, list[int | None]]:
+    """The difference between intact copies of one term, and the version of each replica."""
+    versions = [copy.version if copy.state == INTACT else None for copy in found.copies]
+    numbers = sorted({version for version in versions if version is not None})
+    if len(numbers) < 2 or next(explained, None) is None:
+        return None, versions
+    entries = [group.members[number].entry(found.first) for number in numbers]
+    copies = [entry.read() for entry in entries if entry is not None]
+    return first_difference(copies) if len(copies) == len(numbers) else None, versions
 
 
-def _group_rows(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[DiffRow]:
+def _group_rows(group: ReplicaGroup) -> Iterator[DiffRow]:
     """Rows for the entries that are proven committed, and for further ones on a majority."""
     known = group.committed_index
     if known is not None and known >= 0 and group.committed_holder is not None:
-        yield _prefix_row(COMMITTED, group, replicas, group.committed_holder, INT64_MIN, known)
+        yield _prefix_row(COMMITTED, group, group.committed_holder, INT64_MIN, known)
     if group.majority_index > (known if known is not None else -1) and group.majority_holder is not None:
         first = known + 1 if known is not None else INT64_MIN
-        yield _prefix_row(ON_MAJORITY, group, replicas, group.majority_holder, first, group.majority_index)
+        yield _prefix_row(ON_MAJORITY, group, group.majority_holder, first, group.majority_index)
 
 
-def _prefix_row(
-    verdict: str, group: ReplicaGroup, replicas: list[Replica], holder: int, first: int, last: int
-) -> DiffRow:
-    holding = [number for number in range(len(replicas)) if group.agrees(holder, number, last)]
-    first = max(first, min(replicas[number].begin for number in holding))
-    terms = {replicas[number].node: replicas[number].terms.at(last) for number in holding}
-    pos = next((replicas[number].position(first) for number in holding if replicas[number].begin <= first), None)
-    nodes = tuple(replicas[number].node for number in holding)
+def _prefix_row(verdict: str, group: ReplicaGroup, holder: int, first: int, last: int) -> DiffRow:
+    holding = [number for number in range(len(group.members)) if group.agrees(holder, number, last)]
+    members = [group.members[number] for number in holding]
+    first = max(first, min(member.begin for member in members))
+    terms = {group.names[number]: group.term_at(number, last) for number in holding}
+    pos = next((member.position(first) for member in members if member.begin <= first), None)
+    nodes = tuple(member.node for member in members)
     return DiffRow(first, last, pos, verdict, nodes, {node: term for node, term in terms.items() if term is not None})
 
 
-def _ranges(replicas: list[Replica], options: ReadOptions) -> list[tuple[int, int]]:
-    """Ranges of indexes, inclusive, that together cover every entry of every replica once."""
-    filled = [replica for replica in replicas if replica.end >= 0]
-    if not filled:
-        return []
-    total = sum(replica.size for replica in filled)
-    target = size_for(options.max_partition_bytes or _PART_BYTES, total, options.min_partitions)
-    # Between these, the set of replicas that have entries does not change.
-    cuts = {edge for replica in filled for edge in (replica.begin, replica.end + 1)}
-    covered: tuple[int, int] | None = None
-    for replica in sorted(filled, key=lambda replica: replica.begin - replica.end):
-        low, high = covered or (replica.end + 1, replica.begin)
-        cuts.update(index for index in replica.cuts(max(target // len(filled), 1)) if not low <= index <= high)
-        covered = min(low, replica.begin), max(high, replica.end)
-    assert covered is not None
-    first, last = covered
-    starts = sorted({first, *(index for index in cuts if first < index <= last)})
-    return [(start, following - 1) for start, following in zip(starts, [*starts[1:], last + 1], strict=True)]
-
-
-def _part(group: ReplicaGroup, replicas: list[Replica], first: int, last: int) -> DiffPart:
-    shares = [
-        ReplicaShare(
-            _partition(replica, first, last),
-            member.begin,
-            member.end,
-            member.known_committed,
-            replica.check_pos,
-            tuple((run.index, run.term) for run in replica.terms.runs),
-            replica.index_folder,
-            replica.queue_root,
-            SalvageFillers(replica.store.paths),
-        )
-        for replica, member in zip(replicas, group.members, strict=True)
-    ]
-    return DiffPart(group, shares=tuple(shares), first_index=first, last_index=last)
-
-
-def _after_end(replica: Replica) -> Partition | None:
-    """The rest of the file in which the log ends; None without one."""
-    if replica.last_segment is None:
-        return None
-    segment, pos = replica.last_segment
-    if pos >= segment.end:
-        return None
-    return Partition((_stale_request(segment, pos),), replica.store.engine.NAME)
-
-
-def _stale_request(segment: Segment, pos: int) -> ScanRequest:
-    return ScanRequest(segment, pos, segment.end, _STALE_COLUMNS, Filters(), verify_crc=False)
-
-
-def stale_rows(part: DiffPart) -> Iterator[DiffRow]:
-    """The entries after the end of each log, in the order of the file."""
-    for node, partition in part.after_end:
-        rows = (row for batch in read_partition(partition) for row in batch.to_pylist() if row["index"] is not None)
-        yield from merged(
-            DiffRow(row["index"], row["index"], row["pos"], STALE, (node,), {node: row["term"]}) for row in rows
-        )
-
-
-def _partition(replica: Replica, first: int, last: int) -> Partition:
-    """A read of the entries ``[first, last]``."""
-    start, end = replica.position(first), replica.position(last + 1)
-    wanted = Filters(index=IntFilter(first, last))
-    ranges = []
-    for segment in replica.store.ledger_segments if replica.firsts else []:
-        low, high = max(start, segment.base), min(end, replica.store.segment_end(segment))
-        if low < high:
-            ranges.append(ScanRequest(segment, low, high, ENTRY_COLUMNS, wanted, verify_crc=True))
-    return Partition(tuple(ranges), replica.store.engine.NAME)
+def _stale_rows(member: GroupMember) -> Iterator[DiffRow]:
+    """The entries after the end of a log, in the rest of the file in which it ends."""
+    segment = member.last_segment
+    if segment is None or member.end_pos >= segment.end:
+        return
+    request = ScanRequest(segment, member.end_pos, segment.end, _STALE_COLUMNS, Filters(), verify_crc=False)
+    batches = read_partition(Partition((request,), member.store.engine.NAME))
+    rows = (row for batch in batches for row in batch.to_pylist() if row["index"] is not None)
+    yield from merged(
+        DiffRow(row["index"], row["index"], row["pos"], STALE, (member.node,), {member.node: row["term"]})
+        for row in rows
+    )

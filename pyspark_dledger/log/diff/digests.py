@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView
 
 _READ_BYTES = 1024 * 1024
@@ -61,15 +62,6 @@ def range_digest(store: StoreView, start: int, end: int) -> str | None:
                 return None
             at = stop
     return digest.hexdigest() if at == end else None
-
-
-def replica_names(stores: Sequence[StoreView]) -> list[str]:
-    """A name for each replica: the id of its node, or its path if the id is unknown or not unique."""
-    nodes = [store.paths.node for store in stores]
-    return [
-        node if node is not None and nodes.count(node) == 1 else store.path
-        for node, store in zip(nodes, stores, strict=True)
-    ]
 
 
 def _written(store: StoreView, source: str) -> list[Segment]:

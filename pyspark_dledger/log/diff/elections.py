@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.replica import Replica
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup
 
 
@@ -40,7 +39,7 @@ class Candidate:
     losses: tuple[Loss, ...]
 
 
-def candidates(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[Candidate]:
+def candidates(group: ReplicaGroup) -> Iterator[Candidate]:
     """The replicas that could be elected, the foremost first."""
     members = group.members
     missing = max(group.size - len(members), 0)
@@ -48,27 +47,25 @@ def candidates(group: ReplicaGroup, replicas: list[Replica]) -> Iterator[Candida
         end = members[number].end_term, members[number].end
         voters = tuple(member.node for member in members if (member.end_term, member.end) <= end)
         if len(voters) + missing >= group.needed and members[number].end >= 0:
-            losses = tuple(_losses(group, replicas, number))
+            losses = tuple(_losses(group, number))
             yield Candidate(members[number].node, *end, voters, losses)
 
 
-def missing_entries(
-    group: ReplicaGroup, replicas: list[Replica], holder: int, other: int
-) -> tuple[int, int, int] | None:
+def missing_entries(group: ReplicaGroup, holder: int, other: int) -> tuple[int, int, int] | None:
     """First index, last index and bytes of what `holder` has after the last entry in common with `other`."""
     agreed = group.agreed[holder][other]
     first = group.members[holder].begin if group.members[other].end < 0 else agreed + 1 if agreed is not None else None
     if first is None or group.members[holder].end < 0:
         return None
-    replica = replicas[holder]
-    return first, replica.end, max(replica.end_pos - replica.position(first), 0)
+    member = group.members[holder]
+    return first, member.end, max(member.end_pos - member.position(first), 0)
 
 
-def _losses(group: ReplicaGroup, replicas: list[Replica], elected: int) -> Iterator[Loss]:
+def _losses(group: ReplicaGroup, elected: int) -> Iterator[Loss]:
     for number, member in sorted(enumerate(group.members), key=lambda item: item[1].node):
         if number == elected or group.agreed[elected][number] is None:
             continue
-        missing = missing_entries(group, replicas, number, elected)
+        missing = missing_entries(group, number, elected)
         if missing is None or missing[0] > missing[1]:
             continue
         first, last, size = missing

@@ -1,66 +1,138 @@
-"""The replicas of a group: their ends, up to where they agree, and what a majority has.
-
-This uses the ends of the logs, their terms and a few single entries; the logs are not walked.
-"""
+"""The replicas of a DLedger group: where their logs begin and end, up to where they agree, and what a majority has."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.log.diff.digests import replica_names
-from pyspark_dledger.log.diff.replica import GroupMember, Replica
-from pyspark_dledger.log.diff.replica_bounds import align_terms, cut_stale_tails, include_damaged_fronts
-from pyspark_dledger.log.replicas import agreement, check_distinct, same_entry, superseding
+from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.log.committed import best, own_bound
+from pyspark_dledger.log.diff.copy_ranges import INTACT, CopyRange, CopyRanges, LogBounds
+from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.replicas import FoundEntry, check_distinct, entry_of
+from pyspark_dledger.log.salvage.compared_stores import ComparedStores, map_in_threads
+from pyspark_dledger.log.salvage.histories import Histories
+from pyspark_dledger.log.salvage.pieces import Piece
+from pyspark_dledger.log.salvage.restored_log import indexes_of, start_of
 from pyspark_dledger.log.store_view import StoreView
-
-_SAMPLES = 16
 
 
 @dataclass(frozen=True)
-class ReplicaGroup:
-    """The replicas before their entries are compared, numbered in the order given.
+class GroupMember:
+    """One replica; -1 for an index or term that does not exist. ``committed`` is the index that its own files prove.
 
-    ``agreed[a][b]`` is the highest index up to which both have the same terms, None without a common index.
+    ``end_pos`` is the position after its last entry. ``unread`` are indexes, inclusive, of files that cannot be read.
+    """
+
+    node: str
+    store: StoreView
+    begin: int
+    end: int
+    end_term: int
+    end_pos: int
+    committed: int | None
+    committed_from: str | None
+    unread: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def path(self) -> str:
+        return self.store.path
+
+    @property
+    def known_committed(self) -> int:
+        return self.committed if self.committed is not None else -1
+
+    @property
+    def last_segment(self) -> Segment | None:
+        """The segment in which the log ends."""
+        return segment_at(self.store.ledger_segments, max(self.end_pos - 1, 0)) if self.end >= 0 else None
+
+    def position(self, index: int) -> int:
+        """The position of the first entry with at least `index`; the end of the log without one."""
+        return min(self.store.position_of(index), self.end_pos) if index <= self.end else self.end_pos
+
+    def entry(self, index: int) -> FoundEntry | None:
+        """An entry of the log; None if it cannot be read."""
+        return entry_of(self.store, index) if index <= self.end else None
+
+
+class ReplicaGroup:
+    """The replicas and the comparison of their entries, numbered in the order given.
+
+    ``agreed[a][b]`` is the highest index up to which both have the same log, None without a common index.
     ``foremost`` has the highest last term, then end index. ``majority_index`` is the highest index that a majority of
-    ``size`` members has with the same term, -1 without one; ``doubt`` says why that does not prove it committed.
+    ``size`` members has in the same log, -1 without one; ``doubt`` says why that does not prove it committed.
     ``committed_index`` is the highest index that is proven committed, by ``committed_from``.
     """
 
-    members: tuple[GroupMember, ...]
-    agreed: tuple[tuple[int | None, ...], ...]
-    size: int
-    foremost: int
-    majority_index: int
-    majority_holder: int | None
-    doubt: str
-    committed_index: int | None
-    committed_holder: int | None
-    committed_from: str | None
+    def __init__(self, compared: ComparedStores, size: int | None) -> None:
+        histories = compared.histories(DLEDGER)
+        self.histories = histories or Histories(DLEDGER, (), {}, ())
+        numbers = range(len(compared.stores))
+        bounds = [_bounds(compared.stores[number], number, self.histories) for number in numbers]
+        self._copies = CopyRanges(self.histories, bounds)
+        self.ranges = list(self._copies)
+        self.members = tuple(
+            self._member(compared.names[number], compared.stores[number], number, bounds[number]) for number in numbers
+        )
+        if compared.is_indexed:
+            self.ranges = [each._replace(size=self._size(each)) for each in self.ranges]
+        self.size = size if size is not None else len(self.members)
+        self.agreed = tuple(tuple(self._agreement(one, two) for two in numbers) for one in numbers)
+        self.foremost = min(numbers, key=self.rank)
+        self.majority_index, holder = self._majority()
+        self.majority_holder = holder if self.majority_index >= 0 else None
+        self.doubt = self._doubt(holder)
+        self.committed_index, self.committed_holder, self.committed_from = self._committed(holder)
+
+    def _member(self, name: str, store: StoreView, number: int, bounds: LogBounds) -> GroupMember:
+        last = self.histories.lasts.get(number)
+        term = self._copies.term_at(self._copies.history_of(number, bounds.end), bounds.end)
+        is_known = last is not None and last.index >= bounds.end
+        end_pos = last.end if last is not None and is_known and store.dialect != "0.4" else store.end.pos
+        end_term = last.term if last is not None and is_known else term if term >= 0 else store.end.last_term
+        bound = best([own_bound(store)], bounds.end)
+        ends = (bounds.begin, bounds.end, end_term if bounds.end >= 0 else -1, end_pos)
+        return GroupMember(name, store, *ends, bound.index, bound.source, bounds.unread)
+
+    def _size(self, found: CopyRange) -> int:
+        """The bytes of the entries of a range on replicas that have them."""
+        ends = [[self.members[number].entry(index) for index in found[:2]] for number in found.holders]
+        known = ((first, last) for first, last in ends if first is not None and last is not None)
+        return max((last.pos + last.header.size - first.pos for first, last in known), default=0)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(member.node for member in self.members)
-
-    def rank(self, number: int) -> tuple[int, int, str]:
-        """The order of replicas, the foremost first: it does not depend on the order of the arguments."""
-        member = self.members[number]
-        return -member.end_term, -member.end, member.node
 
     @property
     def needed(self) -> int:
         """The number of members in a majority."""
         return self.size // 2 + 1
 
+    def rank(self, number: int) -> tuple[int, int, str]:
+        """The order of replicas, the foremost first: it does not depend on the order of the arguments."""
+        member = self.members[number]
+        return -member.end_term, -member.end, member.node
+
+    def term_at(self, number: int, index: int) -> int | None:
+        """The term of an entry in the log of a replica; None outside of it."""
+        member = self.members[number]
+        if not 0 <= member.begin <= index <= member.end:
+            return None
+        term = self._copies.term_at(self._copies.history_of(number, index), index)
+        return term if term >= 0 else None
+
     def common(self, first: int, second: int) -> int:
-        """The highest index up to which both have the same terms; -1 without one."""
+        """The highest index up to which both have the same log; -1 without one."""
         agreed = self.agreed[first][second]
         if agreed is None or agreed < max(self.members[first].begin, self.members[second].begin):
             return -1
         return agreed
 
     def agrees(self, first: int, second: int, index: int) -> bool:
-        """Whether both have `index`, and the same terms up to it."""
+        """Whether both have `index`, and the same log up to it."""
         return self.common(first, second) >= index
 
     def foreign(self, first: int, second: int) -> bool:
@@ -72,113 +144,100 @@ class ReplicaGroup:
         agreed = self.agreed[first][second]
         return agreed is not None and agreed < min(self.members[first].end, self.members[second].end)
 
+    def _agreement(self, first: int, second: int) -> int | None:
+        """As ``agreed``; if both have entries intact, but none alike, they agree on none."""
+        one, two = self.members[first], self.members[second]
+        if first == second:
+            return one.end
+        begin, end = max(one.begin, two.begin), min(one.end, two.end)
+        if one.end < 0 or two.end < 0 or begin > end:
+            return None
+        paths = [dict(self.histories.of_replica(number)) for number in (first, second)]
+        starts = sorted({since for path in paths for since in path.values() if begin < since <= end})
+        agreed = begin - 1
+        for low, following in zip([begin, *starts], [*starts, end + 1], strict=True):
+            if self._copies.history_of(first, low) != self._copies.history_of(second, low):
+                break
+            agreed = following - 1
+        shared = [each for each in self.ranges if each.first <= agreed and begin <= each.last]
+        pairs = [(each.copies[first], each.copies[second]) for each in shared]
+        same = {one.version == two.version for one, two in pairs if one.state == two.state == INTACT}
+        return begin - 1 if same == {False} else agreed
 
-def group_of(store: StoreView, group_size: int | None) -> tuple[ReplicaGroup, list[Replica]]:
+    def _majority(self) -> tuple[int, int]:
+        """The highest index that a majority has in the same log (-1 without one), and a replica with it."""
+        numbers = range(len(self.members))
+        if self.needed > len(self.members):
+            return -1, 0
+        indexes = [
+            sorted((self.common(one, other) for other in numbers), reverse=True)[self.needed - 1] for one in numbers
+        ]
+        index = max(indexes)
+        return index, min((number for number in numbers if indexes[number] == index), key=self.rank)
+
+    def _doubt(self, holder: int) -> str:
+        """Why a majority does not prove its index committed; empty if it does."""
+        index = self.majority_index
+        if self.size != len(self.members):
+            return f"expected all {self.size} members of the group, found {len(self.members)} replicas"
+        if index < 0:
+            return "no index is on a majority"
+        term = self.term_at(holder, index)
+        for number in sorted(range(len(self.members)), key=lambda number: self.names[number]):
+            member = self.members[number]
+            # As leader, it would overwrite the entry.
+            if self.term_at(number, index) != term and term is not None and member.end_term > term:
+                return f"{member.node} lacks it and ends with term {member.end_term}"
+        return ""
+
+    def _committed(self, holder: int) -> tuple[int | None, int | None, str | None]:
+        index = self.majority_index
+        proofs = [(index, holder, "quorum")] if not self.doubt else []
+        proofs += [
+            (member.committed, number, f"{member.committed_from} of {member.node}")
+            for number, member in enumerate(self.members)
+            if member.committed is not None and (index < 0 or not self.foreign(holder, number))
+        ]
+        return min(proofs, key=lambda proof: (-proof[0], proof[2] != "quorum", proof[2]), default=(None, None, None))
+
+
+def _bounds(store: StoreView, number: int, histories: Histories) -> LogBounds:
+    """Where the log of a replica begins and ends, as its entries and those of the others at the same place show."""
+    found = (store.indexes_in(segment) for segment, _ in store.unread.segments)
+    unread = tuple(indexes for indexes in found if indexes is not None)
+    last = histories.lasts.get(number)
+    if last is None:
+        return LogBounds(-1, -1, unread)
+    is_cut = any(number in tail.sources and tail.last_index >= store.end.last_index for tail in histories.stale)
+    end = last.index if is_cut else max(last.index, store.end.last_index)
+    extents = [(each.log.extents, each.since[number]) for each in histories.found if number in each.since]
+    own = [each for found, since in extents for each in found if indexes_of(each)[0] >= since]
+    base = store.ledger_segments[0].base if store.dialect != "0.4" else 0
+    starts = [indexes_of(each)[0] for each in own if start_of(each) >= base]
+    if store.dialect == "0.4":
+        starts = [indexes_of(each)[0] for each in own if isinstance(each, Piece) and number in each.sources]
+    return LogBounds(min(starts, default=0), end, unread)
+
+
+def group_of(store: StoreView) -> ReplicaGroup:
     """The group of a store and its replicas. Raises OptionError without replicas, and for one that is given twice."""
-    replicas = _replicas(store)
-    cut_stale_tails(replicas)
-    include_damaged_fronts(replicas)
-    align_terms(replicas)
-    agreed = _agreements(replicas)
-    members = tuple(replica.member() for replica in replicas)
-    size = group_size if group_size is not None else len(replicas)
-    group = ReplicaGroup(members, agreed, size, 0, -1, None, "", None, None, None)
-    foremost = min(range(len(members)), key=group.rank)
-    index, holder = _majority(group)
-    doubt = _doubt(group, replicas, index, holder)
-    proofs = [(index, holder, "quorum")] if not doubt else []
-    proofs += [
-        (member.committed, number, f"{member.committed_from} of {member.node}")
-        for number, member in enumerate(members)
-        if member.committed is not None and (index < 0 or not group.foreign(holder, number))
-    ]
-    committed = min(proofs, key=lambda proof: (-proof[0], proof[2] != "quorum", proof[2]), default=(None, None, None))
-    return ReplicaGroup(
-        members, agreed, size, foremost, index, holder if index >= 0 else None, doubt, *committed
-    ), replicas
+    return ReplicaGroup(compared(store), store.options.group_size)
 
 
-def check_replicas(store: StoreView, committed: int | None) -> None:
-    """Raises StoreError if a replica contradicts `store` at or below `committed`, or is of another group.
-
-    Above its own committed index a replica cannot contradict: an old leader keeps uncommitted entries for a while.
-    Damaged and missing entries contradict nothing.
-    """
-    group, replicas = group_of(store, None)
-    mine = replicas[0]
-    for number, theirs in enumerate(replicas[1:], 1):
-        agreed = group.agreed[0][number]
-        if agreed is None:
-            continue
-        index = max(agreed + 1, mine.begin, theirs.begin)
-        terms = mine.terms.at(index), theirs.terms.at(index)
-        problem = "this replica is of another group, or one of them is damaged: run dledger diff with all of them"
-        if group.foreign(0, number) and terms[0] == terms[1]:
-            raise StoreError(
-                f"{theirs.store.path}: expected the entry {index} of {store.path}, found other bytes: {problem}"
-            )
-        bound = group.members[number].committed
-        if committed is not None and bound is not None and index <= min(mine.end, theirs.end, committed, bound):
-            raise StoreError(
-                f"{theirs.store.path}: expected index {index} with term {terms[0]} as in {store.path}, found term "
-                f"{terms[1]}, and both say that it is committed: {problem}"
-            )
-
-
-def _replicas(store: StoreView) -> list[Replica]:
-    stores = [store, *store.replicas]
+def compared(store: StoreView) -> ComparedStores:
+    """The copies of a store and its replicas, read in threads. Raises OptionError without replicas."""
+    stores: Sequence[StoreView] = [store, *store.replicas]
     if len(stores) < 2:
         raise OptionError(
             "expected the other replicas, found none: give them with the option replicas, or as further paths"
         )
     check_distinct(stores, "replica")
-    return [Replica(name, one) for name, one in zip(replica_names(stores), stores, strict=True)]
+    return ComparedStores(stores, map_in_threads)
 
 
-def _agreements(replicas: list[Replica]) -> tuple[tuple[int | None, ...], ...]:
-    agreed: list[list[int | None]] = [[None] * len(replicas) for _ in replicas]
-    for number, replica in enumerate(replicas):
-        agreed[number][number] = replica.end
-        for before in range(number):
-            agreed[number][before] = agreed[before][number] = _agreement(replicas[before], replica)
-    return tuple(map(tuple, agreed))
-
-
-def _agreement(first: Replica, second: Replica) -> int | None:
-    """As `agreement` of their terms; but if no sampled entry is the same, they agree on no entry."""
-    if not first.firsts or not second.firsts:
-        return None
-    agreed = agreement(first.terms, second.terms)
-    begin = max(first.terms.first, second.terms.first)
-    if agreed is None or agreed < begin:
-        return agreed
-    # Damaged entries do not mean another group.
-    samples = sorted({begin + (agreed - begin) * part // _SAMPLES for part in range(_SAMPLES + 1)})
-    same = {same_entry(first.store, second.store, index) for index in samples}
-    return begin - 1 if False in same and True not in same else agreed
-
-
-def _majority(group: ReplicaGroup) -> tuple[int, int]:
-    """The highest index that a majority has with the same term (-1 without one), and a replica with it."""
-    if group.needed > len(group.members):
-        return -1, 0
-    numbers = range(len(group.members))
-    indexes = [
-        sorted((group.common(one, other) for other in numbers), reverse=True)[group.needed - 1] for one in numbers
+def committed_ranges(group: ReplicaGroup, found: CopyRange) -> bool:
+    """Whether two replicas have different entries of a range, and both have them committed."""
+    committed = [
+        (found.term_of(number), group.members[number].known_committed >= found.first) for number in found.holders
     ]
-    index = max(indexes)
-    return index, min((number for number in numbers if indexes[number] == index), key=group.rank)
-
-
-def _doubt(group: ReplicaGroup, replicas: list[Replica], index: int, holder: int) -> str:
-    """Why a majority does not prove `index` committed; empty if it does."""
-    if group.size != len(replicas):
-        return f"expected all {group.size} members of the group, found {len(replicas)} replicas"
-    if index < 0:
-        return "no index is on a majority"
-    term = replicas[holder].terms.at(index)
-    rival = superseding([replica.terms for replica in replicas], index, term)
-    if rival is None:
-        return ""
-    number = [replica.terms for replica in replicas].index(rival)
-    return f"{replicas[number].node} lacks it and ends with term {replicas[number].end_term}"
+    return len({term for term, is_committed in committed if is_committed}) > 1

@@ -1,4 +1,4 @@
-"""The table ``diff`` in parts: first the CommitLogs of the replicas, then their DLedger logs."""
+"""The table ``diff``: first the CommitLogs of the replicas, then their DLedger logs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from dataclasses import dataclass
 
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
-from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
 from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
-from pyspark_dledger.log.diff.diff_table import DiffPart, DiffRow, plan_diff, read_diff
+from pyspark_dledger.log.diff.diff_table import DiffRow, ledger_rows
+from pyspark_dledger.log.diff.replica_group import group_of
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 
 
 @dataclass(frozen=True)
-class CommitLogPart:
-    """The CommitLogs of all replicas, compared in one task: verdicts need all ranges."""
+class ReplicasPart:
+    """The whole table: a verdict depends on all logs."""
 
-    replicas: tuple[CommitLogReplica, ...]
-
-
-ReplicaPart = DiffPart | CommitLogPart
+    path: str
+    options: ReadOptions
 
 
-def plan_replicas(store: StoreView, options: ReadOptions) -> list[ReplicaPart]:
-    """The parts of a comparison, as `plan_diff`. Raises OptionError without replicas."""
-    parts: list[ReplicaPart] = [*plan_diff(store, options)]
+def plan_replicas(store: StoreView, options: ReadOptions) -> list[ReplicasPart]:
+    """One part, which reads the store and its replicas."""
+    return [ReplicasPart(store.path, options)]
+
+
+def read_part(part: ReplicasPart) -> Iterator[DiffRow | PosRow]:
+    """The rows of a comparison. Raises OptionError without replicas."""
+    store = StoreView(part.path, part.options)
     replicas = commit_log_replicas([store, *store.replicas])
-    return [CommitLogPart(tuple(replicas)), *parts] if replicas else parts
-
-
-def read_part(part: ReplicaPart) -> Iterator[DiffRow | PosRow]:
-    """The rows of a part."""
-    if isinstance(part, CommitLogPart):
-        yield from pos_rows(part.replicas, compare_positions(part.replicas))
-    else:
-        yield from read_diff(part)
+    if replicas:
+        yield from pos_rows(replicas, compare_positions(replicas))
+    yield from ledger_rows(group_of(store))

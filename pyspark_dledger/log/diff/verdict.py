@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER, Copy, CopyRange
 from pyspark_dledger.log.diff.elections import Candidate, Loss
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica import Replica
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import file_size
@@ -64,7 +64,8 @@ class MemberVerdict:
 class GroupVerdict:
     """``lost`` is ``nothing``, ``some`` or ``unknown``: whether entries are lost for good.
 
-    ``lost_entries`` are damaged on every given replica; of ``filled_entries`` one has fillers of a salvage.
+    ``lost_entries`` are damaged on every given replica; of ``filled_entries`` one has fillers of a salvage. Of the
+    ``restorable`` ones only the header is damaged: a salvage writes it again.
     ``lost_end`` are committed by a checkpoint, of the node ``lost_end_from``, and after the end of every given replica.
     ``unclear_entries`` are those for which no check tells which copy is intact, or whether the only one is.
     ``missing_members`` were not given: they may have what is lost.
@@ -73,6 +74,7 @@ class GroupVerdict:
     lost: str
     lost_entries: Ranges
     filled_entries: Ranges
+    restorable: Ranges
     lost_end: tuple[int, int] | None
     lost_end_from: str | None
     unclear_entries: Ranges
@@ -83,6 +85,22 @@ class GroupVerdict:
     def healthy(self) -> tuple[MemberVerdict, ...]:
         """The members that may be started as they are."""
         return tuple(member for member in self.members if member.start == YES)
+
+
+class LogEvidence:
+    """What a comparison found about the main log of a group."""
+
+    def __init__(self) -> None:
+        self.lost, self.filled, self.unclear = RangeCounter(), RangeCounter(), RangeCounter()
+        self.restorable = RangeCounter()
+
+    def add(self, found: CopyRange) -> None:
+        if found.is_lost:
+            (self.filled if found.having(FILLER) else self.lost).add(found.first, found.last, found.size)
+        elif found.is_undecided:
+            self.unclear.add(found.first, found.last, found.size)
+        if found.is_restorable:
+            self.restorable.add(found.first, found.last, found.size)
 
 
 class MemberEvidence:
@@ -97,74 +115,70 @@ class MemberEvidence:
         self.donors = set(others)
         self.is_filled = False
 
-    def add_damaged(
-        self, first: int, last: int, size: int, is_silent: bool, intact: Sequence[str], fillers: Sequence[str]
-    ) -> None:
-        """Count damaged entries; `intact` are the nodes that have them intact, `fillers` those with fillers if none."""
-        self.damaged.add(first, last, size)
-        self.donors &= {*intact, *fillers}
-        self.is_filled |= bool(fillers)
-        if is_silent:
-            self.silent.add(first, last, size)
-
-    def add_filler(self, first: int, last: int, intact: Sequence[str] | None) -> None:
-        """Count fillers; `intact` are the nodes that have the entries intact, None if no replica has a copy."""
-        self.fillers.add(first, last)
-        if intact is not None:
-            self.left_out.add(first, last)
-            self.donors &= set(intact)
+    def add_lacking(self, found: CopyRange, copy: Copy, donors: set[str] | None, is_held: bool) -> None:
+        """Count entries that it lacks; `donors` have them, None if it needs none. `is_held`: a replica has them."""
+        extent = found.first, found.last, found.size
+        if copy.state == FILLER:
+            self.fillers.add(*extent)
+            if is_held:
+                self.left_out.add(*extent)
+        else:
+            self.damaged.add(*extent)
+            if copy.is_silent:
+                self.silent.add(*extent)
+            self.is_filled |= not is_held and bool(found.having(FILLER))
+        if donors is not None and (copy.state == DAMAGED or is_held):
+            self.donors &= donors
 
 
 def judge(
-    group: ReplicaGroup,
-    replicas: list[Replica],
-    evidence: list[MemberEvidence],
-    candidates: Sequence[Candidate],
-    lost: Ranges,
-    unclear: Ranges,
-    filled: Ranges,
+    group: ReplicaGroup, evidence: Sequence[MemberEvidence], candidates: Sequence[Candidate], of_log: LogEvidence
 ) -> GroupVerdict:
-    """The verdict. `lost` and `filled` entries are intact nowhere; for `unclear` ones no check tells."""
+    """The verdict, by the `evidence` of each member, and that `of_log`."""
     last = max(member.end for member in group.members)
-    promised, source = max((replica.store.checkpoint_committed_index, replica.node) for replica in replicas)
-    is_unread = any(replica.store.unread.segments for replica in replicas)
-    lost_end = (last + 1, promised) if promised > last and not is_unread else None
+    stores = [member.store for member in group.members]
+    promised, source = min(
+        (-store.checkpoint_committed_index, name) for store, name in zip(stores, group.names, strict=True)
+    )
+    is_unread = any(store.unread.segments for store in stores)
+    lost_end = (last + 1, -promised) if -promised > last and not is_unread else None
     by_node = {candidate.node: candidate for candidate in candidates}
     members = tuple(
-        _member(group, replica, found, number, by_node.get(replica.node))
-        for number, (replica, found) in enumerate(zip(replicas, evidence, strict=True))
+        _member(group, number, evidence[number], by_node.get(member.node))
+        for number, member in enumerate(group.members)
     )
+    lost, filled, unclear = (each.ranges_found() for each in (of_log.lost, of_log.filled, of_log.unclear))
     is_unclear = unclear.entries or any(member.unreadable for member in members)
     return GroupVerdict(
         lost=SOME if lost.entries or filled.entries or lost_end else UNKNOWN if is_unclear else NOTHING,
         lost_entries=lost,
         filled_entries=filled,
+        restorable=of_log.restorable.ranges_found(),
         lost_end=lost_end,
         lost_end_from=source if lost_end else None,
         unclear_entries=unclear,
-        missing_members=max(group.size - len(replicas), 0),
+        missing_members=max(group.size - len(members), 0),
         members=members,
     )
 
 
-def _member(
-    group: ReplicaGroup, replica: Replica, found: MemberEvidence, number: int, candidate: Candidate | None
-) -> MemberVerdict:
+def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: Candidate | None) -> MemberVerdict:
     member = group.members[number]
-    promised = replica.store.checkpoint_committed_index
-    unread = replica.store.unread.segment_texts()
+    store = member.store
+    promised = store.checkpoint_committed_index
+    unread = store.unread.segment_texts()
     lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
     losses = candidate.losses if candidate is not None else ()
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
-    unreadable = (*unread, *replica.store.unread.witnesses())
-    short = short_files(replica.store)
+    unreadable = (*unread, *store.unread.witnesses())
+    short = short_files(store)
     is_unfit = is_incomplete or lost_end or short or unread
     start = NO if is_unfit else UNKNOWN if found.unclear.entries or unreadable else YES
     return MemberVerdict(
-        node=replica.node,
-        path=replica.store.argument,
+        node=member.node,
+        path=store.argument,
         begin=member.begin,
-        index_begin=replica.store.index_files.first_index,
+        index_begin=store.index_files.first_index,
         start=start,
         elect=_elect(start, candidate),
         damaged=found.damaged.ranges_found(),
@@ -173,7 +187,7 @@ def _member(
         fillers=found.fillers.ranges_found(),
         left_out=found.left_out.ranges_found(),
         lost_end=lost_end,
-        donors=tuple(sorted(found.donors)) if is_incomplete else (),
+        donors=tuple(sorted(found.donors - {member.node})) if is_incomplete else (),
         losses=losses,
         can_win=candidate is not None,
         ahead=tuple(

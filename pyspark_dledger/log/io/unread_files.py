@@ -115,15 +115,15 @@ def check_rest(segment: Segment, start: int, end: int) -> None:
 class UnreadFiles:
     """What cannot be read of one store: the files of its log that were left out, and all others.
 
-    `last_base` is that of the last file that has entries and can be read. `indexes_in` gives the first and last index
-    that can be in a segment, None without any.
+    `last_base` gives that of the last file that has entries and can be read. `indexes_in` gives the first and last
+    index that can be in a segment, None without any.
     """
 
     def __init__(
         self,
         paths: StorePaths,
         segments: Sequence[UnreadSegment] = (),
-        last_base: int = -1,
+        last_base: Callable[[], int] = lambda: -1,
         indexes_in: Callable[[Segment], tuple[int, int] | None] = lambda _: None,
     ) -> None:
         self._paths = paths
@@ -140,7 +140,8 @@ class UnreadFiles:
     @property
     def extents(self) -> list[tuple[int, int]]:
         """The positions ``[start, end)`` that are unknown; an end of 2^63-1: no entry that can be read follows."""
-        return [(each.base, each.end if each.base < self._last_base else INT64_MAX) for each in self.files]
+        last = self._last_base() if self.files else -1
+        return [(each.base, each.end if each.base < last else INT64_MAX) for each in self.files]
 
     @property
     def has_end(self) -> bool:

@@ -1,11 +1,8 @@
-"""Judges the last copies of entries that other sources lost: a checksum and a queue must confirm what is left.
-
-`diff` and `lost` judge them alike.
-"""
+"""Judges the last copies of entries that other sources lost: a checksum and a queue must confirm what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -15,10 +12,10 @@ import numpy.typing as npt
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.log.copies.indexed_copies import STEP
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
-from pyspark_dledger.log.copies.runs import Evidence, Run
-from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.matching import without_overlaps
 from pyspark_dledger.log.store_view import StoreView
@@ -33,9 +30,14 @@ _Bools = npt.NDArray[np.bool_]
 
 
 class _Entries(NamedTuple):
-    """Entries of a run in ``segment``. ``is_checked``: a checksum covers the body, or there is none."""
+    """Entries of a run in ``segment``, by place as in the run, and by position in the segment.
+
+    ``is_checked``: a checksum covers the body, or there is none.
+    """
 
     segment: Segment
+    place: _Longs
+    length: _Longs
     pos: _Longs
     size: _Longs
     index: _Longs  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
@@ -51,32 +53,32 @@ class _Judge(Protocol):
         """Whether each entry is confirmed, unconfirmed or contradicted."""
 
 
-def judged(evidence: Sequence[Evidence], stores: Sequence[StoreView], source: str) -> list[Evidence]:
-    """The evidence of one log; last copies that nothing confirms are runs of their own.
+def judged(
+    runs: Sequence[Run], extents: Mapping[int, tuple[int, int]], stores: Sequence[StoreView], source: str
+) -> list[Run]:
+    """The runs of one log; last copies that nothing confirms are runs of their own.
 
-    Of a single store, the messages count as contradicted that its queue has at another place than they say.
+    `extents` are the positions ``[start, end)`` in which the replicas belong to the log. Of a single store, the
+    messages count as contradicted that its queue has at another place than they say.
     """
-    runs = [run for each in evidence for run in each.runs]
-    judge: _Judge = _Elsewhere(stores[0], source) if len(stores) == 1 else _LastCopies(stores, source, runs)
-    return [
-        replace(each, runs=tuple(sorted(part for run in each.runs for part in _parts(run, judge, stores, source))))
-        for each in evidence
-    ]
+    judge: _Judge = _Elsewhere(stores[0], source) if len(stores) == 1 else _LastCopies(stores, source, runs, extents)
+    is_indexed = source == DLEDGER and any(store.dialect == "0.4" for store in stores)
+    return [part for run in runs for part in _parts(run, judge, stores, source, is_indexed)]
 
 
-def _parts(run: Run, judge: _Judge, stores: Sequence[StoreView], source: str) -> Iterator[Run]:
+def _parts(run: Run, judge: _Judge, stores: Sequence[StoreView], source: str, is_indexed: bool) -> Iterator[Run]:
     if len(run.sources) > 1 or run.is_suspect or not judge.is_doubtful(run):
         yield run
         return
-    for entries in _read(stores[run.sources[0]], source, run):
+    for entries in _read(stores[run.sources[0]], source, run, is_indexed):
         states = judge.states(run, entries)
         cuts = (np.flatnonzero((np.diff(states) != 0) | (states[1:] == _CONTRADICTED)) + 1).tolist()
         for low, high in zip([0, *cuts], [*cuts, len(states)], strict=True):
             last = high - 1
             yield run._replace(
-                start=int(entries.pos[low]),
-                end=int(entries.pos[last] + entries.size[last]),
-                last_pos=int(entries.pos[last]),
+                start=int(entries.place[low]),
+                end=int(entries.place[last] + entries.length[last]),
+                last_pos=int(entries.place[last]),
                 first_index=int(entries.index[low]),
                 last_index=int(entries.index[last]),
                 confirmed=min(run.confirmed, high - low),
@@ -86,17 +88,22 @@ def _parts(run: Run, judge: _Judge, stores: Sequence[StoreView], source: str) ->
             )
 
 
-def _read(store: StoreView, source: str, run: Run) -> Iterator[_Entries]:
-    segment = segment_at([segment for segment in store.segments if segment.source == source], run.start)
-    assert segment is not None
-    segment = replace(segment, witness=None)  # the entries are known
-    request = ScanRequest(segment, run.start, run.end, _COLUMNS, verify_crc=False)
-    for batch, _ in engine_of(store.options.engine, segment).scan(request):
-        kinds, kind = texts_of(batch["kind"])
-        is_message = np.array([each == "message" for each in kinds], np.bool_)[kind]
-        pos, size, index = (numbers_of(batch[name], -1) for name in ("pos", "size", "index"))
-        is_checked = is_message | (numbers_of(batch["bodyCrc"], 0) != 0) | (size <= _header(source))
-        yield _Entries(segment, pos, size, index, is_message, is_checked)
+def _read(store: StoreView, source: str, run: Run, is_indexed: bool) -> Iterator[_Entries]:
+    segments = [segment for segment in store.segments if segment.source == source]
+    filters = Filters(index=IntFilter(run.first_index, run.last_index)) if is_indexed else Filters()
+    if not is_indexed:
+        segments = [segment for segment in segments if segment.base <= run.start < segment.end]
+    for segment in (replace(segment, witness=None) for segment in segments):  # the entries are known
+        start, end = (segment.base, store.segment_end(segment)) if is_indexed else (run.start, run.end)
+        request = ScanRequest(segment, start, end, _COLUMNS, filters, verify_crc=False)
+        for batch, _ in engine_of(store.options.engine, segment).scan(request):
+            kinds, kind = texts_of(batch["kind"])
+            is_message = np.array([each == "message" for each in kinds], np.bool_)[kind]
+            pos, size, index = (numbers_of(batch[name], -1) for name in ("pos", "size", "index"))
+            is_checked = is_message | (numbers_of(batch["bodyCrc"], 0) != 0) | (size <= _header(source))
+            if len(batch):
+                place, length = (index * STEP, np.full(len(index), STEP)) if is_indexed else (pos, size)
+                yield _Entries(segment, place, length, pos, size, index, is_message, is_checked)
 
 
 def _header(source: str) -> int:
@@ -106,19 +113,25 @@ def _header(source: str) -> int:
 class _LastCopies:
     """The copies of entries that other sources lost."""
 
-    def __init__(self, stores: Sequence[StoreView], source: str, runs: Sequence[Run]) -> None:
+    def __init__(
+        self, stores: Sequence[StoreView], source: str, runs: Sequence[Run], extents: Mapping[int, tuple[int, int]]
+    ) -> None:
         self._header = _header(source)
         self._units = MessageUnits([store.paths.root for store in stores if store.paths.root is not None], ())
         self._looked_up = iter(range(MAX_LOOKED_UP))
         self._intact = [_intact(runs, number) for number in range(len(stores))]
-        self._logs = [_extent(store, source) for store in stores]
+        whole = [_extent(store, source) for store in stores]
+        if source == DLEDGER and any(store.dialect == "0.4" for store in stores):
+            whole = [(store.begin_index * STEP, (store.end.last_index + 1) * STEP) for store in stores]
+        kept = [extents.get(number, (0, 0)) for number in range(len(stores))]
+        self._logs = [(max(one[0], two[0]), min(one[1], two[1])) for one, two in zip(whole, kept, strict=True)]
 
     def is_doubtful(self, run: Run) -> bool:
         others = (log for number, log in enumerate(self._logs) if number not in run.sources)
         return any(low < run.end and run.start < high for low, high in others)
 
     def states(self, run: Run, entries: _Entries) -> _Longs:
-        is_lost = self._is_lost(run, entries.pos)
+        is_lost = self._is_lost(run, entries.place)
         states = np.where(is_lost & ~entries.is_checked, _UNCONFIRMED, _CONFIRMED)
         doubtful = np.flatnonzero(is_lost & entries.is_checked & (entries.size > self._header))
         if not len(doubtful) or not self._units.has_queues:

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log.copies.runs import Run
 
@@ -95,9 +96,28 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
             others = (
                 min(limits[other], committed[other]) for other in limits if other != source and other in committed
             )
-            limits[source] = max(limits[source], min(committed.get(source, -1), max(others, default=-1)))
+            known = min(committed.get(source, -1), max(others, default=-1))
+            if known > limits[source]:
+                limits[source] = max(limits[source], min(known, _other_entry(runs, source, limits) - 1))
         if limits == before:
             return limits
+
+
+def _other_entry(runs: Sequence[Run], source: int, limits: dict[int, int]) -> int:
+    """The first index at which a source has an entry of another term than the log of the `limits`."""
+    own = [run for run in runs if source in run.sources and not run.is_suspect and run.last_index > limits[source]]
+    others = [
+        run
+        for run in runs
+        if not run.is_suspect and any(run.first_index <= limits.get(number, -1) for number in run.sources)
+    ]
+    found = (
+        max(one.first_index, two.first_index)
+        for one in own
+        for two in others
+        if one.term != two.term and one.first_index <= two.last_index and two.first_index <= one.last_index
+    )
+    return min((index for index in found if index > limits[source]), default=INT64_MAX)
 
 
 def common_end(runs: Sequence[Run], leader: int, other: int, is_one: Callable[[Run], bool]) -> int | None:

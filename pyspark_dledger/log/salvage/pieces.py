@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     """Adjacent entries ``[start, end)`` that are copied from the source ``donor``.
 
     ``sources`` have the same bytes, ``others`` have other ones. Indexes and term are -1 for old messages.
-    ``is_suspect``: its checksums fail.
+    ``unequal`` are all sources whose copy is not the chosen one. ``is_suspect``: its checksums fail.
     """
 
     start: int
@@ -51,6 +51,7 @@ class Piece(NamedTuple):
     why: str
     others: tuple[tuple[int, ...], ...] = ()
     is_suspect: bool = False
+    unequal: tuple[int, ...] = ()
 
 
 class Undecided(NamedTuple):
@@ -75,35 +76,41 @@ def chosen_pieces(
 
     ``limits`` are the highest indexes of the sources in that log.
     """
-    accepted = [run for run in map(_clipped(limits), runs) if run is not None]
+    accepted = [clipped for run in runs if (clipped := _clipped(run, limits)) is not None]
     kept, contradicting = without_overlaps(accepted)
     pieces: list[Piece] = []
     undecided: list[Undecided] = []
+    others_at = {run.start: run for run in contradicting}
     for run in kept:
+        twin = others_at.get(run.start)
+        if twin is not None and _are_twins(run, twin):
+            contradicting.remove(twin)
+            run = run._replace(variants=(*run.variants, *twin.variants), majority=-1, end=max(run.end, twin.end))
         found = _donors(run, decide)
         if found is not None:
             donors, why = found
+            if twin is not None and donors[0] in twin.sources:
+                run = run._replace(end=twin.end)
             others = tuple(group for group in run.variants if donors[0] not in group)
             others = others if why in CHOSEN else ()
-            pieces.append(Piece(*run[:6], donors[0], donors, why, others, run.is_suspect))
+            unequal = tuple(number for number in run.sources if number not in donors)
+            pieces.append(Piece(*run[:6], donors[0], donors, why, others, run.is_suspect, unequal))
         elif (doubt := _doubt(run)) is not None:
             size = run.end - run.start
             undecided.append(Undecided(run.start, size, run.first_index, run.term, run.variants, doubt))
     return pieces, undecided, contradicting
 
 
-def _clipped(limits: dict[int, int]) -> Callable[[Run], Run | None]:
-    """A function that leaves the sources in a run for which it is of the restored log; None without any."""
+def _are_twins(one: Run, two: Run) -> bool:
+    """Whether two runs are intact copies of one entry with different sizes, and nothing shows that one is right."""
+    is_one = one.first_index == one.last_index == two.first_index == two.last_index >= 0 and one.term == two.term
+    return is_one and not (one.is_suspect or two.is_suspect) and bool(one.confirmed) == bool(two.confirmed)
 
-    def clipped(run: Run) -> Run | None:
-        variants = [
-            tuple(source for source in group if run.last_index <= limits.get(source, -2)) for group in run.variants
-        ]
-        kept = tuple(group for group in variants if group)
-        majority = kept.index(variants[run.majority]) if run.majority >= 0 and variants[run.majority] else -1
-        return run._replace(variants=kept, majority=majority) if kept else None
 
-    return clipped
+def _clipped(run: Run, limits: dict[int, int]) -> Run | None:
+    """The run with the sources for which it is of the restored log; None without any."""
+    own = {source for source in run.sources if run.last_index <= limits.get(source, -2)}
+    return run if len(own) == len(run.sources) else run.of(own) if own else None
 
 
 def _donors(run: Run, decide: Decide) -> tuple[tuple[int, ...], str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pyspark_dledger.log.diff.replica_parts import ReplicaPart, plan_replicas, read_part
+from pyspark_dledger.log.diff.replica_parts import ReplicasPart, plan_replicas, read_part
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
 
@@ -29,7 +29,7 @@ COLUMNS = (
 )
 
 
-def _read(part: ReplicaPart) -> Iterator[pa.RecordBatch]:
+def _read(part: ReplicasPart) -> Iterator[pa.RecordBatch]:
     rows = ({**row_of(COLUMNS, row), "terms": list(row.terms.items())} for row in read_part(part))
     yield from batches_of(table_schema(COLUMNS), rows, _MAX_BATCH_ROWS)
 

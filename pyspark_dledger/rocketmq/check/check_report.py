@@ -16,10 +16,10 @@ from pyspark_dledger.log.diff.commit_log.verdict import MASTER, SLAVE
 from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as BytesVerdict
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.diff_table import DIVERGED
-from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.diff.verdict import MemberVerdict as EntriesVerdict
 from pyspark_dledger.log.io.unfinished import salvaged_from
+from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.findings import CODES, ERROR
 from pyspark_dledger.rocketmq.check.next_step import (

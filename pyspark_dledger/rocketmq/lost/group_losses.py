@@ -15,11 +15,11 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, UNCLEAR, CopyStates
-from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
+from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
 from pyspark_dledger.log.verify.verify_store import plan_findings
@@ -60,11 +60,16 @@ class _Replica:
     def _starts(self) -> list[int]:
         return [each.start for each in self.ranges]
 
+    def is_diverged(self, lost: LostMessage) -> bool:
+        """Whether a message that the replica lost is of its diverged tail, which the group's log does not have."""
+        is_entry = self.states is not None and lost.source == DLEDGER and lost.index is not None
+        return is_entry and self.states is not None and self.states.history_of(self.number, lost.index or 0) > 0
+
     def state_of(self, lost: LostMessage) -> int:
         """Whether the replica has a message, lost it too, or never had it or let it expire."""
         end = max(lost.end, lost.pos + 1)
         if self.states is not None and lost.source == DLEDGER and lost.index is not None:
-            return self.states.of_entry(self.number, lost.index, lost.term)
+            return self.states.of_entry(self.number, lost.index, lost.lost_on or (self.name,))
         if self.states is not None and lost.source == COMMITLOG and self.states.has_commit_logs:
             return self.states.of_bytes(self.number, lost.pos, end)
         if self.log.unread.covers(lost.pos, end):
@@ -92,7 +97,9 @@ def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLoss
     found: dict[tuple[object, ...], LostMessage] = {}
     for replica in replicas:
         for lost in _lost_on(replica):
-            key = (lost.source, lost.index) if lost.index is not None else (lost.source, None, lost.pos, lost.size)
+            lost = replace(lost, is_diverged=replica.is_diverged(lost))
+            place = (lost.index,) if lost.index is not None else (None, lost.pos, lost.size)
+            key = (lost.source, lost.is_diverged, *place)
             found[key] = _joined(found[key], lost) if key in found else lost
     known = [lost for lost in found.values() if lost.entries == 1]
     rest = [piece for lost in found.values() if lost.entries != 1 for piece in _unknown(lost, known, len(logs) > 1)]
@@ -226,7 +233,7 @@ def _is_uncommitted(lost: LostMessage, replicas: list[_Replica]) -> bool:
     states = replicas[0].states
     committed = max(each.log.checkpoint_committed_index for each in replicas)
     if states is not None and lost.source == DLEDGER and lost.index is not None and lost.is_for_good:
-        return states.is_replaced(lost.index) or lost.index > max(states.last_index, committed)
+        return lost.index > max(states.last_index, committed)
     if lost.entries is not None:
         return False
     if lost.source == COMMITLOG:

@@ -32,7 +32,7 @@ class LostMessage:
     ``pos`` and ``size`` are those of its row, with the entry's header. ``entries`` is 1 for a known message; for other
     bytes it is how many the indexes around them leave, or None. ``witnesses`` are the tables that know it. Times are in
     microseconds since 1970: of the message, or of its intact neighbours. A salvage restores the header of an entry with
-    its message from those in ``restorable_from``.
+    its message from those in ``restorable_from``. ``is_diverged``: it is of a tail that the group's log does not have.
     """
 
     source: str
@@ -54,11 +54,17 @@ class LostMessage:
     intact_on: tuple[str, ...] = ()
     unclear_on: tuple[str, ...] = ()
     restorable_from: tuple[str, ...] = ()
+    is_diverged: bool = False
 
     @property
     def is_for_good(self) -> bool:
-        """Whether no replica has it, for sure, and a salvage does not restore it."""
-        return not (self.intact_on or self.unclear_on or self.restorable_from)
+        """Whether no replica has it, for sure, a salvage does not restore it, and it was of the group's log."""
+        return not (self.intact_on or self.unclear_on or self.restorable_from or self.is_diverged)
+
+    @property
+    def committed(self) -> bool | None:
+        """False for an entry of a diverged tail; None if it is not known."""
+        return False if self.is_diverged else None
 
     @classmethod
     def of_header(cls, index: int, unit: KnownMessage | None, pos: int) -> LostMessage:

@@ -40,6 +40,7 @@ COLUMNS = (
     ),
     TableColumn("unclearOn", pa.list_(pa.string()), "replicas with a copy that no check judges"),
     TableColumn("restorableFrom", pa.list_(pa.string()), "where its message is intact: a salvage restores the header"),
+    TableColumn("committed", pa.bool_(), "false: of a diverged tail, so it is not lost for good; else null"),
 )
 
 

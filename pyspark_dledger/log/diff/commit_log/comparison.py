@@ -15,7 +15,8 @@ from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
 from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
 from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
 from pyspark_dledger.log.diff.commit_log.verdict import MAY_START, CommitLogVerdict, judge
-from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED
+from pyspark_dledger.log.diff.diff_table import BEHIND, DIVERGED, EXPIRED, OTHER_BYTES, SAME
 from pyspark_dledger.log.store_view import StoreView
 
 # Listed rows; further ones are counted.

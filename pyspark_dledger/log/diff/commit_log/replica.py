@@ -12,10 +12,9 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.format.state_files import Epoch, epoch_at
-from pyspark_dledger.log.diff.digests import replica_names
 from pyspark_dledger.log.io.epochs import epoch_file_problem, read_epochs
-from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView
 
 # Bytes. No log loses more at its end.
@@ -112,15 +111,7 @@ def own_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
     has_folders = all(store.paths.commitlog_dirs or store.paths.node_dir is None for store in stores)
     if not has_folders or not any(store.paths.commitlog_dirs for store in stores):
         return []
-    return [_replica(name, store) for name, store in zip(_names(stores), stores, strict=True)]
-
-
-def _names(stores: Sequence[StoreView]) -> list[str]:
-    """The ids of the nodes; without them the last parts of the paths if they differ, else the paths."""
-    names = replica_names(stores)
-    last = [path_of(store.path).name for store in stores]
-    has_ids = any(store.paths.node is not None for store in stores)
-    return names if has_ids or "" in last or len(set(last)) < len(last) else last
+    return [_replica(name, store) for name, store in zip(replica_names(stores), stores, strict=True)]
 
 
 def _replica(name: str, store: StoreView) -> CommitLogReplica:

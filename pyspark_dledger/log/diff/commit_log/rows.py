@@ -14,7 +14,8 @@ from pyspark_dledger.log.diff.commit_log.ranges import DAMAGED as DAMAGED_STATE
 from pyspark_dledger.log.diff.commit_log.ranges import ENDED, UNREAD, PosRange
 from pyspark_dledger.log.diff.commit_log.ranges import EXPIRED as EXPIRED_STATE
 from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
-from pyspark_dledger.log.diff.diff_table import BEHIND, DAMAGED, DIVERGED, EXPIRED, OTHER_BYTES, SAME, UNREADABLE
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED
+from pyspark_dledger.log.diff.diff_table import BEHIND, DIVERGED, EXPIRED, OTHER_BYTES, SAME, UNREADABLE
 
 # Messages whose first difference is found.
 MAX_EXPLAINED = 1_000

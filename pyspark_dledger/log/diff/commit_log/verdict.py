@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log.rows import PosRow
 from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
-from pyspark_dledger.log.diff.diff_table import DAMAGED, DIVERGED, UNREADABLE
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED
+from pyspark_dledger.log.diff.diff_table import DIVERGED, UNREADABLE
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 
 MASTER, SLAVE, NO, UNKNOWN = "master", "slave", "no", "unknown"

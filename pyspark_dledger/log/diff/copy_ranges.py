@@ -1,0 +1,237 @@
+"""How each replica has each entry: the decided histories of a group, side by side."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from pyspark_dledger.common.adjacent import merge_adjacent
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.copies.segment_copy import Damage
+from pyspark_dledger.log.salvage.histories import Histories, History
+from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.pieces import FAIL_ALIKE, UNCONFIRMED, Piece, Undecided
+from pyspark_dledger.log.salvage.restored_log import Extent, end_of, indexes_of, start_of
+
+INTACT, DAMAGED, FILLER, UNREAD, BEFORE, AFTER = "intact", "damaged", "filler", "unread", "before", "after"
+"""How a replica has an entry: intact; lost or damaged within its log; replaced by a filler of a salvage; in a file that
+cannot be read; before the begin of its log; after the end.
+"""
+
+
+class Copy(NamedTuple):
+    """How one replica has the entries of a range.
+
+    ``history`` is the number of the history that its log is of, -1 for none. Intact copies with the same ``version``
+    have the same bytes. ``is_undecided``: nothing shows that this copy is right. ``is_silent``: it looks whole, and is
+    damaged.
+    """
+
+    state: str
+    history: int = -1
+    version: int = -1
+    is_undecided: bool = False
+    is_silent: bool = False
+
+
+class CopyRange(NamedTuple):
+    """Adjacent entries that each replica has alike: the indexes ``[first, last]``, of a CommitLog the positions.
+
+    ``terms`` are those of the histories, -1 for none. ``is_lost``: no replica has the entries of the main history;
+    ``is_restorable``: but a salvage writes their headers again. ``is_undecided``: nothing decides about the main
+    history. ``size`` is in bytes.
+    """
+
+    first: int
+    last: int
+    copies: tuple[Copy, ...]
+    terms: tuple[int, ...]
+    size: int
+    is_lost: bool
+    is_restorable: bool
+    is_undecided: bool
+
+    @property
+    def holders(self) -> list[int]:
+        """The replicas with an intact copy."""
+        return [number for number, copy in enumerate(self.copies) if copy.state == INTACT]
+
+    def term_of(self, number: int) -> int:
+        """The term of the entries in the history of a replica."""
+        return self.terms[self.copies[number].history]
+
+    def having(self, *states: str) -> list[int]:
+        """The replicas that have the entries so."""
+        return [number for number, copy in enumerate(self.copies) if copy.state in states]
+
+    @property
+    def undecided(self) -> list[int]:
+        """The replicas with copies that nothing judges."""
+        return [number for number, copy in enumerate(self.copies) if copy.is_undecided]
+
+
+@dataclass(frozen=True)
+class LogBounds:
+    """The first and last index of a replica's log (position, for a CommitLog); -1 without entries.
+
+    ``unread`` are the ranges, inclusive, that files which cannot be read can have.
+    """
+
+    begin: int
+    end: int
+    unread: tuple[tuple[int, int], ...] = ()
+
+
+class CopyRanges:
+    """The copies of all entries of a group, by index; of CommitLogs by position."""
+
+    def __init__(self, found: Histories, bounds: Sequence[LogBounds]) -> None:
+        self._found, self._bounds = found, bounds
+        self._is_indexed = found.source == DLEDGER
+        self._paths = [found.of_replica(number) for number in range(len(bounds))]
+        self._logs = [_Extents(each, self._is_indexed) for each in found.found]
+        damages = found.found[0].log.damages if found.found else ()
+        self._damages = [_Damages([each for each in damages if each.source == n]) for n in range(len(bounds))]
+
+    def __iter__(self) -> Iterator[CopyRange]:
+        """The ranges that together cover every entry of every replica once, in order."""
+        cuts = sorted(self._cuts())
+        ranges = (self._range(first, following - 1) for first, following in pairwise(cuts))
+        return merge_adjacent((each for each in ranges if each is not None), self._joined)
+
+    def at(self, key: int) -> CopyRange | None:
+        """The state of the entry with an index, or of the byte at a position; None where no log is."""
+        return self._range(key, key)
+
+    def history_of(self, number: int, key: int) -> int:
+        """The number of the history that a replica's log is of at an index (position); -1 for none."""
+        path = self._paths[number]
+        place = bisect_right(path, key, key=lambda each: each[1]) - 1
+        return path[place][0] if place >= 0 else -1
+
+    def term_at(self, history: int, index: int) -> int:
+        """The term of an entry in a history; -1 where it is unknown."""
+        extent = self._logs[history].at(index) if history >= 0 else None
+        return extent.term if extent is not None else -1
+
+    def _cuts(self) -> set[int]:
+        cuts = {edge for log in self._logs for edge in log.edges}
+        for number, own in enumerate(self._bounds):
+            if own.end >= 0:
+                cuts |= {own.begin, own.end + 1}
+            cuts |= {edge for low, high in own.unread for edge in (low, high + 1) if edge < INT64_MAX}
+            if self._is_indexed:
+                cuts |= {edge for index in self._damages[number].indexes for edge in (index, index + 1)}
+        ends = [own for own in self._bounds if own.end >= 0]
+        known = [(own.begin, own.end + 1) for own in ends]
+        low, high = min((each[0] for each in known), default=0), max((each[1] for each in known), default=0)
+        cuts |= {since for path in self._paths for _, since in path}
+        return {cut for cut in cuts if low <= cut <= high} | {low, high}
+
+    def _range(self, first: int, last: int) -> CopyRange | None:
+        copies = tuple(self._copy(number, first) for number in range(len(self._bounds)))
+        extents = [log.at(first) for log in self._logs]
+        main = extents[0] if extents else None
+        if all(copy.state in (BEFORE, AFTER) for copy in copies) and main is None:
+            return None
+        is_unread = any(copy.state == UNREAD for copy in copies)
+        is_undecided = any(copy.is_undecided and copy.history == 0 for copy in copies)
+        is_in_main = any(copy.history == 0 and copy.state in (DAMAGED, FILLER) for copy in copies)
+        is_intact = any(copy.history == 0 and copy.state == INTACT for copy in copies)
+        is_lost = not (is_intact or is_undecided or is_unread) and (is_in_main or main is not None)
+        sizes = [_part_size(each, first, last) for each in extents if each is not None and self._is_indexed]
+        size = max(sizes, default=0 if self._is_indexed else last - first + 1)
+        is_restorable = is_lost and main is not None and not isinstance(main, (Piece, LostEntry))
+        is_unclear = is_undecided or (is_unread and not is_intact)
+        terms = tuple(each.term if each is not None else -1 for each in extents)
+        return CopyRange(first, last, copies, terms, size, is_lost, is_restorable, is_unclear)
+
+    def _copy(self, number: int, key: int) -> Copy:
+        bounds = self._bounds[number]
+        history = self.history_of(number, key)
+        is_inside = bounds.begin <= key <= bounds.end and bounds.end >= 0
+        is_unread = any(low <= key <= high for low, high in bounds.unread)
+        extent = self._logs[history].at(key) if history >= 0 and is_inside else None
+        if isinstance(extent, Piece) and number in extent.sources:
+            return Copy(INTACT, history, extent.donor, extent.why == UNCONFIRMED)
+        undecided = self._logs[history].undecided_at(extent) if extent is not None else None
+        group = next((each for each in undecided.variants if number in each), None) if undecided is not None else None
+        if undecided is not None and group is not None:
+            if undecided.why == FAIL_ALIKE:
+                return Copy(DAMAGED, history, group[0], is_undecided=True, is_silent=True)
+            return Copy(INTACT, history, group[0], is_undecided=True)
+        if is_unread:
+            return Copy(UNREAD, history)
+        if not is_inside:
+            return Copy(BEFORE if bounds.end >= 0 and key < bounds.begin else AFTER, history)
+        damages, is_contradicted = self._damages[number], isinstance(extent, Piece) and number in extent.unequal
+        problem = damages.at(key, extent) if extent is not None and self._is_indexed else None
+        if extent is not None and not self._is_indexed:
+            problem = damages.within(start_of(extent), end_of(extent))
+        if problem is not None and problem.is_filler:
+            return Copy(FILLER, history)
+        return Copy(DAMAGED, history, is_silent=is_contradicted or (problem is not None and problem.index is not None))
+
+    @staticmethod
+    def _joined(last: CopyRange, following: CopyRange) -> CopyRange | None:
+        if last.last + 1 != following.first or last[2:4] + last[5:] != following[2:4] + following[5:]:
+            return None
+        return last._replace(last=following.last, size=last.size + following.size)
+
+
+class _Extents:
+    """The parts of a history by index (position)."""
+
+    def __init__(self, history: History, is_indexed: bool) -> None:
+        log = history.log
+        self._undecided = {each.pos: each for each in log.undecided}
+        self._parts = log.extents
+        keys = [indexes_of(each) if is_indexed else (start_of(each), end_of(each) - 1) for each in self._parts]
+        if not is_indexed:
+            # The blank at the end of a file belongs to what is before it.
+            starts = [first for first, _ in keys[1:]]
+            keys = [(first, following - 1) for (first, _), following in zip(keys, [*starts, log.end], strict=True)]
+        self._firsts, self._lasts = [first for first, _ in keys], [last for _, last in keys]
+
+    @property
+    def edges(self) -> list[int]:
+        return [*self._firsts, *(last + 1 for last in self._lasts)]
+
+    def at(self, key: int) -> Extent | None:
+        place = bisect_right(self._firsts, key) - 1
+        return self._parts[place] if place >= 0 and key <= self._lasts[place] else None
+
+    def undecided_at(self, extent: Extent) -> Undecided | None:
+        return self._undecided.get(extent.pos) if isinstance(extent, LostEntry) else None
+
+
+class _Damages:
+    """What a replica does not have intact."""
+
+    def __init__(self, damages: Sequence[Damage]) -> None:
+        self._by_index = {each.index: each for each in damages if each.index is not None}
+        self._damages = sorted(damages, key=lambda each: each.start)
+        self._starts = [each.start for each in self._damages]
+
+    @property
+    def indexes(self) -> Mapping[int, Damage]:
+        return self._by_index
+
+    def at(self, index: int, extent: Extent) -> Damage | None:
+        """The damage of an entry that is a part of the log; None if nothing shows that it has its header."""
+        found = self._by_index.get(index)
+        return found if found is not None and start_of(extent) <= found.start < end_of(extent) else None
+
+    def within(self, start: int, end: int) -> Damage | None:
+        place = max(bisect_left(self._starts, start) - 1, 0)
+        return next((each for each in self._damages[place:] if each.end > start and each.start < end), None)
+
+
+def _part_size(extent: Extent, first: int, last: int) -> int:
+    """About how many bytes the entries ``[first, last]`` of a part of the log have."""
+    low, high = indexes_of(extent)
+    return (end_of(extent) - start_of(extent)) * (last - first + 1) // (high - low + 1)

@@ -1,0 +1,287 @@
+"""Compares the copies of stores: reads each segment once, in parts, and decides the logs by what the copies have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from pyspark_dledger.format.codec import decode_records
+from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.committed import own_bound
+from pyspark_dledger.log.copies.indexed_copies import IndexedPart
+from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
+from pyspark_dledger.log.copies.runs import Evidence, Run, SegmentPart, compare_copies
+from pyspark_dledger.log.copies.segment_copy import Damage, SegmentCopy
+from pyspark_dledger.log.copies.stale_tails import highest_term, own_end
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
+from pyspark_dledger.log.io.files import last_data, open_file
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
+from pyspark_dledger.log.replicas import entry_of, replica_names
+from pyspark_dledger.log.salvage.histories import Histories, decide_histories
+from pyspark_dledger.log.salvage.last_copies import judged
+from pyspark_dledger.log.salvage.pieces import QUEUE_UNIT, Decide
+from pyspark_dledger.log.salvage.restored_log import Witnesses
+from pyspark_dledger.log.store_view import StoreView
+
+MapParts = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+Progress = Callable[[int, int], None]
+
+_ONE_FILE = 2**62
+
+Confirmed = dict[int, tuple[int, ...]]
+"""For the start of an entry of which copies differ, the sources whose copy other files confirm."""
+
+
+def map_in_threads(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+    """The results for all parts, in order."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        yield from threads.map(function, parts)
+
+
+class ComparedStores:
+    """What the copies of all stores have. Sources are numbered as given.
+
+    ``committed`` are the indexes that the sources know to be committed.
+    """
+
+    def __init__(
+        self, stores: Sequence[StoreView], map_parts: MapParts = map_in_threads, progress: Progress | None = None
+    ) -> None:
+        self.stores = stores
+        self.names = tuple(replica_names(stores))
+        known = ((number, _committed(store)) for number, store in enumerate(stores))
+        self.committed = {number: index for number, index in known if index is not None}
+        self.is_indexed = any(store.dialect == "0.4" for store in stores)
+        """Whether DLedger logs are compared by index."""
+        ledger = indexed_parts(stores) if self.is_indexed else segment_parts(stores, DLEDGER, self.committed)
+        self.parts = [*segment_parts(stores, COMMITLOG), *ledger]
+        self._evidence = list(_compared(self.parts, map_parts, progress))
+        for damage in (damage for each in self._evidence for damage in each.damages if damage.error is not None):
+            _leave_out(stores[damage.source], damage)
+        self._confirmed: dict[str, Confirmed] = {}
+
+    def histories(
+        self, source: str, decide: Callable[[Confirmed], Decide] | None = None, log_of: int | None = None
+    ) -> Histories | None:
+        """The logs of a kind; None if no store has one.
+
+        `decide` makes a choice from what units confirm; by default, only that decides.
+        """
+        evidence = sorted((each for each in self._evidence if each.source == source), key=lambda each: each.base)
+        if not evidence:
+            return None
+        parts = [part for part in self.parts if part.source == source and isinstance(part, SegmentPart)]
+        size, problem = _file_size(parts) if parts else (_ONE_FILE, "")
+        if source not in self._confirmed:
+            contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
+            self._confirmed[source] = _confirmed(self.stores, contested, source)
+        choose = (decide or decided_by_units)(self._confirmed[source])
+        judge = partial(judged, stores=self.stores, source=source)
+        found = decide_histories(evidence, size, self._witnesses(source, size), choose, judge, log_of)
+        return replace(found, why_not=problem) if problem else found
+
+    def _witnesses(self, source: str, file_size: int) -> Witnesses:
+        segments = [[part for part in store.segments if part.source == source] for store in self.stores]
+        if source == DLEDGER and self.is_indexed:
+            no_files = tuple(DLedgerIndex(None) for _ in self.stores)
+            ends = tuple(map(own_end, self.stores))
+            return Witnesses(self.names, no_files, ends, self.committed, None, lambda _: False, lambda *_: b"")
+        return Witnesses(
+            names=self.names,
+            index_files=tuple(store.index_files for store in self.stores),
+            ends=tuple(map(own_end, self.stores)),
+            committed=self.committed if source == DLEDGER else {},
+            max_term=highest_term(self.stores) if source == DLEDGER else None,
+            has_blank=partial(_has_blank, segments, file_size),
+            read=partial(_read, segments),
+        )
+
+
+def decided_by_units(confirmed: Confirmed) -> Decide:
+    """Decides only where units of ConsumeQueues and IndexFiles do."""
+
+    def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
+        found = tuple(source for source in confirmed.get(run.start, ()) if source in run.sources)
+        return (found, QUEUE_UNIT) if found else None
+
+    return decide
+
+
+def _leave_out(store: StoreView, damage: Damage) -> None:
+    """Adds the file to what cannot be read of a store. Raises the error if the store does not leave out files."""
+    assert damage.error is not None
+    if store.options.unread is None:
+        raise damage.error
+    for segment in store.segments:
+        if segment.path == damage.error.path:
+            store.unread.add_segment(segment, damage.error)
+
+
+def _compared(
+    parts: Sequence[SegmentPart | IndexedPart], map_parts: MapParts, progress: Progress | None
+) -> Iterator[Evidence]:
+    total, done = sum(part.size for part in parts), 0
+    for number, found in enumerate(map_parts(compare_copies, parts)):
+        yield found
+        done += parts[number].size
+        if progress is not None:
+            progress(min(done, total), total)
+
+
+def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: str) -> Confirmed:
+    """The sources of the only copy of each run, by its start, for which no other one has more evidence in units."""
+    header = ENTRY_HEADER_SIZE if source == DLEDGER else 0
+    segments = [[segment for segment in store.segments if segment.source == source] for store in stores]
+    if source == DLEDGER and any(store.dialect == "0.4" for store in stores):
+        return _confirmed_by_index(stores, contested)
+    roots = [store.paths.root for store in stores if store.paths.root is not None]
+    units = MessageUnits(roots, (run.start + header for run in contested))
+    found: Confirmed = {}
+    for run in contested[:MAX_LOOKED_UP]:
+        start = run.start + header
+        damaged = units.damaged([(start, _read(segments, group[0], start, run.end)) for group in run.variants])
+        if damaged.count(False) == 1:
+            found[run.start] = run.variants[damaged.index(False)]
+    return found
+
+
+def _confirmed_by_index(stores: Sequence[StoreView], contested: Sequence[Run]) -> Confirmed:
+    """As `_confirmed`, of logs that are compared by index."""
+    roots = [store.paths.root for store in stores if store.paths.root is not None]
+    copies = {
+        run.start: [entry_of(stores[group[0]], run.first_index) for group in run.variants]
+        for run in contested[:MAX_LOOKED_UP]
+    }
+    starts = (each.pos + ENTRY_HEADER_SIZE for found in copies.values() for each in found if each is not None)
+    units = MessageUnits(roots, starts)
+    found: Confirmed = {}
+    for run in contested[:MAX_LOOKED_UP]:
+        bodies = [
+            (each.pos + ENTRY_HEADER_SIZE, each.read()[ENTRY_HEADER_SIZE:]) if each is not None else (0, b"")
+            for each in copies[run.start]
+        ]
+        damaged = units.damaged(bodies)
+        if damaged.count(False) == 1:
+            found[run.start] = run.variants[damaged.index(False)]
+    return found
+
+
+def indexed_parts(stores: Sequence[StoreView]) -> list[IndexedPart]:
+    """All segments of DLedger logs, to be compared by index."""
+    copies = tuple(
+        _copy(number, store, segment, store.segment_end(segment), segment.base, frozenset())
+        for number, store in enumerate(stores)
+        for segment in store.ledger_segments
+        if store.segment_end(segment) > segment.base
+    )
+    size = sum(copy.end - copy.segment.base for copy in copies)
+    return [IndexedPart(copies, size, stores[0].options.engine)] if copies else []
+
+
+def segment_parts(
+    stores: Sequence[StoreView], source: str, committed: Mapping[int, int] | None = None
+) -> list[SegmentPart]:
+    """The segments of all sources by base, up to the last one that has entries in any of them.
+
+    `committed` are the indexes that the sources, by their numbers, know to be committed.
+    """
+    segments: dict[int, list[tuple[int, StoreView, Segment]]] = {}
+    for number, store in enumerate(stores):
+        for segment in store.segments:
+            if segment.source == source:
+                segments.setdefault(segment.base, []).append((number, store, segment))
+    index_folders = tuple(
+        (number, str(store.paths.node_dir / "index"))
+        for number, store in enumerate(stores)
+        if store.paths.node_dir is not None
+    )
+    fillers = [SalvageFillers(store.paths).positions for store in stores]
+    parts = []
+    for base, following in zip_longest(sorted(segments), sorted(segments)[1:]):
+        found = [
+            (number, store, _before(segment, following), store.segment_end(segment))
+            for number, store, segment in segments[base]
+        ]
+        longest = max(end for *_, end in found)
+        if longest > base:
+            copies = [_copy(*one, longest, fillers[one[0]]) for one in found]
+            known = committed or {}
+            kept = tuple(replace(copy, committed=known.get(copy.source, -1)) for copy in copies if copy.end > base)
+            parts.append(SegmentPart(base, found[0][2].size, source, kept, index_folders, stores[0].options.engine))
+    return parts
+
+
+def _before(segment: Segment, following: int | None) -> Segment:
+    """The segment, up to the base of the file that another source has after it, unless its file is longer.
+
+    In a source that lost files, a short one seems to have space for a lost one as well.
+    """
+    if following is None or segment.end <= following:
+        return segment
+    try:
+        with open_file(segment.path) as file:
+            size = file.size()
+    except OSError:
+        size = 0
+    return segment if segment.base + size > following else replace(segment, size=following - segment.base)
+
+
+def _copy(
+    number: int, store: StoreView, segment: Segment, end: int, longest: int, fillers: frozenset[int]
+) -> SegmentCopy:
+    """A copy, read up to where another source has entries: damage can hide where its own log ends."""
+    end = min(end, segment.end)
+    if end < min(longest, segment.end):
+        try:
+            with open_file(segment.path) as file:
+                written = last_data(file, end - segment.base, min(longest - segment.base, file.size()))
+        except OSError:
+            written = 0
+        end = max(end, segment.base + written)
+    node_dir = store.paths.node_dir
+    index = str(node_dir / "index") if node_dir is not None and segment.source == DLEDGER else None
+    own = frozenset(pos for pos in fillers if segment.base <= pos < segment.end)
+    return SegmentCopy(number, segment, end, index, own)
+
+
+def _file_size(parts: Sequence[SegmentPart]) -> tuple[int, str]:
+    """The size of all files, and what is wrong if the sources have files of different sizes."""
+    size = max(copy.segment.size for part in parts for copy in part.copies)
+    bases = sorted(part.base for part in parts)
+    if any((base - bases[0]) % size for base in bases):
+        return size, (
+            f"expected files of one size in all sources, found {size} bytes and files at "
+            f"{', '.join(map(str, bases[:8]))}: salvage sources with files of one size"
+        )
+    return size, ""
+
+
+def _committed(store: StoreView) -> int | None:
+    """The index that the store's files say is committed, which can be after its damaged end."""
+    known = [own_bound(store).index, store.checkpoint_committed_index]
+    found = max(index for index in (*known, -1) if index is not None)
+    return found if found >= 0 else None
+
+
+def _read(segments: Sequence[list[Segment]], number: int, start: int, end: int) -> bytes:
+    segment = segment_at(segments[number], start)
+    return segment.read(start, end - start) if segment is not None else b""
+
+
+def _has_blank(segments: Iterable[list[Segment]], file_size: int, pos: int) -> bool:
+    """Whether any source has a blank of old messages from `pos` to the end of the file."""
+    for listed in segments:
+        segment = segment_at(listed, pos)
+        data = segment.read(pos, MIN_BLANK_SIZE) if segment is not None else b""
+        if segment is not None and len(data) == MIN_BLANK_SIZE:
+            # {size, magic}: the order of a message's first fields
+            size, magic = decode_records(data, BLANK)[0].tolist()
+            if (size, magic) == (file_size - (pos - segment.base), MESSAGE_MAGIC_BLANK):
+                return True
+    return False

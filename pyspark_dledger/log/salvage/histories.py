@@ -1,0 +1,372 @@
+"""Decides the logs of a group: the main history, and another one for each log that diverged from it.
+
+All are decided alike, each by the replicas that belong to it: an entry of one history is no copy of one of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.message import host_sizes
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.copies.runs import Evidence, Run
+from pyspark_dledger.log.copies.stale_tails import Bounds, stale_runs
+from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.matching import (
+    LastEntry,
+    Tail,
+    common_end,
+    last_entries,
+    matching,
+    tails,
+    without_overlaps,
+)
+from pyspark_dledger.log.salvage.pieces import Decide, chosen_pieces
+from pyspark_dledger.log.salvage.repairs import ReadSource, has_damaged_header, repaired
+from pyspark_dledger.log.salvage.restored_log import LogBuilder, RestoredLog, Witnesses, indexes_of, start_of
+
+_HEAD_BYTES = 88
+"""Of a message, up to its storeTimestamp and some more."""
+
+Judge = Callable[[Sequence[Run], "dict[int, tuple[int, int]]"], "list[Run]"]
+"""Marks last copies that nothing confirms; the positions ``[start, end)`` are those of each replica's log."""
+
+
+@dataclass(frozen=True)
+class History:
+    """A log that entries can be of, as its replicas decide it.
+
+    ``since`` has the replicas that belong to it, with the first index at which they do; without DLedger the position.
+    """
+
+    log: RestoredLog
+    since: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Histories:
+    """The logs of one kind: the main one first, which a salvage restores.
+
+    ``lasts`` are the last intact entries of the replicas. ``stale`` entries follow the ends of logs, left by
+    truncations. ``why_not`` says why a salvage must be told which log to restore, or cannot restore any.
+    """
+
+    source: str
+    found: tuple[History, ...]
+    lasts: dict[int, LastEntry]
+    stale: tuple[Tail, ...]
+    why_not: str = ""
+
+    def of_replica(self, number: int) -> list[tuple[int, int]]:
+        """The histories of a replica's log, each with the first index (position) of the replica that is of it."""
+        own = ((each.since[number], place) for place, each in enumerate(self.found) if number in each.since)
+        return [(place, since) for since, place in sorted(own)]
+
+
+class _Members(NamedTuple):
+    """The replicas of a history: the leader, and the highest index of each that is of it; -1 for old messages.
+
+    ``runs`` are what they have, ``rest`` what is of other histories.
+    """
+
+    leader: int
+    limits: dict[int, int]
+    runs: list[Run]
+    rest: list[Run]
+
+
+def decide_histories(
+    evidence: Sequence[Evidence],
+    file_size: int,
+    witnesses: Witnesses,
+    decide: Decide,
+    judge: Judge,
+    log_of: int | None = None,
+) -> Histories:
+    """Put the logs of all segments together.
+
+    `log_of` is the number of the source whose log is the main one, by default that with the last entry.
+    """
+    return _Decider(evidence, file_size, witnesses, decide, judge).histories(log_of)
+
+
+class _Decider:
+    def __init__(
+        self, evidence: Sequence[Evidence], file_size: int, witnesses: Witnesses, decide: Decide, judge: Judge
+    ) -> None:
+        self._evidence, self._file_size, self._witnesses = evidence, file_size, witnesses
+        self._decide, self._judge = decide, judge
+        self._source = evidence[0].source
+        self._base = min(each.base for each in evidence)
+        self._damages = tuple(damage for each in evidence for damage in each.damages)
+        self._why_not = ""
+        self._is_decided = False
+        """Whether the main log is."""
+
+    def histories(self, log_of: int | None) -> Histories:
+        witnesses = self._witnesses
+        runs = [_checked(run, witnesses.max_term) for each in self._evidence for run in each.runs]
+        stale: list[Run] = []
+        if self._source == DLEDGER and log_of is None:
+            bounds = Bounds(max(witnesses.committed.values(), default=-1), witnesses.max_term)
+            stale = stale_runs([run for run in runs if not run.is_suspect], witnesses.ends, bounds)
+            runs = [run for run in runs if run not in stale]
+        lasts = last_entries(runs, range(len(witnesses.names)))
+        if not lasts:
+            names = ", ".join(witnesses.names)
+            why_not = f"expected intact entries in {names}, found none: there is nothing to salvage"
+            return Histories(self._source, (), {}, tuple(tails(stale, {}, -1)), why_not)
+        members = self._main_members(runs, lasts, log_of)
+        if log_of is None:
+            # Of a source without an intact entry, checkpoint and index still count.
+            known = {number: index for number, index in witnesses.committed.items() if number not in lasts}
+            members = members._replace(limits=members.limits | known)
+        log = self._log(members, lasts, self._base, None)
+        damaged = {(each.pos, each.size): each for each in log.lost if each.is_known}
+        stale, rest = ([run for run in each if not _has_damaged_header(run, damaged)] for each in (stale, members.rest))
+        found = [History(log, dict.fromkeys(members.limits, -1))]
+        while any(not run.is_suspect for run in rest):
+            members = self._next_members(rest)
+            since = {number: self._since(number, members.runs, found) for number in members.limits}
+            first = min(since.values())
+            starts = (run.start for run in members.runs if not run.is_suspect and members.limits.keys() & run.sources)
+            base = min([*starts, *(start_of(each) for each in log.extents if indexes_of(each)[0] == first >= 0)])
+            base = first if self._source != DLEDGER else base
+            found.append(History(self._log(members, lasts, base, first), since))
+            rest = members.rest
+        ends = tuple(tails(stale, {}, -1))
+        left_out = (*(tail for each in found[1:] for tail in tails_of(each.log)), *ends)
+        found[0] = replace(found[0], log=replace(log, tails=left_out))
+        return Histories(self._source, tuple(found), lasts, ends, self._why_not)
+
+    def _main_members(self, runs: list[Run], lasts: dict[int, LastEntry], log_of: int | None) -> _Members:
+        if log_of is not None and log_of not in lasts:
+            name = self._witnesses.names[log_of]
+            raise StoreError(f"{name}: expected intact entries, found none: choose another log")
+        if self._source != DLEDGER:
+            return self._main_commit_log(runs, lasts, log_of)
+        leader, limits = self._leader(runs, lasts, log_of)
+        self._check_same_group(runs, lasts, limits)
+        return _Members(leader, limits, runs, _beyond(runs, limits))
+
+    def _main_commit_log(self, runs: list[Run], lasts: dict[int, LastEntry], log_of: int | None) -> _Members:
+        names, epochs = self._witnesses.names, self._witnesses.last_epochs
+        order = sorted(lasts, key=lambda number: names[number])
+        leader = (
+            max(order, key=lambda number: (epochs.get(number, -1), lasts[number].end)) if log_of is None else log_of
+        )
+        members, ends = self._commit_log_of(runs, leader, lasts)
+        if log_of is None and ends:
+            number = min(ends, key=lambda number: names[number])
+            self._why_not = (
+                f"{names[number]}: from position {ends[number]} on the log differs from that of {names[leader]}: the "
+                "logs diverged. Choose the one to restore (--log-of); dledger diff shows both"
+            )
+        return members
+
+    def _commit_log_of(self, runs: list[Run], leader: int, sources: Iterable[int]) -> tuple[_Members, dict[int, int]]:
+        """The members of a CommitLog, and the position from which each other source has another log."""
+        ends = {}
+        for other in sources:
+            is_one = partial(_is_one_message, self._witnesses.read, (leader, other))
+            end = common_end(runs, leader, other, is_one) if other != leader else None
+            if end is not None:
+                ends[other] = end
+        own, rest = _split(runs, lambda run, number: run.start < ends.get(number, INT64_MAX))
+        return _Members(leader, dict.fromkeys(sources, -1), own, rest), ends
+
+    def _next_members(self, rest: list[Run]) -> _Members:
+        names = self._witnesses.names
+        lasts = last_entries(rest, range(len(names)))
+        order = sorted(lasts, key=lambda number: names[number])
+        leader = max(order, key=lambda number: lasts[number])
+        if self._source != DLEDGER:
+            members, ends = self._commit_log_of(rest, leader, lasts)
+            starts = {number: min(run.start for run in rest if number in run.sources) for number in lasts}
+            kept = [number for number in lasts if starts[number] < ends.get(number, INT64_MAX)]
+            return members._replace(limits=dict.fromkeys(kept, -1))
+        limits = matching(rest, leader, lasts[leader].index, {})
+        return _Members(leader, limits, rest, _beyond(rest, limits))
+
+    def _since(self, number: int, runs: Sequence[Run], found: Sequence[History]) -> int:
+        """The first index (position) from which the log of a replica is the one with `runs`.
+
+        Terms never decrease, so damaged entries before the first run are of it where the earlier history has a higher
+        term.
+        """
+        first = min(run for run in runs if number in run.sources and not run.is_suspect)
+        if self._source != DLEDGER:
+            return first.start
+        before = [each.log for each in found if number in each.since]
+        later = (indexes_of(each)[0] for log in before[-1:] for each in log.extents if each.term > first.term)
+        reached = max(
+            (run.last_index for log in before[-1:] for run in log.pieces if number in run.sources), default=-1
+        )
+        return min([first.first_index, *(index for index in later if index > reached)])
+
+    def _log(self, members: _Members, lasts: dict[int, LastEntry], base: int, first: int | None) -> RestoredLog:
+        """The log of the members from position `base` on, which has the index `first` if that is given."""
+        limits, witnesses = members.limits, self._witnesses
+        stops = {
+            number: min((run.start for run in members.rest if number in run.sources), default=INT64_MAX)
+            for number in limits
+        }
+        runs = self._judge(members.runs, {number: (base, stop) for number, stop in stops.items()})
+        pieces, undecided, contradicting = chosen_pieces(runs, limits, self._decide)
+        builder = LogBuilder(self._source, base, self._file_size, witnesses, limits, first)
+        lost = list(builder.lost_between(pieces, undecided))
+        whole = {number for number in limits if number in lasts and lasts[number].index <= limits[number]}
+        lost += builder.lost_at_end(pieces, lost, limits[members.leader], whole, runs)
+        ends = [*(each.end for each in pieces[-1:]), *(each.pos + each.size for each in lost[-1:])]
+        unclear = {each.pos for each in undecided}
+        damaged = {(each.pos, each.size): each for each in lost if each.is_known}
+        rest = [run for run in members.rest if not _has_damaged_header(run, damaged)]
+        kept, repairs = repaired(
+            [each for each in lost if each.pos not in unclear], sorted(limits), _without(witnesses.read, rest)
+        )
+        lost = sorted([*kept, *(each for each in lost if each.pos in unclear)])
+        if not self._is_decided:
+            none = f"expected entries that can be decided, found {len(undecided)} that cannot: the copies differ"
+            self._why_not = self._why_not or builder.problem or (none if not pieces else "")
+            self._is_decided = True
+        log = RestoredLog(
+            source=self._source,
+            base=base,
+            end=max(ends),
+            file_size=self._file_size,
+            leader=members.leader,
+            pieces=tuple(pieces),
+            lost=tuple(lost),
+            repairs=tuple(repairs),
+            undecided=tuple(undecided),
+            tails=(),
+            damages=self._damages,
+            contradicting=tuple(contradicting),
+            messages=sum(run.messages for run in members.runs if not run.is_suspect),
+        )
+        committed = max((index for number, index in witnesses.committed.items() if number in limits), default=-1)
+        is_whole = self._source != DLEDGER or first is not None or committed <= log.last_index
+        return log if is_whole else replace(log, lost_after=committed)
+
+    def _leader(
+        self, runs: Sequence[Run], lasts: dict[int, LastEntry], log_of: int | None
+    ) -> tuple[int, dict[int, int]]:
+        """The source with the last entry whose log has all committed entries, and the limits of `matching`."""
+        committed, names = self._witnesses.committed, self._witnesses.names
+        if log_of is not None:
+            return log_of, matching(runs, log_of, lasts[log_of].index, committed)
+        order = sorted(lasts, key=lambda number: names[number])
+        order.sort(key=lambda number: lasts[number], reverse=True)
+        found = [(number, matching(runs, number, lasts[number].index, committed)) for number in order]
+        for number, limits in found:
+            if all(
+                limits.get(other, -1) >= min(index, lasts[other].index)
+                for other, index in committed.items()
+                if other in lasts and other in limits
+            ):
+                return number, limits
+        listed = ", ".join(names[number] for number in order)
+        self._why_not = (
+            f"no log of {listed} has all entries that the others have committed: choose one (--log-of), and export the "
+            "others"
+        )
+        return found[0]
+
+    def _check_same_group(self, runs: Sequence[Run], lasts: dict[int, LastEntry], limits: dict[int, int]) -> None:
+        """Sets `_why_not` for a source that has indexes of the log, but no entry of it."""
+        for number in sorted(set(lasts) - set(limits)):
+            own = [run for run in runs if number in run.sources and not run.is_suspect]
+            others = [
+                run for run in runs if number not in run.sources and not run.is_suspect and limits.keys() & run.sources
+            ]
+            if any(one.start < two.end and two.start < one.end for one in own for two in others):
+                names = self._witnesses.names
+                self._why_not = self._why_not or (
+                    f"{names[number]}: expected entries of {names[min(limits)]}, found none in common: it is of "
+                    "another group: leave it out"
+                )
+
+
+def tails_of(log: RestoredLog) -> Iterator[Tail]:
+    """What a log has intact, in ranges with the same sources and term."""
+    joined: Tail | None = None
+    for piece in log.pieces:
+        tail = Tail(piece.sources, piece.first_index, piece.last_index, piece.term, piece.start, piece.end)
+        if joined is not None and (joined.sources, joined.term, joined.end) == (tail.sources, tail.term, tail.start):
+            joined = joined._replace(last_index=tail.last_index, end=tail.end)
+            continue
+        if joined is not None:
+            yield joined
+        joined = tail
+    if joined is not None:
+        yield joined
+
+
+def _beyond(runs: Sequence[Run], limits: dict[int, int]) -> list[Run]:
+    """What the sources have after their limits, without runs that contradict longer parts of their logs."""
+    sources = {number for run in runs for number in run.sources}
+    kept = {
+        number: set(without_overlaps(run for run in runs if number in run.sources and not run.is_suspect)[0])
+        for number in sources
+    }
+    _, rest = _split(
+        runs,
+        lambda run, number: run.last_index <= limits.get(number, -1) or not (run.is_suspect or run in kept[number]),
+    )
+    return rest
+
+
+def _split(runs: Sequence[Run], is_own: Callable[[Run, int], bool]) -> tuple[list[Run], list[Run]]:
+    """The runs with the sources for which they are of a log, and with the others."""
+    own, rest = [], []
+    for run in runs:
+        mine = {number for number in run.sources if is_own(run, number)}
+        if len(mine) == len(run.sources):
+            own.append(run)
+        elif not mine:
+            rest.append(run)
+        else:
+            own.append(run.of(mine))
+            rest.append(run.of({*run.sources} - mine))
+    return own, rest
+
+
+def _has_damaged_header(run: Run, damaged: dict[tuple[int, int], LostEntry]) -> bool:
+    """Whether the run is one entry, at the place of a lost one, whose header is damaged."""
+    expected = damaged.get((run.start, run.end - run.start))
+    return expected is not None and has_damaged_header(expected, run.first_index, run.term)
+
+
+def _without(read: ReadSource, rest: Sequence[Run]) -> ReadSource:
+    """Reads nothing where a source has entries of another log."""
+
+    def read_own(number: int, start: int, end: int) -> bytes:
+        is_other = any(
+            number in run.sources and run.start < end and start < run.end for run in rest if not run.is_suspect
+        )
+        return b"" if is_other else read(number, start, end)
+
+    return read_own
+
+
+def _checked(run: Run, max_term: int | None) -> Run:
+    """The run; suspect if its term is higher than every current term, and neither a unit nor a second source has it."""
+    is_odd = max_term is not None and run.term > max_term and not run.confirmed and len(run.sources) == 1
+    return run._replace(is_suspect=True) if is_odd else run
+
+
+def _is_one_message(read: ReadSource, sources: Sequence[int], run: Run) -> bool:
+    """Whether copies at one place are of one message: other messages differ in both times."""
+    copies = [_identity(read(number, run.start, run.start + _HEAD_BYTES)) for number in sources]
+    return sum(len(set(values)) == 1 for values in zip(*copies, strict=True)) >= 3
+
+
+def _identity(head: bytes) -> tuple[bytes, ...]:
+    """The fields bodyCRC, queueOffset, bornTimestamp and storeTimestamp of a message."""
+    born_host, _ = host_sizes(int.from_bytes(head[36:40], "big"))
+    return head[8:12], head[20:28], head[40:48], head[48 + born_host : 56 + born_host]
