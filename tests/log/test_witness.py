@@ -160,8 +160,8 @@ def test_units_of_a_segment_are_found_in_a_large_index(tmp_path: Path, monkeypat
     assert known(original) == ends(original)
     index = index_units.IndexUnits(original.index_folders[0])
     read = []
-    real = index_units._read_units
-    monkeypatch.setattr(index_units, "_read_units", lambda *given: read.append(given[2]) or real(*given))
+    real = index_units._intact
+    monkeypatch.setattr(index_units, "_intact", lambda block: read.append(len(block.units)) or real(block))
     segment = open_log(original.path).segments[1]
     inside = [entry for entry in original.entries if segment.base <= entry.pos < segment.end]
     assert set(index.of(segment, segment.base).inside.pos.tolist()) == {entry.pos for entry in inside}

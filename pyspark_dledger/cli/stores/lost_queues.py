@@ -33,7 +33,7 @@ def lost_queues(logs: Sequence[Log], verdict: GroupVerdict) -> list[Row]:
     known: dict[int, KnownMessage] = {}
     for log in logs:
         for first, last in wanted:
-            for entry in entries_of_index(log.index_files.files, first, last, _ignore):
+            for entry in entries_of_index(log.index_files, first, last, _ignore):
                 known.setdefault(entry.offset, entry)
     found = _in_queues(logs, ((offset, offset + 1) for offset in sorted(known)))
     found |= {place for log in logs for place in SalvageFillers(log.paths).queue_offsets(verdict.filled_entries.ranges)}

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MESSAGE_HEADER
+from pyspark_dledger.format.codec import (
+    EntryHeader,
+    IndexUnit,
+    decode_blank,
+    decode_entry_header,
+    decode_index_unit,
+    decode_records,
+)
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.files import file_at, open_file, unreadable
+from pyspark_dledger.log.io.files import OnUnreadable, file_at, ignore_error, open_file, unreadable
 from pyspark_dledger.log.io.segment_listing import Listing, listing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_BLOCK_BYTES = 64 * 1024 * INDEX_UNIT_SIZE
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
@@ -67,8 +82,25 @@ def segment_at(segments: list[Segment], pos: int) -> Segment | None:
     return segments[place] if place >= 0 and pos < segments[place].end else None
 
 
+class UnitBlock(NamedTuple):
+    """Adjacent units of a file of a DLedger index, as records from index ``first`` on."""
+
+    file: Segment
+    first: int
+    units: npt.NDArray[Any]
+
+    @property
+    def is_written(self) -> npt.NDArray[np.bool_]:
+        """Which units are neither zeros nor the blank that 0.4.0 writes at the begin of an index."""
+        words: npt.NDArray[np.uint64] = self.units.view("u8").reshape(len(self.units), -1)
+        found: npt.NDArray[np.bool_] = (words != 0).any(axis=1)
+        if self.first * INDEX_UNIT_SIZE == self.file.base and len(found):
+            found[0] &= decode_blank(self.units[0].tobytes()) is None
+        return found
+
+
 class DLedgerIndex:
-    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files. Reads single units."""
+    """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files."""
 
     def __init__(self, folder: Path | None, before: DLedgerIndex | None = None) -> None:
         self._folder = folder
@@ -109,6 +141,59 @@ class DLedgerIndex:
         if unit is None or header is None or (header.index, header.size, header.term) != (index, unit.size, unit.term):
             return None
         return unit
+
+    def blocks(
+        self, first: int, stop: int, on_unreadable: OnUnreadable = ignore_error, *, with_holes: bool = False
+    ) -> Iterator[UnitBlock]:
+        """The units of the indexes ``[first, stop)`` that files have, in blocks of bounded size.
+
+        Holes of sparse files are left out, unless `with_holes`. `on_unreadable` is called for what cannot be read.
+        """
+        for file in self.files:
+            start, end = max(first * INDEX_UNIT_SIZE - file.base, 0), min(stop * INDEX_UNIT_SIZE, file.end) - file.base
+            if start < end and file.base % INDEX_UNIT_SIZE == 0:
+                yield from _blocks(file, start, end, on_unreadable, with_holes)
+
+    def read(self, first: int, count: int) -> npt.NDArray[Any]:
+        """`count` units from index `first` on, as records; zeros where none can be read."""
+        data = bytearray(count * INDEX_UNIT_SIZE)
+        for block in self.blocks(max(first, 0), first + count):
+            at = (block.first - first) * INDEX_UNIT_SIZE
+            data[at : at + block.units.nbytes] = block.units.tobytes()
+        return decode_records(bytes(data), INDEX_UNIT)
+
+    def extents(self) -> Iterator[tuple[Segment, int, int]]:
+        """The first and the last index, exclusive, of the parts of files that are not holes. Raises UnreadableError."""
+        for file in self.files:
+            try:
+                opened = open_file(file.path)
+            except OSError as error:
+                if problem := unreadable(file.path, error):
+                    raise problem from None
+                continue
+            with opened:
+                size = min(file.size, opened.size())
+                for start, end in opened.extents(0, size):
+                    first = (file.base + start) // INDEX_UNIT_SIZE
+                    yield file, first, (file.base + min(end + INDEX_UNIT_SIZE - 1, size)) // INDEX_UNIT_SIZE
+
+
+def _blocks(file: Segment, start: int, end: int, on_unreadable: OnUnreadable, with_holes: bool) -> Iterator[UnitBlock]:
+    """The units in ``[start, end)`` of a file, block by block."""
+    at = None
+    try:
+        with open_file(file.path) as opened:
+            for low, high in ((start, end),) if with_holes else opened.extents(start, end):
+                at = max(at or start, low - low % INDEX_UNIT_SIZE)
+                while at < high:
+                    units = decode_records(opened.read(at, min(_BLOCK_BYTES, end - at)), INDEX_UNIT)
+                    if not len(units):
+                        return
+                    yield UnitBlock(file, (file.base + at) // INDEX_UNIT_SIZE, units)
+                    at += units.nbytes
+    except OSError as error:
+        if problem := unreadable(file.path, error, at):
+            on_unreadable(problem)
 
 
 def unnamed_segment(file: Path, source: str) -> Segment:

@@ -9,7 +9,6 @@ import numpy as np
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
-from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 
 # A damaged checkpoint can promise any number of entries.
@@ -105,7 +104,7 @@ def _known(gap: Gap, index_files: Sequence[DLedgerIndex]) -> Iterator[LostEntry]
     columns = {name: np.zeros(count, np.int64) for name in ("pos", "size", "term")}
     is_known = np.zeros(count, np.bool_)
     for files in index_files:
-        units = read_units(files, gap.first_index, count)
+        units = files.read(gap.first_index, count)
         pos, size, term = (units[name].astype(np.int64) for name in columns)
         is_valid = (units["index"] == np.arange(gap.first_index, gap.last_index + 1)) & (pos >= gap.start)
         is_valid &= (size >= ENTRY_HEADER_SIZE) & (size <= MAX_ENTRY_SIZE) & (pos + size <= gap.end)

@@ -10,19 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.format.codec import decode_blank, decode_records
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Filters, IntFilter, Segment
-from pyspark_dledger.log.io.entry_reads import entry_at, read_existing, segment_at
-from pyspark_dledger.log.io.files import open_file, unreadable
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.log.io.files import raise_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema
 
-# 262,144 units; the same number of entries is read.
-_PART_BYTES = 8 * 1024 * 1024
-_CHUNK_BYTES = 1024 * 1024
+# The same number of entries is read.
+_PART_UNITS = 256 * 1024
 _ENTRY_COLUMNS = ("pos", "index", "term", "size", "magic")
 
 Units = npt.NDArray[Any]
@@ -47,65 +45,37 @@ _SCHEMA = table_schema(COLUMNS)
 
 @dataclass(frozen=True)
 class IndexPart:
-    """Bytes ``[start, end)`` of one index file, in whole units."""
+    """The units of the indexes ``[first, stop)``."""
 
     path: str
     options: ReadOptions
-    file: Segment
-    start: int
-    end: int
+    first: int
+    stop: int
 
 
 def plan(store: StoreView, options: ReadOptions) -> list[IndexPart]:
     """Parts that cover the written bytes of the index; holes are not read."""
     parts: list[IndexPart] = []
-    for file in store.index_files.files:
-        for start, end in _extents(file):
-            first = start - start % INDEX_UNIT_SIZE
-            last = min(-(-end // INDEX_UNIT_SIZE) * INDEX_UNIT_SIZE, file.size)
-            if parts and parts[-1].file == file:
-                first = max(first, parts[-1].end)
-            parts += [
-                IndexPart(store.path, options, file, at, min(at + _PART_BYTES, last))
-                for at in range(first, last, _PART_BYTES)
-            ]
+    for _, first, stop in store.index_files.extents():
+        first = max(first, parts[-1].stop if parts else 0)
+        parts += [
+            IndexPart(store.path, options, at, min(at + _PART_UNITS, stop)) for at in range(first, stop, _PART_UNITS)
+        ]
     return parts
-
-
-def _extents(file: Segment) -> list[tuple[int, int]]:
-    """The parts of a file that are not holes, in bytes from its start."""
-    try:
-        opened = open_file(file.path)
-    except OSError as error:
-        if problem := unreadable(file.path, error):
-            raise problem from None
-        return []
-    with opened:
-        return list(opened.extents(0, min(file.size, opened.size())))
 
 
 def read(part: IndexPart) -> Iterator[pa.RecordBatch]:
     """The written units of a part."""
     store = StoreView(part.path, part.options)
-    for start in range(part.start, part.end, _CHUNK_BYTES):
-        positions, units = _written(part.file, start, min(start + _CHUNK_BYTES, part.end))
+    for block in store.index_files.blocks(part.first, part.stop, raise_error):
+        numbers = np.flatnonzero(block.is_written)
+        units = block.units[numbers]
+        positions = (block.first + numbers) * INDEX_UNIT_SIZE - block.file.base
         if len(units):
-            problems = _problems(store, part.file, positions, units)
+            problems = _problems(store, block.file, positions, units)
             for at in range(0, len(units), part.options.max_batch_rows):
                 rows = slice(at, at + part.options.max_batch_rows)
-                yield _batch(store, part.file, positions[rows], units[rows], problems[rows])
-
-
-def _written(file: Segment, start: int, end: int) -> tuple[npt.NDArray[np.int64], Units]:
-    """The units in ``[start, end)`` of a file that are not zeros, and their offsets in the file."""
-    data = read_existing(file.path, start, end - start)
-    whole = len(data) - len(data) % INDEX_UNIT_SIZE
-    words = np.frombuffer(data, np.uint64, count=whole // 8).reshape(-1, INDEX_UNIT_SIZE // 8)
-    written: npt.NDArray[np.bool_] = np.asarray(words.any(axis=1))
-    if start == 0 and whole and decode_blank(data) is not None:
-        written[0] = False  # 0.4.0 writes a blank in place of the units before a snapshot
-    numbers = np.flatnonzero(written)
-    return start + numbers * INDEX_UNIT_SIZE, decode_records(data, INDEX_UNIT)[numbers]
+                yield _batch(store, block.file, positions[rows], units[rows], problems[rows])
 
 
 def _batch(

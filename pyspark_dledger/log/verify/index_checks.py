@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import INDEX_UNIT, INDEX_UNIT_SIZE, MAGIC_BLANK, MAGIC_NOOP, MAGIC_NORMAL
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, read_existing, segment_at
-from pyspark_dledger.log.io.files import open_file
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
 from pyspark_dledger.log.verify.report import Report
 
 Numbers = npt.NDArray[np.int64]
 
 FIELDS = ("index", "term", "pos", "size", "magic")
-_READ_BYTES = 1024 * 1024
 _MAX_INDEX = 2**62 // INDEX_UNIT_SIZE
 
 
@@ -36,8 +33,8 @@ class _ZeroUnits:
 class IndexCheck:
     """Compares the entries of a segment, in order, with their units. Units without an index file are ignored."""
 
-    def __init__(self, files: list[Segment], report: Report) -> None:
-        self._files = files
+    def __init__(self, index: DLedgerIndex, report: Report) -> None:
+        self._index = index
         self._report = report
         self._zeros: _ZeroUnits | None = None
 
@@ -63,28 +60,17 @@ class IndexCheck:
 
     def _add_consecutive(self, entries: dict[str, Numbers]) -> None:
         """Compare entries with consecutive indexes."""
-        first, count = int(entries["index"][0]), len(entries["index"])
-        done = 0
-        while done < count and first + done < _MAX_INDEX:
-            offset = (first + done) * INDEX_UNIT_SIZE
-            file = segment_at(self._files, offset)
-            if file is None:
-                later = [other.base for other in self._files if other.base > offset]
-                done = (min(later) // INDEX_UNIT_SIZE - first) if later else count
-                continue
-            size = min((count - done) * INDEX_UNIT_SIZE, file.end - offset)
-            units = decode_records(self._read(file, offset - file.base, size), INDEX_UNIT)
-            self._compare(file, {name: values[done : done + len(units)] for name, values in entries.items()}, units)
-            done += max(size // INDEX_UNIT_SIZE, 1)
+        first = int(entries["index"][0])
+        stop = min(first + len(entries["index"]), _MAX_INDEX)
+        for block in self._index.blocks(first, stop, self._on_unreadable, with_holes=True):
+            start = block.first - first
+            part = slice(start, start + len(block.units))
+            self._compare(block.file, {name: values[part] for name, values in entries.items()}, block.units)
 
-    def _read(self, file: Segment, offset: int, size: int) -> bytes:
-        """Bytes of an index file; none where they cannot be read, which is reported."""
-        try:
-            return read_existing(file.path, offset, size)
-        except UnreadableError as error:
-            if error.offset is not None:  # a file that cannot be opened is reported by the check of all files
-                self._report.add_unreadable(error)
-            return b""
+    def _on_unreadable(self, error: UnreadableError) -> None:
+        """Report what cannot be read. A file that cannot be opened is reported by the check of all files."""
+        if error.offset is not None:
+            self._report.add_unreadable(error)
 
     def _compare(self, file: Segment, entries: dict[str, Numbers], units: npt.NDArray[Any]) -> None:
         differs = np.zeros(len(units), bool)
@@ -129,20 +115,19 @@ def _code(unit: dict[str, int], entry: dict[str, int]) -> str:
     return "indexUnitMagic" if entry["magic"] == MAGIC_NOOP and unit == as_leader else "indexUnit"
 
 
-def check_units_beyond(files: list[Segment], last_index: int, report: Report) -> None:
+def check_units_beyond(index: DLedgerIndex, last_index: int, report: Report) -> None:
     """Add a finding for each file with units after the end of the log."""
-    for file in files:
-        try:
-            found = list(_written(file, (last_index + 1) * INDEX_UNIT_SIZE))
-        except OSError:
-            continue  # the check of all files reports it
-        if found:
-            first, last, count = found[0][0], found[-1][1], sum(part[2] for part in found)
+    blocks = index.blocks(max(last_index + 1, 0), _MAX_INDEX)  # the check of all files reports what cannot be read
+    for file, of_file in groupby(blocks, key=lambda block: block.file):
+        numbers = np.concatenate([block.first + np.flatnonzero(block.is_written) for block in of_file])
+        count = len(numbers)
+        if count:
+            first = int(numbers[0])
             report.add(
                 "indexUnitsBeyondEnd",
                 file.path,
                 f"expected zeros after index {last_index}, found {count} unit{'s' * (count > 1)} of "
-                f"{_span(first, last)}",
+                f"{_span(first, int(numbers[-1]))}",
                 offset=first * INDEX_UNIT_SIZE - file.base,
                 index=first,
             )
@@ -158,29 +143,6 @@ def check_entry_beyond(index_files: DLedgerIndex, segments: list[Segment], index
     if header is not None and (header.size, header.term) == (unit.size, unit.term) and header.index != index:
         text, offset = f"expected index {index}, found {header.index}", unit.pos - segment.base
         report.add("indexGap", segment.path, text, offset=offset, index=index, pos=unit.pos)
-
-
-def _written(file: Segment, start: int) -> Iterator[tuple[int, int, int]]:
-    """Units from offset `start` of the index that are not zeros: first index, last index and count of each read."""
-    with open_file(file.path) as opened:
-        at = max(start - file.base, 0)
-        for low, high in opened.extents(at, file.size):
-            at = max(at, low - low % INDEX_UNIT_SIZE)
-            while at < high:
-                units = decode_records(opened.read(at, _READ_BYTES), INDEX_UNIT)
-                if not len(units):
-                    break
-                numbers = np.flatnonzero(_is_written(units))
-                if len(numbers):
-                    first = (file.base + at) // INDEX_UNIT_SIZE
-                    yield first + int(numbers[0]), first + int(numbers[-1]), len(numbers)
-                at += units.nbytes
-
-
-def _is_written(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Which units are neither zeros nor the blank that 0.4.0 writes at the beginning of an index."""
-    words = units.view(np.uint64).reshape(len(units), -1)
-    return np.asarray(words.any(axis=1) & (units["magic"] != MAGIC_BLANK))
 
 
 def _span(first: int, last: int) -> str:

@@ -201,7 +201,7 @@ def _is_closed(segment: Segment, end: int) -> bool:
 def _check_units(engine: Engine, part: SegmentCheckPart, files: DLedgerIndex, survey: Survey, report: Report) -> None:
     """Compare the entries of a segment with the units of index, ConsumeQueues and IndexFiles that point to them."""
     segment = part.segment
-    index = IndexCheck(files.files, report)
+    index = IndexCheck(files, report)
     magics = _NewerMagics()
     check = _queue_check(part, engine, report)
     keys = KeyCheck(part.key_root, segment.base, part.end, report) if part.key_root is not None else None

@@ -292,7 +292,7 @@ def _check_index(store: StoreView, report: Report) -> None:
         return
     begin = max(store.begin_index, 0)
     check_index_files(store.paths.node_dir / "index", begin, store.end.last_index, report)
-    check_units_beyond(store.index_files.files, store.end.last_index, report)
+    check_units_beyond(store.index_files, store.end.last_index, report)
     if store.checkpoint_committed_index <= store.end.last_index:
         # Else it is a finding of the segment.
         check_entry_beyond(store.index_files, store.ledger_segments, store.end.last_index + 1, report)

@@ -14,17 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import (
-    ENTRY_HEADER_SIZE,
-    ENTRY_MAGICS,
-    INDEX_UNIT,
-    INDEX_UNIT_SIZE,
-    is_segment_name,
-)
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.files import ignore_error, open_file
-from pyspark_dledger.log.io.queue_files import folder_entries
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, UnitBlock
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
 
 Longs = npt.NDArray[np.int64]
@@ -62,24 +54,19 @@ class SegmentUnits(NamedTuple):
     inside: Units
 
 
-class _UnitFile(NamedTuple):
-    path: str
-    first: int
-    units: int
-
-
 class IndexUnits:
     """The units in a folder of index files. Files that cannot be read, and other files, are ignored."""
 
     def __init__(self, folder: Path) -> None:
-        self._files = _unit_files(folder)
-        counts = np.cumsum([0, *(file.units for file in self._files)]).tolist()
+        self._index = DLedgerIndex(folder)
+        self._firsts = [file.base // INDEX_UNIT_SIZE for file in self._index.files]
+        counts = np.cumsum([0, *(file.size // INDEX_UNIT_SIZE for file in self._index.files)]).tolist()
         # The number of units before each file: files can be missing.
         self._starts, self._total = counts[:-1], counts[-1]
 
     def has_file_after(self, index: int) -> bool:
         """Whether a file begins after the unit of `index`: Java creates it with its first unit."""
-        return any(file.first > index for file in self._files)
+        return any(first > index for first in self._firsts)
 
     def of(self, segment: Segment, start: int) -> SegmentUnits:
         """The units with entries of the segment from `start` on, found by a binary search."""
@@ -126,10 +113,10 @@ class IndexUnits:
         stop = min(stop, self._total)
         while start < stop:
             number = bisect_right(self._starts, start) - 1
-            file, skipped = self._files[number], start - self._starts[number]
-            count = min(file.units - skipped, stop - start)
-            yield _read_units(file, skipped, count)
-            start += count
+            end = min(stop, self._starts[number + 1] if number + 1 < len(self._starts) else self._total)
+            shift = self._firsts[number] - self._starts[number]
+            yield from map(_intact, self._index.blocks(start + shift, end + shift))
+            start = end
 
 
 def _is_between(units: Units, start: int, end: int) -> Bools:
@@ -144,37 +131,10 @@ def _end_of_segment(units: Units, end: int) -> int:
     return int(np.argmax(pairs)) if pairs.any() else len(units.pos)
 
 
-def _unit_files(folder: Path) -> list[_UnitFile]:
-    files: list[_UnitFile] = []
-    named = [entry for entry in folder_entries(folder, ignore_error) if is_segment_name(entry.name) and entry.is_file()]
-    for entry in sorted(named, key=lambda entry: entry.name):
-        base = int(entry.name)
-        if base % INDEX_UNIT_SIZE or base > HIGHEST_BASE:
-            continue
-        try:
-            count = entry.stat().st_size // INDEX_UNIT_SIZE
-        except OSError:
-            continue
-        first = base // INDEX_UNIT_SIZE
-        if files and files[-1].first + files[-1].units > first:
-            files[-1] = files[-1]._replace(units=first - files[-1].first)
-        files.append(_UnitFile(entry.path, first, count))
-    return [file for file in files if file.units > 0]
-
-
-def _read_units(file: _UnitFile, skipped: int, count: int) -> Units:
-    """The intact units among `count`, of which each has its own index."""
-    start, stop = skipped * INDEX_UNIT_SIZE, (skipped + count) * INDEX_UNIT_SIZE
-    try:
-        with open_file(file.path) as opened:
-            # A sparse file is mostly holes.
-            low = next((low for low, _ in opened.extents(start, stop)), stop)
-            low -= (low - start) % INDEX_UNIT_SIZE
-            data = opened.read(low, stop - low) if low < stop else b""
-    except OSError:
-        return NO_UNITS
-    records = decode_records(data, INDEX_UNIT)
-    index = np.arange(len(records), dtype=np.int64) + (file.first + low // INDEX_UNIT_SIZE)
+def _intact(block: UnitBlock) -> Units:
+    """The intact units of a block, of which each has its own index."""
+    records = block.units
+    index = np.arange(len(records), dtype=np.int64) + block.first
     units = Units(*(records[name].astype(np.int64) for name in ("index", "pos", "size", "term", "magic")))
     is_intact = (units.magic >= ENTRY_MAGICS[0]) & (units.magic <= ENTRY_MAGICS[-1]) & (units.index == index)
     is_intact &= (units.size >= ENTRY_HEADER_SIZE) & (units.term >= -1)

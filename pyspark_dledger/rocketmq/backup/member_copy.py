@@ -24,7 +24,6 @@ from pyspark_dledger.format.codec import decode_blank, decode_entry_header, enco
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.copies.index_units import read_units as read_index_units
 from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
@@ -195,7 +194,7 @@ class LogCopy:
         if wrong is not None:
             index = decode_entry_header(data[wrong : wrong + ENTRY_HEADER_SIZE]).index
             raise _damaged(segment, low + wrong, index, "expected the body to match its checksum, found other bytes")
-        units = read_index_units(self._store.index_files, first, checked.count).tobytes()
+        units = self._store.index_files.read(first, checked.count).tobytes()
         if units != checked.units:
             self._check_units(segment, low, bytes(checked.units), units)
         self._next_index, self._term = first + checked.count, checked.last_term

@@ -23,7 +23,6 @@ from pyspark_dledger.format.state_files import (
     encode_state_file,
 )
 from pyspark_dledger.format.state_files import EPOCH_FILE as EPOCHS
-from pyspark_dledger.log.copies.index_units import read_units
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs
 from pyspark_dledger.log.io.files import is_there
@@ -251,7 +250,7 @@ def write_index(folder: Path, first_index: int, chunks: Iterable[bytes], file_si
             names.add(file.name)
             _write_part(file, part, at + offset - base, file_size)
             offset += len(part)
-        found = read_units(DLedgerIndex(folder), at // INDEX_UNIT_SIZE, len(chunk) // INDEX_UNIT_SIZE).tobytes()
+        found = DLedgerIndex(folder).read(at // INDEX_UNIT_SIZE, len(chunk) // INDEX_UNIT_SIZE).tobytes()
         if found != chunk:
             raise read_back_error(str(folder), f"the units from index {at // INDEX_UNIT_SIZE} on", "others")
         at += len(chunk)

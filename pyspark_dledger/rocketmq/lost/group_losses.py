@@ -122,9 +122,7 @@ def _with_other_headers(states: CopyStates, known: list[LostMessage], logs: list
     for first, last in states.lost.ranges:
         last = min(last, first + _MAX_LISTED)
         units = {
-            each.index: each
-            for log in logs
-            for each in entries_of_index(log.index_files.files, first, last, ignore_error)
+            each.index: each for log in logs for each in entries_of_index(log.index_files, first, last, ignore_error)
         }
         for index in range(first, last + 1):
             if index not in listed:

@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.codec import IndexUnit, decode_records
+from pyspark_dledger.format.codec import IndexUnit
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     ENTRY_MAGICS,
-    INDEX_UNIT,
-    INDEX_UNIT_SIZE,
 )
-from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import OnUnreadable
 from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.io.queue_units import messages_by_queue
@@ -30,7 +26,6 @@ Longs = npt.NDArray[np.int64]
 INDEX_UNITS = "indexUnits"
 CONSUME_QUEUE = "consumeQueue"
 INDEX_FILE = "indexFile"
-_UNITS_AT_ONCE = 64 * 1024
 _MULTI_DISPATCH = "%LMQ%"
 
 
@@ -87,24 +82,13 @@ class Places:
         return np.where(is_inside, number, -1)
 
 
-def entries_of_index(
-    files: list[Segment], first: int, last: int, on_unreadable: OnUnreadable
-) -> Iterator[KnownMessage]:
+def entries_of_index(index: DLedgerIndex, first: int, last: int, on_unreadable: OnUnreadable) -> Iterator[KnownMessage]:
     """The entries with the indexes ``[first, last]`` by the units of a DLedger index; damaged units are left out."""
-    for file in files:
-        low = max(first * INDEX_UNIT_SIZE, file.base)
-        high = min((last + 1) * INDEX_UNIT_SIZE, file.end)
-        for at in range(low, high, _UNITS_AT_ONCE * INDEX_UNIT_SIZE):
-            size = min(_UNITS_AT_ONCE * INDEX_UNIT_SIZE, high - at)
-            try:
-                units = decode_records(read_existing(file.path, at - file.base, size), INDEX_UNIT)
-            except UnreadableError as error:
-                on_unreadable(error)
-                break
-            expected = np.arange(len(units)) + at // INDEX_UNIT_SIZE
-            fits = (units["index"] == expected) & np.isin(units["magic"], ENTRY_MAGICS)
-            for unit in units[fits & (units["size"] >= ENTRY_HEADER_SIZE)]:
-                yield entry_of(IndexUnit(*unit.tolist()))
+    for block in index.blocks(first, last + 1, on_unreadable):
+        units = block.units
+        fits = (units["index"] == np.arange(len(units)) + block.first) & np.isin(units["magic"], ENTRY_MAGICS)
+        for unit in units[fits & (units["size"] >= ENTRY_HEADER_SIZE)]:
+            yield entry_of(IndexUnit(*unit.tolist()))
 
 
 def entry_of(unit: IndexUnit) -> KnownMessage:

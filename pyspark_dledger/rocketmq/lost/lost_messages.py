@@ -131,7 +131,7 @@ def _of_index(log: StoreView, place: DamagedRange, on_unreadable: OnUnreadable) 
         last = log.checkpoint_committed_index  # units of later entries may be stale
     else:
         last = place.after.index - 1 if place.after.index is not None else files[-1].end // 32
-    found = entries_of_index(files, first, last, on_unreadable)
+    found = entries_of_index(log.index_files, first, last, on_unreadable)
     return [each for each in found if place.start <= each.offset - ENTRY_HEADER_SIZE and each.end <= place.end]
 
 

@@ -39,7 +39,7 @@ def restorable_entries(logs: Sequence[StoreView], ranges: Iterable[tuple[int, in
 def _known_entries(logs: Sequence[StoreView], ranges: Iterable[tuple[int, int]]) -> Iterator[LostEntry]:
     for first, last in ranges:
         for log in logs:
-            for each in entries_of_index(log.index_files.files, first, last, ignore_error):
+            for each in entries_of_index(log.index_files, first, last, ignore_error):
                 if each.size is not None and each.index is not None and each.term is not None:
                     size = each.size + ENTRY_HEADER_SIZE
                     yield LostEntry(each.offset - ENTRY_HEADER_SIZE, size, each.index, each.term, True)
