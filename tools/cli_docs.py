@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from pyspark_dledger.cli.main import build_parser
+from pyspark_dledger.cli.main import GROUPS, build_parser
 
 _WIDTH = 160
 
@@ -22,11 +22,11 @@ def verbs() -> str:
         for action in filter(_is_shown, verb._actions):
             takers.setdefault((_spelling(action), _help(action)), []).append(name)
     own = {name: [argument for argument, names in takers.items() if names == [name]] for name in found.choices}
-    rows = (
-        f"- {f'[`{action.dest}`](#{action.dest})' if own[action.dest] else f'`{action.dest}`'}: {_help(action)}"
-        for action in found._choices_actions
-    )
-    parts = ["\n".join(rows), "## Exit codes", *_ends(found.choices)]
+    parts = []
+    for title, names in GROUPS.items():
+        rows = (f"- {f'[`{name}`](#{name})' if own[name] else f'`{name}`'}: {text}" for name, text in names.items())
+        parts += [f"{title[0].upper()}{title[1:]}:", "\n".join(rows)]
+    parts += ["## Exit codes", *_ends(found.choices)]
     parts += ["## Arguments of several verbs", *_shared(takers, found.choices), "## Arguments of one verb"]
     for name, arguments in own.items():
         if arguments:

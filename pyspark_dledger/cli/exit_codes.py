@@ -1,4 +1,4 @@
-"""Exit codes, and the help texts that explain them."""
+"""Exit codes, the help texts that explain them, and what verbs did not check."""
 
 CLEAN, FINDINGS, ERROR = 0, 1, 2
 INTERRUPTED = 128 + 2
@@ -36,3 +36,18 @@ def read_exits(findings: str | None) -> str:
     """The exit codes of a verb that reads; `findings` says when it is 1 (None: never)."""
     one = f"1 {findings}; " if findings else ""
     return f"exit codes: 0 clean; {one}2 error; 130 interrupted. {_PATH}"
+
+
+NOT_CHECKED = {
+    "verify": "other replicas and a restart: dledger check with all replicas",
+    "diff": "indexes, queues and state files, and what a restart would do: dledger check",
+    "audit": "what else is wrong with the store: dledger verify",
+    "recovery": "other replicas, and what consumers miss: dledger check with all replicas",
+    "lost": "what is wrong with queues and indexes: dledger check",
+}
+"""What a verb that looks at stores did not check, for its last line."""
+
+
+def not_checked(verb: str) -> str:
+    """The last line of a verb."""
+    return f"not checked: {NOT_CHECKED[verb]}"

@@ -18,36 +18,45 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import printable
 
-VERBS = {
-    "check": "print what is wrong, what is lost, who may start, and the next command",
-    "dump": "print rows of the log or of another table",
-    "segments": "print the log's files and what their bytes are",
-    "state": "print what a store is and how far its log goes",
-    "stats": "print counts, sizes, rates and latencies by topic, and entries by term",
-    "verify": "print what is wrong with a store and what Java does about it",
-    "recovery": "print what each version of Java would do on opening the store",
-    "diff": "print where replicas differ and what a majority has",
-    "audit": "print where log and ConsumeQueue contradict each other",
-    "lost": "print which messages are lost, as far as indexes and queues know them",
-    "consumers": "print how far consumer groups lag",
-    "find": "print the rows with an id, a key, an index or a time",
-    "sql": "print the rows of an SQL query of the log and the other tables; needs DuckDB",
-    "follow": "print rows as they are committed, until interrupted",
-    "export": "write a log as a store for a broker without DLedger, as Parquet, as JSON lines or to a table",
-    "report": "write one self-contained HTML page about a store",
-    "rebuild": "rebuild ConsumeQueues or the index of keys from the log",
-    "salvage": "write one intact store from damaged replicas",
-    "backup": "copy what a member has committed, while it runs",
-    "restore": "write the store of a member from a backup",
-    "serve": "run one member of a group, until SIGTERM or Ctrl-C",
-    "cluster": "run a whole group on this machine, for trying out, until Ctrl-C",
-    "append": "append entries and print where each is committed",
-    "get": "print one committed entry",
-    "metadata": "print the leader and the state of each member",
-    "transfer": "make a member the leader",
-    "member": "print the members of a group, or add, remove or replace one",
+GROUPS = {
+    "look": {
+        "check": "print what is wrong, what is lost, who may start, and the next command: begin here",
+        "state": "print what a store is and how far its log goes",
+        "verify": "print what is wrong with a store and what Java does about it",
+        "diff": "print where replicas differ and what a majority has",
+        "recovery": "print what each version of Java would do on opening the store",
+        "lost": "print which messages are lost, as far as indexes and queues know them",
+        "audit": "print where log and ConsumeQueue contradict each other",
+        "consumers": "print how far consumer groups lag",
+        "find": "print the rows with an id, a key, an index or a time",
+        "dump": "print rows of the log or of another table",
+        "segments": "print the log's files and what their bytes are",
+        "stats": "print counts, sizes, rates and latencies by topic, and entries by term",
+        "sql": "print the rows of an SQL query of the log and the other tables; needs DuckDB",
+        "follow": "print rows as they are committed, until interrupted",
+        "report": "write one self-contained HTML page about a store",
+    },
+    "repair": {
+        "salvage": "write one intact store from damaged replicas",
+        "rebuild": "rebuild ConsumeQueues or the index of keys from the log",
+    },
+    "move": {
+        "export": "write a log as a store for a broker without DLedger, as Parquet, as JSON lines or to a table",
+        "backup": "copy what a member has committed, while it runs",
+        "restore": "write the store of a member from a backup",
+    },
+    "run a group": {
+        "serve": "run one member of a group, until SIGTERM or Ctrl-C",
+        "cluster": "run a whole group on this machine, for trying out, until Ctrl-C",
+        "append": "append entries and print where each is committed",
+        "get": "print one committed entry",
+        "metadata": "print the leader and the state of each member",
+        "transfer": "make a member the leader",
+        "member": "print the members of a group, or add, remove or replace one",
+    },
 }
-"""Every verb and its line of help. Its module in `verbs/` has ``add_arguments`` and ``run``."""
+"""Every verb and its line of help, by what it is for. Its module in `verbs/` has ``add_arguments`` and ``run``."""
+VERBS = {name: text for verbs in GROUPS.values() for name, text in verbs.items()}
 
 # Verbs less similar than this are not suggested.
 _VERB_SIMILARITY = 0.5
@@ -90,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser(loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
     """The parser of the command line. Only the verbs in `loaded` have their arguments: their modules are imported."""
-    parser = _Parser(
+    parser = _GroupedParser(
         prog="dledger",
         description="Inspect DLedger logs and RocketMQ stores, read-only. Run replicated logs and use them.",
         epilog=READ_EXITS,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     for name, text in VERBS.items():
         verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name in loaded:
@@ -159,3 +168,21 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(ERROR, f"dledger: {printable(message)}: see {self.prog} --help\n")
+
+
+class _GroupedParser(_Parser):
+    """The parser of the command itself, whose help lists the verbs by `GROUPS`."""
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for title, verbs in GROUPS.items():
+            formatter.start_section(title)
+            formatter.add_arguments(argparse.Action([], name, metavar=name, help=text) for name, text in verbs.items())
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments(action for action in self._actions if action.option_strings)
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()

@@ -161,15 +161,33 @@ def test_findings_before_an_error_are_printed(store: Store, run: Callable[..., R
     assert f"{store.path}: error 0" in done.out
 
 
-LISTED = ("dump", "segments", "state", "stats", "verify", "recovery", "diff", "audit", "consumers", "find", "follow")
+LISTED = (
+    *(
+        "check",
+        "state",
+        "verify",
+        "diff",
+        "recovery",
+        "lost",
+        "audit",
+        "consumers",
+        "find",
+        "dump",
+        "segments",
+        "stats",
+    ),
+    "follow",
+)
 
 
 def test_help_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
-    listed = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
+    printed = capsys.readouterr().out
+    listed = re.findall(r"^  (\w+)", printed, re.MULTILINE)
     assert tuple(name for name in listed if name in LISTED) == LISTED
+    assert re.findall(r"^([a-z ]+):$", printed, re.MULTILINE) == ["look", "repair", "move", "run a group", "options"]
     for verb in LISTED:
         with pytest.raises(SystemExit):
             main([verb, "--help"])
@@ -193,7 +211,7 @@ UNUSED = {
 
 def test_verbs_load_only_what_they_need(broker: Store, tmp_path: Path) -> None:
     path = broker.path
-    others = [verb for verb in LISTED if verb not in (*UNUSED, "diff", "find", "follow")]
+    others = [verb for verb in LISTED if verb not in (*UNUSED, "check", "diff", "find", "follow")]
     lines = [[verb, str(path)] for verb in (*UNUSED, *others)]
     lines += [["find", str(path), what] for what in ("3", "U3", "k3", "2023-11-14", "7F00000100002A9F0000000000000030")]
     lines += [

@@ -266,7 +266,7 @@ def test_what_cannot_be_read_leaves_the_verdict_open(
     assert main(["diff", *map(str, roots)]) == 1
     printed = capsys.readouterr().out
     assert f"\na cannot tell if it may start: {file} cannot be read" in printed
-    assert f"\nnext: make all files readable, dledger verify {roots[0]} --least warning lists them" in printed
+    assert f"\nnext: dledger verify {roots[0]} --least warning\n  it lists the files that cannot be read" in printed
     assert main(["diff", *map(str, roots), "--json"]) == 1
     assert f"{roots[0]}: {file} cannot be read" in capsys.readouterr().err
     assert main(["report", *map(str, roots), "--json"]) == 1

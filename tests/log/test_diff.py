@@ -462,7 +462,7 @@ def test_the_next_command_names_further_data_folders(
     Path(stores[0].segments[0].path).rename(tmp_path / "more" / stores[0].segments[0].name)
     paths = [f"{stores[0].path},{tmp_path / 'more'}", str(stores[1].path)]
     assert main(["diff", *paths]) == 0
-    assert f"\nnext: dledger verify {' '.join(paths)} --least" in capsys.readouterr().out
+    assert f"\nnext: dledger check {' '.join(paths)}\n" in capsys.readouterr().out
 
 
 def test_nodes_with_the_same_id_are_named_by_their_folders(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
@@ -17,7 +18,6 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.salvage.plan_rows import plan_rows
-from pyspark_dledger.rocketmq.lost.restorable import is_restorable, restorable
 from pyspark_dledger.rocketmq.salvage import SalvageRequest
 from pyspark_dledger.rocketmq.salvage import plan as salvage_plan
 from tests.support.damaged_groups import Member, copied_member, damage, lose, write_group
@@ -144,7 +144,9 @@ def test_diff_salvage_and_lost_agree_on_copies_that_differ(
     assert (row["index"], row["lostOn"], row["intactOn"]) == (known, ["n2"], ["n0", "n1"])
     assert main(["diff", *paths]) == 1
     steps = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
-    assert "--to NEW --undecided majority" in steps and "--columns index,body,properties" in steps
+    assert steps == f"next: dledger salvage {' '.join(paths[2:] + paths[:2])} --plan"
+    assert main(shlex.split(steps)[2:]) == 1
+    assert "--undecided majority --to healthy\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -173,13 +175,11 @@ def test_entries_whose_headers_alone_are_damaged_are_restorable(tmp_path: Path, 
         file, offset, _ = member.entries[9]
         # Copies that are damaged alike may have been written so.
         member.write(file, offset + 48 + 100, bytes((0, 255 - number, 0)))
-    logs = [open_log(member.path, engine=engine) for member in members]
     verdict = comparison(members, engine).verdict
     assert (verdict.lost, verdict.lost_entries.ranges) == ("some", ((7, 7), (9, 9)))
-    headers = restorable(logs, verdict)
-    assert headers.ranges == ((7, 7),)
-    text = lost_text(verdict, headers)
+    assert verdict.restorable.ranges == ((7, 7),)
+    text = lost_text(verdict)
     assert text == (
         "2 entries, damaged on every replica: 7, 9; only headers are damaged of 7: dledger salvage restores them"
     )
-    assert not is_restorable(verdict, headers)
+    assert not verdict.is_restorable

@@ -562,7 +562,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["salvage", *paths, "--to", str(tmp_path / "result")]) == 0
     printed = capsys.readouterr().out
     assert "read back and verified" in printed
-    assert printed.splitlines()[-2] == f"next: dledger verify {tmp_path}/result --least warning"
+    assert printed.splitlines()[-2] == f"next: dledger check {tmp_path}/result"
     assert main(["salvage", *paths]) == 2
     assert "expected either --to TARGET or --plan" in capsys.readouterr().err
 

@@ -22,10 +22,10 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.diff.comparison import Comparison, compare
-from pyspark_dledger.log.diff.ranges import Ranges
+from pyspark_dledger.log.next_step import NextStep
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
-from pyspark_dledger.rocketmq.lost.restorable import restorable
+from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES as PLAIN_LINES
 from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, is_plain, preview_plain
@@ -98,8 +98,8 @@ class Facts:
     """What a comparison of CommitLogs calls this store."""
     lost_queues: list[Row] = field(default_factory=list)
     """Ranges of queue offsets that the group has lost for good."""
-    restorable: Ranges = field(default_factory=Ranges)
-    """The entries that are damaged on every replica, but only their headers."""
+    next: NextStep | None = None
+    """What to do next with the group."""
     others: list[Facts] = field(default_factory=list)
     """The facts of the replicas, without a comparison."""
 
@@ -165,10 +165,11 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
         found.comparison = compare(compared)
         found.comparison_sentences = list(_comparison_sentences(compared, found.comparison))
         logs = [compared, *compared.replicas]
-        found.restorable = restorable(logs, found.comparison.verdict)
         found.lost_queues = lost_queues([compared, *compared.replicas], found.comparison.verdict)
         found.others = [_gather_one(replica, progress) for replica in compared.replicas]
         _compare_commit_logs(found, compared)
+        of_plain = found.commit_logs if found.is_plain else None
+        found.next = step_after_comparison(of_plain or found.comparison, logs)
     return found
 
 

@@ -10,7 +10,8 @@ from pyspark_dledger.cli.report.verdict import BAD, GOOD, NEUTRAL, TROUBLE, WARN
 from pyspark_dledger.cli.stores import commit_log_text
 from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.lost_queues import queues_text
-from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next_text
+from pyspark_dledger.cli.stores.next_text import step_text
+from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
@@ -18,7 +19,6 @@ from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER
 from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DIVERGED, OTHER_BYTES
 from pyspark_dledger.log.diff.verdict import MemberVerdict
 from pyspark_dledger.log.verify.findings import CODES, ERROR
-from pyspark_dledger.rocketmq.lost.restorable import is_restorable
 
 _LOST_LEVELS = {"nothing": GOOD, "unknown": WARN, "some": BAD}
 _START_LEVELS = {"yes": GOOD, "unknown": WARN, "no": BAD}
@@ -36,7 +36,7 @@ def group_verdicts(facts: Facts) -> list[Verdict]:
         *_lost(facts, found),
         *_old_commit_logs(facts),
         *_members(facts, found),
-        *_next(found),
+        *_next(facts),
         *_replicas(found),
     ]
 
@@ -53,13 +53,13 @@ def member_section(number: int) -> str:
 
 
 def _lost(facts: Facts, found: Comparison) -> Iterator[Verdict]:
-    text = lost_text(found.verdict, facts.restorable)
+    text = lost_text(found.verdict)
     if facts.lost_queues:
         text += f": {queues_text(facts.lost_queues)}"
     has_damage = any(member.damaged.entries for member in found.verdict.members)
     if text == "nothing" and has_damage:
         text = "nothing: another member has each damaged entry intact"
-    level = WARN if is_restorable(found.verdict, facts.restorable) else _LOST_LEVELS[found.verdict.lost]
+    level = WARN if found.verdict.is_restorable else _LOST_LEVELS[found.verdict.lost]
     yield Verdict(level, "Is anything lost for good?", _sentence(text), "replicas")
 
 
@@ -93,7 +93,7 @@ def _plain_group(facts: Facts) -> Iterator[Verdict]:
         loses = member.start == "slave" and member.truncation is not None and member.truncation.lost_bytes
         text = f"{said}: {_reason(text)}"
         yield _may_start(number, member.node, WARN if loses and level == GOOD else level, text, store)
-    yield Verdict(NEUTRAL, "What to do?", _step(commit_log_text.next_text(verdict)), "replicas")
+    yield from _next(facts)
     yield _agreement(found)
 
 
@@ -146,13 +146,10 @@ def _errors(store: Facts) -> str:
     return ", ".join(f"{code} {number_text(count)}" for code, count in errors)
 
 
-def _next(found: Comparison) -> Iterator[Verdict]:
-    yield Verdict(NEUTRAL, "What to do?", _step(next_text(found.verdict)), "replicas")
-
-
-def _step(text: str) -> str:
-    """A sentence that can be a command, which begins with a small letter and ends without a period."""
-    return text if text.startswith("dledger ") else f"{text[0].upper()}{text[1:]}"
+def _next(facts: Facts) -> Iterator[Verdict]:
+    if facts.next is not None:
+        text = step_text(facts.next)
+        yield Verdict(NEUTRAL, "What to do?", text if facts.next.arguments else _sentence(text), "replicas")
 
 
 def _replicas(found: Comparison) -> Iterator[Verdict]:

@@ -13,7 +13,8 @@ from pyspark_dledger.cli.stores.lost_text import lost_count
 from pyspark_dledger.cli.stores.next_text import names_text, next_lines
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
-from pyspark_dledger.rocketmq.check.check_report import NOTHING, SOME, CheckReport, MemberCheck
+from pyspark_dledger.rocketmq.check.check_report import NOTHING, SOME, CheckReport
+from pyspark_dledger.rocketmq.check.member_check import MemberCheck
 from pyspark_dledger.rocketmq.check.restart import ASSUMED, Restart, Version
 from pyspark_dledger.rocketmq.check.store_facts import NO, UNKNOWN, YES
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 MAX_LINES = 15
 _MAX_MEMBERS = 7
 _MAX_CODES = 4
-_NOT_CHECKED = (
-    "not checked: other versions (dledger recovery), files of timers and compaction, and whether a broker's "
-    "configuration fits this store"
-)
 
 
 def check_lines(report: CheckReport) -> Iterator[str]:
@@ -43,7 +40,7 @@ def check_lines(report: CheckReport) -> Iterator[str]:
     yield from _restarts(report.members)
     yield from _consumers(report.members)
     yield from next_lines(report.next)
-    yield _NOT_CHECKED
+    yield f"not checked: {'; '.join(report.not_checked)}"
 
 
 def store_kind(state: State, is_broker: bool) -> str:
@@ -69,7 +66,7 @@ def _what(report: CheckReport) -> str:
 def _lost(report: CheckReport) -> str:
     parts = []
     if report.comparison is not None:
-        parts.append(verdict_text.lost_text(report.comparison.verdict, report.restorable))
+        parts.append(verdict_text.lost_text(report.comparison.verdict))
     if report.commit_logs is not None:
         place = "in the old CommitLog: " if report.commit_logs.is_old else ""
         parts.append(f"{place}{commit_log_text.lost_text(report.commit_logs.verdict)}")
@@ -168,6 +165,7 @@ _AUDIT = {
     "wrongTagsCode": "units with wrong tags",
     "wrongQueue": "units of other queues",
     "queueOffsetGap": "gaps in queues",
+    "wrongFileSize": "files of a wrong size",
 }
 
 
@@ -187,4 +185,4 @@ def _missed(member: MemberCheck) -> str:
     queues = member.facts.queues
     if queues.reason is not None:
         return f"cannot tell ({queues.reason})"
-    return ", ".join(f"{count} {_AUDIT[code]}" for code, count in queues.counts.most_common()) or "nothing"
+    return ", ".join(f"{count} {_AUDIT.get(code, code)}" for code, count in queues.counts.most_common()) or "nothing"

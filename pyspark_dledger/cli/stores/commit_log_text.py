@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +11,9 @@ from pyspark_dledger.cli.output.rows import Row, cell, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.cli.stores.lost_queues import lost_queues_of_positions, queues_text
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.verdict_text import (
     SEE_RECOVERY,
-    UNDECIDED,
-    readable_text,
     unknown_files_text,
     unread_ends_text,
     unreadable_text,
@@ -23,6 +21,7 @@ from pyspark_dledger.cli.stores.verdict_text import (
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.log import Log
+from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, FirstDifference
@@ -45,6 +44,8 @@ def print_commit_logs(out: Output, log: Log) -> int:
         out.line(text)
         if not number and queues:
             out.line(f"  {queues}")
+    for text in next_lines(step_after_comparison(found, [log, *log.replicas])) if shown_members(found) else ():
+        out.line(text)
     out.line("")
     print_table(out, _state_rows(found))
     if found.epochs:
@@ -93,15 +94,13 @@ def commit_log_sentences(found: CommitLogComparison) -> Iterator[str]:
 
 
 def _verdict_lines(found: CommitLogComparison) -> Iterator[str]:
-    """First what is lost for good, then a line for each replica, then the next command."""
+    """First what is lost for good, then a line for each replica."""
     verdict = found.verdict
     place = " in the old CommitLog" if found.is_old else ""
     yield f"lost for good{place}: {lost_text(verdict)}"
     shown = shown_members(found)
     for member in shown:
         yield f"{member.node} {member_text(member)}"
-    if shown:
-        yield f"next: {next_text(verdict)}"
 
 
 def shown_members(found: CommitLogComparison) -> list[MemberVerdict]:
@@ -203,36 +202,6 @@ def truncation_text(point: ConsistentPoint) -> str:
     loses = f"loses {point.lost_bytes} bytes{confirmed}" if point.lost_bytes else "loses nothing"
     differs = "" if point.is_common else "; before it their bytes differ, and Java does not notice"
     return f"Java truncates it at {point.pos}, and it {loses}{differs}"
-
-
-def next_text(verdict: CommitLogVerdict) -> str:
-    """The next command."""
-    members = verdict.members
-    damaged = [member for member in members if member.start == "no"]
-    paths = shlex.join(member.path for member in members)
-    salvage = f"dledger salvage {paths} --to NEW"
-    unread = [member.path for member in members if member.unreadable]
-    if unread:
-        return readable_text(unread)
-    if any(member.unclear.entries for member in members):
-        return f"see which copy is right: dledger salvage {paths} --plan; then {salvage} {UNDECIDED}"
-    if not damaged:
-        return f"{''.join(map(_saving, members))}dledger verify {paths} --least warning; if clean, start them"
-    if (donor := verdict.donor) is not None:
-        names = " and ".join(member.node for member in damaged)
-        verify = f"dledger verify {shlex.quote(donor.path)} --least warning"
-        return f"{verify}; if clean, replace {names} by a copy of {donor.node}"
-    return f"no replica is complete; make one: {salvage}"
-
-
-def _saving(member: MemberVerdict) -> str:
-    """The command that saves what a member would lose."""
-    point = member.truncation
-    if point is None or point.pos is None or not point.lost_bytes:
-        return ""
-    start = f'startingOffsets={{"pos": {point.pos}}}'
-    export = shlex.join(["dledger", "export", member.path, "TARGET", "--to", "jsonl", "--option", start])
-    return f"save what {member.node} would lose: {export}; then "
 
 
 def ranges_text(ranges: Ranges) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pyspark_dledger.rocketmq.check import next_step
-from pyspark_dledger.rocketmq.check.next_step import NextStep
+from pyspark_dledger.log import next_step
+from pyspark_dledger.log.next_step import NextStep
 
 _SENTENCES = {
     next_step.READABLE: "it lists the files that cannot be read: make them readable, then repeat this command",
@@ -15,11 +15,13 @@ _SENTENCES = {
     "member (docs/operations.md, copy a peer)",
     next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
     next_step.UNDECIDED: "it takes the bytes that most copies have; --take or --undecided filler decide otherwise",
-    next_step.CHECK: "it says if the store may be started",
+    next_step.CHECK: "it says what may be started, and what is lost: give all replicas of a group",
     next_step.COMPARE_QUEUES: "it writes nothing: it shows what a rebuild would change",
     next_step.REBUILD: "stop the broker first; the old files are kept",
     next_step.DETAILS: "it says what to do about each finding",
     next_step.SAVE: "it saves what {names} would lose as a slave; then start the others first",
+    next_step.REPAIR: "do what each finding says, then run dledger check",
+    next_step.UNCHANGED: "a rebuild would change nothing",
     next_step.START: "start {names}",
     next_step.LEAD: "start {names} first; the other members follow",
     next_step.REPLACE: "start this store instead of {names}, and replace other damaged members by a copy of it "
@@ -46,3 +48,8 @@ def names_text(names: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *first, last = names or ("it",)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def step_text(found: NextStep) -> str:
+    """The next step as one sentence, with its command if it has one."""
+    return f"{found.command}: {next_sentence(found)}" if found.arguments else next_sentence(found)

@@ -9,12 +9,11 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.stores import commit_log_text, verdict_text
 from pyspark_dledger.common.fields import json_of
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
-from pyspark_dledger.rocketmq.lost.restorable import lost_answer
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
-    from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.log.diff.verdict import GroupVerdict
+    from pyspark_dledger.log.next_step import NextStep
 
 GROUP = "group"
 VERDICT_KEYS = {
@@ -47,27 +46,27 @@ MEMBER_KEYS = {
 """The keys of each of its ``members``."""
 
 
-def ledger_row(found: GroupVerdict, headers: Ranges, queues: Sequence[Row]) -> Row:
-    """The verdict on DLedger logs. Only the headers of the entries `headers` are damaged; `queues` lost messages."""
+def ledger_row(found: GroupVerdict, queues: Sequence[Row], step: NextStep) -> Row:
+    """The verdict on DLedger logs; `queues` lost messages."""
     row: Row = json_of(found)
     members = zip(row.pop("members"), found.members, strict=True)
     return {
         "verdict": GROUP,
         "log": DLEDGER,
-        "text": verdict_text.lost_text(found, headers),
+        "text": verdict_text.lost_text(found),
         **row,
-        "lost": lost_answer(found, headers),
-        "restorable": json_of(headers),
+        "lost": found.answer,
+        "restorable": json_of(found.restorable),
         "lostQueues": list(queues),
         "members": [
             each | {"text": f"{verdict_text.member_text(one)}{verdict_text.first_files_text(one, found.members)}"}
             for each, one in members
         ],
-        "next": verdict_text.next_text(found),
+        "next": step.command or None,
     }
 
 
-def commit_log_row(found: CommitLogComparison, queues: Sequence[Row]) -> Row:
+def commit_log_row(found: CommitLogComparison, queues: Sequence[Row], step: NextStep) -> Row:
     """The verdict on CommitLogs."""
     verdict = found.verdict
     shown = commit_log_text.shown_members(found)
@@ -81,5 +80,5 @@ def commit_log_row(found: CommitLogComparison, queues: Sequence[Row]) -> Row:
         "lostQueues": list(queues),
         "unclearEntries": json_of(verdict.unclear),
         "members": [json_of(member) | {"text": commit_log_text.member_text(member)} for member in shown],
-        "next": commit_log_text.next_text(verdict) if shown else None,
+        "next": step.command if shown and step.arguments else None,
     }

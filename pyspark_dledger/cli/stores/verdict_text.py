@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.rocketmq.lost.restorable import is_restorable
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
@@ -19,20 +17,15 @@ if TYPE_CHECKING:
 
 _MAX_RANGES = 5
 SEE_RECOVERY = "dledger recovery says if a restart truncates its log there"
-UNDECIDED = "--undecided majority, which takes the bytes that most copies have, or with --undecided filler"
 
 
-def verdict_lines(found: GroupVerdict, headers: Ranges, queues: str = "") -> Iterator[str]:
-    """The verdict: first what is lost for good, and of which `queues`; then each member, and the next command.
-
-    Of the entries `headers` only the headers are damaged.
-    """
-    yield f"lost for good: {lost_text(found, headers)}"
-    if queues and not is_restorable(found, headers):
+def verdict_lines(found: GroupVerdict, queues: str = "") -> Iterator[str]:
+    """The verdict: first what is lost for good, and of which `queues`; then each member."""
+    yield f"lost for good: {lost_text(found)}"
+    if queues and not found.is_restorable:
         yield f"  {queues}"
     for member in found.members:
         yield f"{shown_name(member)} {member_text(member)}{first_files_text(member, found.members)}"
-    yield f"next: {next_text(found)}"
 
 
 def shown_name(member: MemberVerdict) -> str:
@@ -41,17 +34,17 @@ def shown_name(member: MemberVerdict) -> str:
     return member.node if name in (member.node, f"dledger-{member.node}") else f"{member.node} ({cell(member.path)})"
 
 
-def lost_text(found: GroupVerdict, headers: Ranges) -> str:
+def lost_text(found: GroupVerdict) -> str:
     """What no replica has intact."""
-    parts = ["nothing"] if is_restorable(found, headers) else []
+    parts = ["nothing"] if found.is_restorable else []
     if found.lost_entries.entries:
         count = counted(found.lost_entries.entries, "entry")
         parts.append(f"{count}, damaged on every replica: {ranges_text(found.lost_entries)}")
     if found.filled_entries.entries:
         count = counted(found.filled_entries.entries, "entry")
         parts.append(f"{count}, replaced by fillers of a salvage: {ranges_text(found.filled_entries)}")
-    if headers.entries:
-        parts.append(headers_text(headers))
+    if found.restorable.entries:
+        parts.append(headers_text(found.restorable))
     if found.lost_end is not None:
         parts.append(
             f"{range_text(*found.lost_end)}: committed, says the checkpoint of {found.lost_end_from}, but after the "
@@ -85,11 +78,6 @@ def unreadable_text(problems: Sequence[str]) -> str:
 def unknown_files_text(problems: Sequence[str]) -> str:
     """That nothing can tell what files have."""
     return f"cannot tell what it has in files that cannot be read: {', '.join(map(cell, problems))}"
-
-
-def readable_text(paths: Sequence[str]) -> str:
-    """The next step where files cannot be read."""
-    return f"make all files readable, {_command('verify', paths)} --least warning lists them; then repeat this command"
 
 
 def unclear_text(ranges: Ranges) -> str:
@@ -155,38 +143,6 @@ def _reasons(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
         yield f"elected, {_losses_text(member.losses)}"
 
 
-def next_text(found: GroupVerdict) -> str:
-    """The next command."""
-    healthy = [member for member in found.members if member.start == "yes"]
-    damaged = [member for member in found.members if member.start == "no"]
-    unclear = next((member for member in found.members if member.unclear.entries), None)
-    complete = [
-        member
-        for member in healthy
-        if member.elect == "yes" and all(member.node in other.donors or not other.lacks_entries for other in damaged)
-    ]
-    unread = [member.path for member in found.members if member.unreadable]
-    if unread:
-        return readable_text(unread)
-    if unclear is not None:
-        first = unclear.unclear.ranges[0][0]
-        compare = f"--from {first} --to {first + 1} --columns index,body,properties"
-        dumps = "; ".join(f"{_command('dump', [member.path])} {compare}" for member in found.members)
-        salvage = _command("salvage", [member.path for member in found.members])
-        return f"compare the copies: {dumps}; then {salvage} --to NEW {UNDECIDED}"
-    if not damaged:
-        return f"{_command('verify', [member.path for member in found.members])} --least warning; if clean, start them"
-    if complete:
-        donor = min(complete, key=lambda member: (member.begin, member.node))
-        names = _names([shown_name(member) for member in damaged])
-        return (
-            f"{_command('verify', [donor.path])} --least warning; if clean, replace {names} by a copy of "
-            f"{shown_name(donor)} "
-            "(docs/operations.md, copy a peer)"
-        )
-    return f"no member is complete; make one: {_command('salvage', [member.path for member in found.members])} --to NEW"
-
-
 def ranges_text(ranges: Ranges) -> str:
     """The first ranges of indexes."""
     shown = [range_text(first, last) for first, last in ranges.ranges[:_MAX_RANGES]]
@@ -207,7 +163,3 @@ def _has(nodes: Sequence[str]) -> str:
 
 def _names(nodes: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else ""
-
-
-def _command(verb: str, paths: Sequence[str]) -> str:
-    return shlex.join(["dledger", verb, *paths])

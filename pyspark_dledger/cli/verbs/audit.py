@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
+from pyspark_dledger.cli.exit_codes import not_checked
 from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.table_printer import print_tables
@@ -27,7 +28,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """Print the contradictions in what can be read; `FINDINGS` if there is one, or a file cannot be read."""
     agree = "log and ConsumeQueue agree"
     texts: dict[str, Any] = {"nothing": agree, "question": f"if {agree}", "read_names": _READ}
-    return print_tables("audit", args, out, notes=_notes, batches=_audited, **texts)
+    code = print_tables("audit", args, out, notes=_notes, batches=_audited, **texts)
+    if not args.json:
+        out.line(not_checked("audit"))
+    return code
 
 
 def _audited(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:

@@ -9,13 +9,14 @@ from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import add_stores
-from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
 from pyspark_dledger.cli.output.rows import Row, range_text
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_rows, print_table
 from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions, queues_text
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
 from pyspark_dledger.cli.stores.table_printer import is_finding
 from pyspark_dledger.cli.stores.verdict_text import verdict_lines
@@ -26,7 +27,7 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import node_folders
 from pyspark_dledger.log.option_uses import DIGESTS
 from pyspark_dledger.log.store_view import answer
-from pyspark_dledger.rocketmq.lost.restorable import restorable
+from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -57,7 +58,10 @@ def run(args: argparse.Namespace, out: Output) -> int:
             f"{log.path}: only one store to compare: give its replicas as further paths "
             "(dledger diff STORE STORE ...), or a folder that has several dledger-<id>/"
         )
-    return answer(log, lambda readable: (_print_json if args.json else _print_text)(out, readable))
+    code = answer(log, lambda readable: (_print_json if args.json else _print_text)(out, readable))
+    if not args.json:
+        out.line(not_checked("diff"))
+    return code
 
 
 def _print_json(out: Output, log: Log) -> int:
@@ -77,11 +81,12 @@ def _print_json(out: Output, log: Log) -> int:
         verdicts = []
         if old is not None:
             code = CLEAN if old.is_lagging_only else FINDINGS
-            verdicts.append(commit_log_row(old, lost_queues_of_positions(logs, old.verdict.lost)))
+            queues = lost_queues_of_positions(logs, old.verdict.lost)
+            verdicts.append(commit_log_row(old, queues, step_after_comparison(old, logs)))
         if any(one.ledger_segments for one in logs):
             code = max(code, _exit_code(found, log))
-            headers, queues = restorable(logs, found.verdict), lost_queues(logs, found.verdict)
-            verdicts.append(ledger_row(found.verdict, headers, queues))
+            queues = lost_queues(logs, found.verdict)
+            verdicts.append(ledger_row(found.verdict, queues, step_after_comparison(found, logs)))
         unread = [text for one in logs for text in one.unread.segment_texts()]
         unread += [f"{one.path}: {text}" for one in logs for text in one.unread.witnesses()]
         for verdict in verdicts:
@@ -128,7 +133,9 @@ def _replicas(paths: list[str]) -> list[str]:
 
 def _print_comparison(out: Output, found: Comparison, log: Log) -> None:
     logs, verdict = [log, *log.replicas], found.verdict
-    for text in verdict_lines(verdict, restorable(logs, verdict), queues_text(lost_queues(logs, verdict))):
+    for text in verdict_lines(verdict, queues_text(lost_queues(logs, verdict))):
+        out.line(text)
+    for text in next_lines(step_after_comparison(found, logs)):
         out.line(text)
     out.line("")
     print_table(out, [_replica_row(item) for item in found.standings])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_stores
-from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
 from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.output.text_table import print_table
@@ -72,6 +72,8 @@ def _lost(args: argparse.Namespace, out: Output, log: Log) -> int:
     for each in logs:
         if (before := before_first_file(each)) is not None:
             note(f"{each.path}: {before}")
+    if not args.json:
+        out.line(not_checked("lost"))
     return FINDINGS if found or unclear else CLEAN
 
 

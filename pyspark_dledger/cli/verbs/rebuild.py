@@ -16,7 +16,7 @@ from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.rocketmq.check.next_step import after_comparison, check_of
+from pyspark_dledger.log.next_step import after_comparison, check_of
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.rebuild import CompareReport, FileSettings, RebuildReport
@@ -70,7 +70,7 @@ def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
             note(text)
     else:
         _print_compared(out, found)
-        for text in next_lines(after_comparison(args.path, [*_given(args)], found.is_equal)):
+        for text in next_lines(after_comparison([*_given(args)], found.is_equal)):
             out.line(text)
     return CLEAN if found.is_equal else FINDINGS
 

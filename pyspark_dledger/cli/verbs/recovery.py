@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
-from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
 from pyspark_dledger.cli.output.rows import Row, cell, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.output.text_table import print_fields, print_table
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
     code = CLEAN
     for log in open_stores(args, RECOVERY, leave_out=True):
         code = max(code, answer(log, lambda readable: _print_recovery(args, out, readable)))
+    if not args.json:
+        out.line(not_checked("recovery"))
     return code
 
 

@@ -7,8 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
-from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
+from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
 from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
@@ -26,16 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Print all findings; `FINDINGS` if there is a warning or an error."""
+    from pyspark_dledger.log.next_step import after_findings
     from pyspark_dledger.log.verify.findings import INFO, SEVERITIES
-    from pyspark_dledger.log.verify.verify_store import not_checked
+    from pyspark_dledger.log.verify.verify_store import not_checked as not_compared
     from pyspark_dledger.log.verify.verify_store import verify as find_all
 
     wanted = SEVERITIES[SEVERITIES.index(args.least) :]
     code = CLEAN
+    codes: set[str] = set()
+    unchecked: list[str] = []
     for log in open_stores(args, "table findings"):
         found: list[Finding] = []
         for finding in find_all(log, out.progress):
             code = code if finding.severity == INFO else FINDINGS
+            codes.add(finding.code)
             if args.json and finding.severity in wanted:
                 row = fields_row(finding)
                 row.pop("unlisted", None)
@@ -49,9 +54,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
             if followed:
                 out.line(f"{counted(followed, 'finding follows', 'findings follow')} from damage of the log")
             out.line(f"{log.path}: {summary}")
-            unchecked = list(not_checked(log))
-            if unchecked:
-                out.line(f"not checked: {'; '.join(unchecked)}")
+            unchecked.extend(not_compared(log))
+    if not args.json:
+        step = after_findings(args.path, codes)
+        for text in next_lines(step) if step is not None else ():
+            out.line(text)
+        out.line("; ".join([not_checked("verify"), *dict.fromkeys(unchecked)]))
     return code
 
 

@@ -82,6 +82,20 @@ class GroupVerdict:
     members: tuple[MemberVerdict, ...]
 
     @property
+    def is_restorable(self) -> bool:
+        """Whether nothing is lost for good once a salvage has written headers again."""
+        is_other_lost = self.filled_entries.entries or self.lost_end is not None
+        return self.lost == SOME and self.lost_entries.entries == self.restorable.entries and not is_other_lost
+
+    @property
+    def answer(self) -> str:
+        """``nothing``, ``some`` or ``unknown``: whether entries are lost for good that a salvage does not restore."""
+        if not self.is_restorable:
+            return self.lost
+        is_unclear = self.unclear_entries.entries or any(member.unreadable for member in self.members)
+        return UNKNOWN if is_unclear else NOTHING
+
+    @property
     def healthy(self) -> tuple[MemberVerdict, ...]:
         """The members that may be started as they are."""
         return tuple(member for member in self.members if member.start == YES)

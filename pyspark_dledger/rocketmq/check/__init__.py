@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pyspark_dledger.rocketmq.check.check_report import CheckReport, MemberCheck, check_stores
-from pyspark_dledger.rocketmq.check.next_step import NextStep
+from pyspark_dledger.log.next_step import NextStep
+from pyspark_dledger.rocketmq.check.check_report import CheckReport, check_stores
+from pyspark_dledger.rocketmq.check.member_check import MemberCheck
 
 __all__ = ["CheckReport", "MemberCheck", "NextStep", "check_stores"]

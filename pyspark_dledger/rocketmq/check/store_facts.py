@@ -15,7 +15,7 @@ from pyspark_dledger.log.recovery.log_damage import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView, answer
 from pyspark_dledger.log.verify.findings import CODES, INFO, Severity
-from pyspark_dledger.log.verify.verify_store import verify
+from pyspark_dledger.log.verify.verify_store import not_checked, verify
 from pyspark_dledger.rocketmq.check.restart import Restart, Version, is_broker, restart_of, version_of
 from pyspark_dledger.rocketmq.tables.audit_table import plan as audit_parts
 from pyspark_dledger.rocketmq.tables.audit_table import read as read_audit
@@ -60,6 +60,7 @@ class StoreFacts:
     restart: Restart | None
     no_restart: str | None
     unreadable: tuple[str, ...]
+    not_checked: tuple[str, ...]
 
     def count(self, severity: Severity) -> int:
         """The number of findings with that severity."""
@@ -106,7 +107,7 @@ def store_facts(log: StoreView, rocketmq: str | None, java: str | None, progress
     version = version_of(alone, findings, rocketmq, java)
     restart, no_restart = _restart(alone, version)
     return StoreFacts(
-        path=log.path,
+        path=log.argument,
         state=answer(alone, state_of),
         is_broker=is_broker(alone),
         is_in_use=is_in_use,
@@ -116,6 +117,7 @@ def store_facts(log: StoreView, rocketmq: str | None, java: str | None, progress
         restart=restart,
         no_restart=no_restart,
         unreadable=tuple(alone.unread.texts()),
+        not_checked=tuple(not_checked(alone)),
     )
 
 

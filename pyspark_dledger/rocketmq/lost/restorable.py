@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
-from pyspark_dledger.log.diff.verdict import NOTHING, SOME, UNKNOWN, GroupVerdict
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
@@ -43,28 +41,3 @@ def _known_entries(logs: Sequence[StoreView], ranges: Iterable[tuple[int, int]])
                 if each.size is not None and each.index is not None and each.term is not None:
                     size = each.size + ENTRY_HEADER_SIZE
                     yield LostEntry(each.offset - ENTRY_HEADER_SIZE, size, each.index, each.term, True)
-
-
-def restorable(logs: Sequence[StoreView], verdict: GroupVerdict) -> Ranges:
-    """The lost entries with an index unit and an intact message. Empty if very many are lost."""
-    lost = verdict.lost_entries
-    counter = RangeCounter()
-    repairs = restorable_entries(logs, lost.ranges) if lost.entries <= MAX_ENTRIES else []
-    for index in sorted({repair.index for repair in repairs}):
-        counter.add(index, index)
-    return counter.ranges_found()
-
-
-def is_restorable(found: GroupVerdict, headers: Ranges) -> bool:
-    """Whether nothing is lost for good once a salvage has restored `headers`."""
-    entries = found.lost_entries.entries
-    is_other_lost = found.filled_entries.entries or found.lost_end is not None
-    return found.lost == SOME and entries == headers.entries and not is_other_lost
-
-
-def lost_answer(found: GroupVerdict, headers: Ranges) -> str:
-    """``nothing``, ``some`` or ``unknown``: whether entries are lost for good that a salvage does not restore."""
-    if not is_restorable(found, headers):
-        return found.lost
-    is_unclear = found.unclear_entries.entries or any(member.unreadable for member in found.members)
-    return UNKNOWN if is_unclear else NOTHING

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_dledger.log.io.files import is_remote_path, path_of
+from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO
 
 READABLE = "readable"
 """Files cannot be read: the command lists them."""
@@ -32,6 +34,10 @@ DETAILS = "details"
 """Something else is wrong: the command says what to do about it."""
 SAVE = "save"
 """Save what a member would lose when it follows another one."""
+REPAIR = "repair"
+"""Do by hand what each finding says."""
+UNCHANGED = "unchanged"
+"""A rebuild would change nothing."""
 START = "start"
 """Nothing is left to do before a start."""
 LEAD = "lead"
@@ -41,6 +47,16 @@ REPLACE = "replace"
 
 QUEUES, KEYS = "consumequeue", "index"
 _TARGET = "healthy"
+
+
+QUEUE_CODES = frozenset(
+    (
+        *("consumeQueueUnit", "consumeQueueTags", "consumeQueuePlace", "consumeQueueGap", "consumeQueueFileSize"),
+        *("messageNotInQueue", "messagesNotDispatched"),
+    )
+)
+KEY_CODES = frozenset(("keyIndexHeader", "keyIndexUnit"))
+"""Findings that a rebuild of the queues or of the index of keys repairs."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +138,22 @@ def after_plan(arguments: Sequence[str], has_undecided: bool) -> NextStep:
     return NextStep(step, ("dledger", "salvage", *arguments, *decision, "--to", unused(_TARGET)))
 
 
-def after_comparison(path: str, arguments: Sequence[str], is_equal: bool) -> NextStep:
+def after_findings(paths: Sequence[str], codes: AbstractSet[str]) -> NextStep | None:
+    """The step after the findings with `codes` of the stores at `paths`; None if nothing is wrong."""
+    faults = {code for code in codes if CODES[code].severity != INFO}
+    if not is_damage(faults) and QUEUE_CODES.isdisjoint(faults) and KEY_CODES.isdisjoint(faults):
+        return NextStep(REPAIR) if faults else None
+    return check_of(*paths)
+
+
+def is_damage(codes: Iterable[str]) -> bool:
+    """Whether there is an error that no rebuild of queues or of the index of keys repairs."""
+    return any(CODES[code].severity == ERROR for code in codes if code not in QUEUE_CODES | KEY_CODES)
+
+
+def after_comparison(arguments: Sequence[str], is_equal: bool) -> NextStep:
     """The step after a dry run of a rebuild with `arguments`."""
-    return check_of(path) if is_equal else NextStep(REBUILD, ("dledger", *arguments))
+    return NextStep(UNCHANGED) if is_equal else NextStep(REBUILD, ("dledger", *arguments))
 
 
 def check_of(*paths: str) -> NextStep:
