@@ -21,19 +21,15 @@ from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import (
-    IndexHeader,
+    KeyFile,
     hash_of_tags,
-    hash_slots,
     hashes_of_keys,
     index_files,
     newest_unit,
-    read_header,
-    read_units,
 )
 from pyspark_dledger.log.message_places import RowRange, row_of_message
 from pyspark_dledger.log.store_view import StoreView
 
-_UNITS_PER_READ = 64 * 1024
 _MAX_CHAIN = 10_000
 _MAX_HASHES = 256
 # A plan reads all their units, 400 MB in a full file.
@@ -75,17 +71,16 @@ def _between(covered: list[tuple[RowRange, RowRange]]) -> Iterator[Span]:
     yield at, INT64_MAX
 
 
-def _covered(store: StoreView, file: Path, hashes: set[int]) -> tuple[tuple[RowRange, RowRange], list[RowRange]] | None:
+def _covered(store: StoreView, path: Path, hashes: set[int]) -> tuple[tuple[RowRange, RowRange], list[RowRange]] | None:
     """The first and last row that an IndexFile has, and those with these hashes.
 
     None if it is not intact, or the log there.
     """
     try:
-        header, slots = read_header(file), hash_slots(file)
-        if header is None or slots is None:
+        file = KeyFile.opened(path)
+        if file is None:
             return None
-        units = _ordered(file, slots, header, hashes, store.min_offset)
-        linked = _linked(file, slots, header.index_count, hashes)
+        units, linked = _ordered(file, hashes, store.min_offset), _linked(file, hashes)
         if units is None or linked is None:
             return None
         linked = {number: unit for number, unit in linked.items() if unit.offset >= store.min_offset}
@@ -117,21 +112,22 @@ class _OrderedUnits(NamedTuple):
     wanted: dict[int, _Unit]
 
 
-def _ordered(file: Path, slots: int, header: IndexHeader, hashes: set[int], min_offset: int) -> _OrderedUnits | None:
+def _ordered(file: KeyFile, hashes: set[int], min_offset: int) -> _OrderedUnits | None:
     """The units of messages from `min_offset` on, of which those with these hashes are wanted.
 
     None without any, if units are not in the order of the log, or if the ends are not those of the header.
     """
-    stop = header.index_count
+    header = file.header
     sorted_hashes = np.array(sorted(hashes), np.int64)
     wanted: dict[int, _Unit] = {}
     first = last = None
     before = header.begin_phy_offset
-    for start in range(1, stop, _UNITS_PER_READ):
-        units = read_units(file, slots, start, min(start + _UNITS_PER_READ, stop))
+    following = 1
+    for start, units in file.blocks(header.index_count):
         offsets = units["commitLogOffset"].astype(np.int64)
-        if len(units) < min(_UNITS_PER_READ, stop - start) or (np.diff(offsets, prepend=before) < 0).any():
+        if start != following or not len(units) or (np.diff(offsets, prepend=before) < 0).any():
             return None
+        following = start + len(units)
         if start == 1 and offsets[0] != before:
             return None
         before, begin = int(offsets[-1]), int(np.searchsorted(offsets, min_offset))
@@ -139,7 +135,8 @@ def _ordered(file: Path, slots: int, header: IndexHeader, hashes: set[int], min_
             first, last = first or _unit_of(units[begin]), _unit_of(units[-1])
         for place in np.flatnonzero(np.isin(units["keyHash"], sorted_hashes) & (offsets >= min_offset)).tolist():
             wanted[start + place] = _unit_of(units[place])
-    if first is None or last is None or last.offset != header.end_phy_offset:
+    is_whole = following == header.index_count
+    if not is_whole or first is None or last is None or last.offset != header.end_phy_offset:
         return None
     return _OrderedUnits((first, last), wanted)
 
@@ -161,16 +158,17 @@ def _keys_at(store: StoreView, offset: int) -> set[int]:
     return hashes_of_keys(topic, properties) | hash_of_tags(topic, properties)
 
 
-def _linked(file: Path, slots: int, stop: int, hashes: set[int]) -> dict[int, _Unit] | None:
+def _linked(file: KeyFile, hashes: set[int]) -> dict[int, _Unit] | None:
     """The units in these hashes' slots by their numbers; None if a slot's chain is broken."""
     found: dict[int, _Unit] = {}
+    slots = file.slots
     for slot in {value % slots for value in hashes}:
-        number = newest_unit(file, slot)
+        number = newest_unit(file.path, slot)
         for _ in range(_MAX_CHAIN):
             if number <= 0:
                 break
-            units = read_units(file, slots, number, number + 1)
-            if number >= stop or not len(units) or int(units["keyHash"][0]) % slots != slot:
+            units = file.read(number, number + 1)
+            if number >= file.header.index_count or not len(units) or int(units["keyHash"][0]) % slots != slot:
                 return None
             found[number] = _unit_of(units[0])
             following = int(units["previous"][0])

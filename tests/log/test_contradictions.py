@@ -10,9 +10,9 @@ import pytest
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.verify_store import verify
-from pyspark_dledger.log.witness.key_offsets import message_starts
 from tests.support.stores import bodies, change, data_files, findings, opened
 from tests.support.witnesses.damages import Damage
 from tests.support.witnesses.log_writer import Written

@@ -15,11 +15,11 @@ from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.spec import DLEDGER, Filters, KnownEntries, ScanRequest, Segment
 from pyspark_dledger.format.store_file import LocalFile
 from pyspark_dledger.log import open_log
+from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.log.witness import headers, index_units, known_entries
-from pyspark_dledger.log.witness.key_offsets import message_starts
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 from tests.support import golden
 from tests.support.long_runs import mostly_slow

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records, record_struct
 from pyspark_dledger.format.dispatched_rows import key_hash
+from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
     INDEX_FILE_HEADER_SIZE,
@@ -30,7 +31,7 @@ from pyspark_dledger.format.layout import (
     PROPERTY_UNIQ_KEY,
 )
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.files import OnUnreadable, is_there
+from pyspark_dledger.log.io.files import OnUnreadable, is_there, map_reads, raise_error
 from pyspark_dledger.log.io.queue_files import folder_entries
 from pyspark_dledger.log.io.store_paths import file_size
 
@@ -41,6 +42,8 @@ _NAME = re.compile(r"\d{17}")  # yyyyMMddHHmmssSSS
 # RocketMQ's default is four units to a slot (5,000,000 slots); files with another ratio are searched.
 _UNITS_PER_SLOT = 4
 _UNITS_PER_READ = 64 * 1024
+_PROBE = 1024
+"""Units of one probe, 20 KiB: a damaged page of 4 KiB does not decide it."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,127 @@ def hash_of_tags(topic: str, properties: Mapping[str, str]) -> set[int]:
     return {key_hash(topic, f"T#{tags}")} if tags else set()
 
 
+class KeyFile:
+    """The units of an IndexFile by their numbers; number 0 is never used. Reads raise UnreadableError.
+
+    ``count`` is the next unit's number by the header, at most the file's capacity. ``stop`` is the same, or the
+    capacity if the header's number is damaged.
+    """
+
+    def __init__(self, path: Path, header: IndexHeader, slots: int) -> None:
+        self.path, self.header, self.slots = path, header, slots
+        self.capacity = index_capacity(file_size(path) or 0, slots)
+        self.count = max(min(header.index_count, self.capacity), 1)
+        self.stop = header.index_count if 1 <= header.index_count < self.capacity else self.capacity
+
+    @classmethod
+    def opened(cls, path: Path) -> KeyFile | None:
+        """A file with a header and slots that fit its units; else None. Raises UnreadableError."""
+        header, slots = read_header(path), hash_slots(path)
+        return cls(path, header, slots) if header is not None and slots is not None else None
+
+    def position(self, number: int) -> int:
+        """Where a unit begins in the file."""
+        return unit_position(self.slots, number)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """The units ``[start, stop)``; fewer at the file's end."""
+        return read_units(self.path, self.slots, start, stop)
+
+    def blocks(self, stop: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """The units before number `stop` in blocks, each with the number of its first unit."""
+        for first in range(1, stop, _UNITS_PER_READ):
+            yield first, self.read(first, min(first + _UNITS_PER_READ, stop))
+
+    def slot_blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """The numbers of units in the slots, in blocks, each with the number of its first slot."""
+        for first in range(0, self.slots, _UNITS_PER_READ):
+            count = min(_UNITS_PER_READ, self.slots - first)
+            at = INDEX_FILE_HEADER_SIZE + first * INDEX_FILE_SLOT_SIZE
+            yield first, np.frombuffer(read_existing(str(self.path), at, count * INDEX_FILE_SLOT_SIZE), ">i4")
+
+    def unlinked(self) -> int:
+        """The number of units that no slot and no later unit points to.
+
+        A slot has the number of its newest unit, and each unit that of the previous one in its slot. Units before an
+        unlinked one may not be found either.
+        """
+        slot_of = np.full(self.count, -1, np.int32)
+        linked = np.zeros(self.count, bool)
+        for first, units in self.blocks(self.count):
+            numbers = np.arange(first, first + len(units))
+            slot_of[numbers] = units["keyHash"].astype(np.int64) % self.slots
+            previous = units["previous"].astype(np.int64)
+            is_before = (previous > 0) & (previous < numbers)
+            numbers, previous = numbers[is_before], previous[is_before]
+            linked[previous[slot_of[previous] == slot_of[numbers]]] = True
+        for first, table in self.slot_blocks():
+            heads = np.flatnonzero((table > 0) & (table < self.count))
+            newest = table[heads].astype(np.int64)
+            linked[newest[slot_of[newest] == heads + first]] = True
+        return int(np.count_nonzero(slot_of >= 0) - np.count_nonzero(linked & (slot_of >= 0)))
+
+    def offsets_in(self, start: int, end: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The positions of messages in ``[start, end)`` of the log: units are in its order, some can be damaged."""
+        low, high = 0, -(-self.stop // _PROBE)
+        while low < high:
+            middle = (low + high) // 2
+            offsets = self._offsets(middle)
+            if not len(offsets) or np.median(offsets) < start:
+                low = middle + 1
+            else:
+                high = middle
+        first = max(low - 1, 0)
+        for probe in range(first, -(-self.stop // _PROBE)):
+            offsets = self._offsets(probe)
+            is_inside = (offsets >= start) & (offsets < end)
+            if probe > first + 1 and not is_inside.any():
+                return
+            yield offsets[is_inside]
+
+    def _offsets(self, probe: int) -> npt.NDArray[np.int64]:
+        units = self.read(max(probe * _PROBE, 1), min((probe + 1) * _PROBE, self.stop))
+        return np.asarray(units["commitLogOffset"].astype(np.int64))
+
+
+def key_files(root: Path, on_unreadable: OnUnreadable = raise_error) -> Iterator[KeyFile]:
+    """The IndexFiles of a broker whose units can be read, oldest first."""
+    try:
+        paths = index_files(root)
+    except UnreadableError as error:
+        on_unreadable(error)
+        return
+    for path in paths:
+        try:
+            file = KeyFile.opened(path)
+        except UnreadableError as error:
+            on_unreadable(error)
+        else:
+            if file is not None:
+                yield file
+
+
+def message_starts(start: int, end: int, root: Path) -> npt.NDArray[np.int64]:
+    """The positions in ``[start, end)`` that units of any IndexFile have, ascending, each once.
+
+    A unit has the position of its message, not the size. What cannot be read is left out.
+    """
+
+    def starts_in(path: Path) -> list[npt.NDArray[np.int64]]:
+        try:
+            file = KeyFile.opened(path)
+            return list(file.offsets_in(start, end)) if file is not None else []
+        except UnreadableError:
+            return []
+
+    try:
+        paths = index_files(root)
+    except UnreadableError:
+        paths = []
+    parts = [part for found in map_reads(starts_in, paths, str(root)) for part in found]
+    return distinct(np.concatenate([np.empty(0, np.int64), *parts]))
+
+
 @dataclass(frozen=True)
 class KeyUnit:
     """A unit of an IndexFile: a key's hash, its message's offset, and its time to a second, in microseconds.
@@ -165,29 +289,14 @@ def key_units(
     root: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], on_unreadable: OnUnreadable
 ) -> Iterator[KeyUnit]:
     """The units of all IndexFiles that `choose` selects, oldest first."""
-    try:
-        paths = index_files(root)
-    except UnreadableError as error:
-        on_unreadable(error)
-        return
-    for path in paths:
+    for file in key_files(root, on_unreadable):
+        begin = file.header.begin_timestamp
         try:
-            yield from _key_units_of(path, choose)
+            for first, units in file.blocks(file.stop):
+                for place in np.flatnonzero(choose(units)).tolist():
+                    number, stored = first + place, (begin + int(units["seconds"][place]) * 1000) * 1000
+                    key_hash, offset = int(units["keyHash"][place]), int(units["commitLogOffset"][place])
+                    at = file.position(number)
+                    yield KeyUnit(file.path, number, at, key_hash, offset, stored, stored + 999_999)
         except UnreadableError as error:
             on_unreadable(error)
-
-
-def _key_units_of(path: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> Iterator[KeyUnit]:
-    header, slots = read_header(path), hash_slots(path)
-    if header is None or slots is None:
-        return
-    stop = index_capacity(file_size(path) or 0, slots)
-    if 1 <= header.index_count < stop:
-        stop = header.index_count
-    for start in range(1, stop, _UNITS_PER_READ):
-        units = read_units(path, slots, start, min(start + _UNITS_PER_READ, stop))
-        for place in np.flatnonzero(choose(units)).tolist():
-            unit, number = units[place], start + place
-            stored = (header.begin_timestamp + int(unit["seconds"]) * 1000) * 1000
-            key_hash, offset = int(unit["keyHash"]), int(unit["commitLogOffset"])
-            yield KeyUnit(path, number, unit_position(slots, number), key_hash, offset, stored, stored + 999_999)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +17,16 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
+from pyspark_dledger.log.io.key_files import hash_of_tags, key_files
 from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, QueueFile, Units, batch_queues, queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units.dispatched import message_at
 
 # Topics of brokers themselves.
 _SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_")
+_MAX_TAG_UNITS, _MAX_TAGGED = 10_000, 16
 # Longer queues are not searched for units that do not ascend.
 _MAX_SEARCHED_UNITS = 4_000_000
 
@@ -180,3 +184,27 @@ def _gaps(number: int, offsets: Longs, is_first: bool) -> Iterator[Unwritten]:
     for gap in np.flatnonzero(np.diff(offsets) > 1).tolist():
         if gap or not is_first:
             yield Unwritten(number, int(offsets[gap]) + 1, int(offsets[gap + 1]) - 1)
+
+
+def has_tag_units(log: StoreView) -> bool:
+    """Whether the index of keys has units of tags, as RocketMQ writes from 5.5.0 on.
+
+    One of the newest messages with tags shows it; False without index or such messages.
+    """
+    with suppress(StoreError, OSError):
+        files = list(key_files(log.paths.root)) if log.paths.root is not None else []
+        for file in reversed([file for file in files if file.count > 1]):
+            units = file.read(max(file.count - _MAX_TAG_UNITS, 1), file.count)
+            hashes: dict[int, set[int]] = {}
+            for offset, key_hash in zip(units["commitLogOffset"].tolist(), units["keyHash"].tolist(), strict=True):
+                hashes.setdefault(offset, set()).add(key_hash)
+            tagged = 0
+            for offset in sorted(hashes, reverse=True):
+                found = message_at(log, offset)
+                expected = hash_of_tags(found.topic, found.properties) if found is not None else set()
+                if expected & hashes[offset]:
+                    return True
+                tagged += bool(expected)
+                if tagged == _MAX_TAGGED:
+                    return False
+    return False

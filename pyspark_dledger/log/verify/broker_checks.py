@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.common.integers import INT32_MIN
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.distinct_numbers import are_in
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     INDEX_FILE_HEADER_SIZE,
@@ -24,8 +26,8 @@ from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
-from pyspark_dledger.log.io.files import map_reads
-from pyspark_dledger.log.io.key_files import IndexHeader
+from pyspark_dledger.log.io.files import map_reads, raise_error
+from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, key_units, message_starts
 from pyspark_dledger.log.io.queue_files import folder_entries
 from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
 from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
@@ -33,7 +35,6 @@ from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.report import Report
 
-_UNITS_AT_ONCE = 64 * 1024
 _SAMPLE, _REMOTE_SAMPLE = 500, 50
 """Units of each IndexFile whose messages are read."""
 _HEAD_BYTES = 4096
@@ -121,14 +122,14 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
     if problem is not None or slots is None:
         report.add("keyIndexHeader", path, problem or "", offset=0)
         return
-    _check_slots(path, slots, key_files.index_capacity(size, slots), report)
+    file = KeyFile(path, header, slots)
+    _check_slots(file, report)
     sampled: list[_KeyUnit] = []
     step = max((header.index_count - 1) // (_REMOTE_SAMPLE if is_remote(store.path) else _SAMPLE), 1)
-    for start in range(1, header.index_count, _UNITS_AT_ONCE):
-        units = key_files.read_units(path, slots, start, min(start + _UNITS_AT_ONCE, header.index_count))
-        _check_units(path, slots, start, units, log_end, report)
+    for start, units in file.blocks(file.count):
+        _check_units(file, start, units, log_end, report)
         for number in range(-start % step, len(units), step):
-            position = key_files.unit_position(slots, start + number)
+            position = file.position(start + number)
             sampled.append(_KeyUnit(position, int(units["commitLogOffset"][number]), int(units["keyHash"][number])))
     # A message has a unit for each of its keys.
     offsets = list(dict.fromkeys(unit.offset for unit in sampled))
@@ -167,41 +168,38 @@ def _header_problem(header: IndexHeader) -> str | None:
     return None
 
 
-def _check_slots(path: Path, slots: int, capacity: int, report: Report) -> None:
+def _check_slots(file: KeyFile, report: Report) -> None:
     """Check that the slots have numbers of units; read in blocks."""
-    for start in range(0, slots, _UNITS_AT_ONCE):
-        count = min(_UNITS_AT_ONCE, slots - start)
-        at = INDEX_FILE_HEADER_SIZE + start * INDEX_FILE_SLOT_SIZE
-        numbers = np.frombuffer(read_existing(str(path), at, count * INDEX_FILE_SLOT_SIZE), ">i4")
-        for first, last in _runs((numbers < 0) | (numbers >= capacity)):
+    for start, numbers in file.slot_blocks():
+        for first, last in _runs((numbers < 0) | (numbers >= file.capacity)):
             report.add(
                 "keyIndexUnit",
-                path,
-                f"expected numbers of units below {capacity} in slots {start + first} to {start + last}, found "
+                file.path,
+                f"expected numbers of units below {file.capacity} in slots {start + first} to {start + last}, found "
                 f"{int(numbers[first])}",
-                offset=at + first * INDEX_FILE_SLOT_SIZE,
+                offset=INDEX_FILE_HEADER_SIZE + (start + first) * INDEX_FILE_SLOT_SIZE,
             )
 
 
-def _check_units(path: Path, slots: int, start: int, units: npt.NDArray[Any], log_end: int, report: Report) -> None:
+def _check_units(file: KeyFile, start: int, units: npt.NDArray[Any], log_end: int, report: Report) -> None:
     """Check the fields of units from number `start` on."""
     numbers = np.arange(start, start + len(units))
     wrong = (units["previous"] < 0) | (units["previous"] >= numbers) | (units["commitLogOffset"] < 0)
     for first, last in _runs(wrong):
         report.add(
             "keyIndexUnit",
-            path,
+            file.path,
             f"expected earlier units of their slots in units {start + first} to {start + last}, found previous "
             f"{int(units['previous'][first])} and commitLogOffset {int(units['commitLogOffset'][first])}",
-            offset=key_files.unit_position(slots, start + first),
+            offset=file.position(start + first),
         )
     for first, last in _runs(~wrong & (units["commitLogOffset"] >= log_end)):
         report.add(
             "keyIndexBeyondEnd",
-            path,
+            file.path,
             f"expected units below the log's end at {log_end}, found commitLogOffset "
             f"{int(units['commitLogOffset'][first])} in units {start + first} to {start + last}",
-            offset=key_files.unit_position(slots, start + first),
+            offset=file.position(start + first),
             pos=int(units["commitLogOffset"][first]),
         )
 
@@ -211,3 +209,39 @@ def _runs(flags: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     numbers = np.flatnonzero(flags)
     cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
     yield from ((int(part[0]), int(part[-1])) for part in np.split(numbers, cuts) if len(part))
+
+
+class KeyCheck:
+    """Compares the messages of ``[low, high)``, in order, with the IndexFile units that point there."""
+
+    def __init__(self, root: Path, low: int, high: int, report: Report) -> None:
+        self._root = root
+        self._report = report
+        self._starts = message_starts(low, high, root)
+        self._is_found = np.zeros(len(self._starts), bool)
+
+    def add(self, offsets: npt.NDArray[np.int64]) -> None:
+        """Compare messages by their positions, ascending."""
+        if len(offsets) and len(self._starts):
+            low, high = np.searchsorted(self._starts, [offsets[0], offsets[-1] + 1]).tolist()
+            self._is_found[low:high] = are_in(self._starts[low:high], offsets)
+
+    def finish(self, damaged: list[tuple[int, int]]) -> None:
+        """Report the units without a message, except those into damaged ranges: there the log is wrong."""
+        for start, end in damaged:
+            low, high = np.searchsorted(self._starts, [start, end]).tolist()
+            self._is_found[low:high] = True
+        wrong = self._starts[~self._is_found]
+        of_wrong = partial(_points_to, wrong)
+        for unit in key_units(self._root, of_wrong, raise_error) if len(wrong) else ():
+            self._report.add(
+                "keyIndexUnit",
+                unit.file,
+                f"expected a message at commitLogOffset {unit.offset} of unit {unit.number}, found none",
+                offset=unit.position,
+                pos=unit.offset,
+            )
+
+
+def _points_to(offsets: npt.NDArray[np.int64], units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.isin(units["commitLogOffset"], offsets)

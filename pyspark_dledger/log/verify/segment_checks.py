@@ -23,9 +23,9 @@ from pyspark_dledger.log.io.unread_files import check_fact
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.dispatched import COLUMNS
+from pyspark_dledger.log.verify.broker_checks import KeyCheck
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.index_checks import FIELDS, IndexCheck, Numbers
-from pyspark_dledger.log.verify.key_checks import KeyCheck
 from pyspark_dledger.log.verify.queue_checks import QueueCheck, QueueScope
 from pyspark_dledger.log.verify.report import MAX_LISTED, Report
 

@@ -12,10 +12,10 @@ from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.io.queue_units import messages_by_queue
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits
-from pyspark_dledger.log.witness.key_offsets import message_starts
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 
 Longs = npt.NDArray[np.int64]

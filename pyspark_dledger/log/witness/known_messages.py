@@ -30,9 +30,9 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.format.spec import DLEDGER, KnownEntries, Segment
+from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.io.queue_units import Messages, messages_in
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, places_of, read_headers
-from pyspark_dledger.log.witness.key_offsets import message_starts
 from pyspark_dledger.log.witness.known_arrays import chosen, merged, without_overlaps
 
 Longs = npt.NDArray[np.int64]

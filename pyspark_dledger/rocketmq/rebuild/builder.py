@@ -16,14 +16,12 @@ from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_FILE_HEADER_SIZE, INDEX_FILE_SLOT_SIZE
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io import key_files
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import batch_queues, queues
-from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
@@ -114,11 +112,8 @@ def common_units_per_file(root: Path) -> int | None:
 
 def last_index_sizes(root: Path) -> tuple[int, int] | None:
     """The numbers of slots and units of the last index file that shows them; None without one."""
-    for path in reversed(key_files.index_files(root)):
-        slots = key_files.hash_slots(path)
-        if slots is not None:
-            return slots, key_files.index_capacity(path.stat().st_size, slots)
-    return None
+    files = map(key_files.KeyFile.opened, reversed(key_files.index_files(root)))
+    return next(((file.slots, file.capacity) for file in files if file is not None), None)
 
 
 def build(
@@ -341,44 +336,6 @@ class QueueSink:
         self._writer.close()
 
 
-_UNITS_PER_READ = 256 * 1024
-
-
-def units_in(path: Path, slots: int, stop: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The units of a file before number `stop`, in chunks, each with the number of its first unit."""
-    stop = _limited(path, slots, stop)
-    for first in range(1, stop, _UNITS_PER_READ):
-        yield first, key_files.read_units(path, slots, first, min(first + _UNITS_PER_READ, stop))
-
-
-def _limited(path: Path, slots: int, stop: int) -> int:
-    """`stop`, which comes from a header and may be wrong, limited to the units that the file can have."""
-    return max(min(stop, key_files.index_capacity(file_size(path) or 0, slots)), 1)
-
-
-def unlinked_units(path: Path, slots: int, stop: int) -> int:
-    """The number of units before number `stop` that no slot and no later unit points to.
-
-    A slot has the number of its newest unit, and each unit that of the previous one in its slot. Units before an
-    unlinked one may not be found either.
-    """
-    stop = _limited(path, slots, stop)
-    table = np.frombuffer(read_at(str(path), INDEX_FILE_HEADER_SIZE, slots * INDEX_FILE_SLOT_SIZE), ">i4")
-    slot_of = np.full(stop, -1, np.int32)
-    linked = np.zeros(stop, bool)
-    for first, units in units_in(path, slots, stop):
-        numbers = np.arange(first, first + len(units))
-        slot_of[numbers] = units["keyHash"].astype(np.int64) % slots
-        previous = units["previous"].astype(np.int64)
-        is_before = (previous > 0) & (previous < numbers)
-        numbers, previous = numbers[is_before], previous[is_before]
-        linked[previous[slot_of[previous] == slot_of[numbers]]] = True
-    heads = np.flatnonzero((table > 0) & (table < stop))
-    newest = table[heads].astype(np.int64)
-    linked[newest[slot_of[newest] == heads]] = True
-    return int(np.count_nonzero(slot_of >= 0) - np.count_nonzero(linked & (slot_of >= 0)))
-
-
 @dataclass
 class _KeyChecksum:
     """The number of keys, and the CRC-32 of their offsets and hashes in order."""
@@ -420,12 +377,12 @@ class IndexSink:
         """Read all units back. Raises StoreError if they differ, or no hash slot leads to one."""
         found = _KeyChecksum()
         for path in files:
-            header = key_files.read_header(path)
-            assert header is not None, path
-            for _, units in units_in(path, self._slots, header.index_count):
+            file = key_files.KeyFile.opened(path)
+            assert file is not None, path
+            for _, units in file.blocks(file.count):
                 found.add(units["commitLogOffset"], units["keyHash"])
-            unlinked = unlinked_units(path, self._slots, header.index_count)
-            if key_files.hash_slots(path) != self._slots or unlinked:
+            unlinked = file.unlinked()
+            if file.slots != self._slots or unlinked:
                 raise StoreError(
                     f"{path}: expected {self._slots} slots that lead to all units, found {unlinked} units that no slot "
                     "leads to: check the disk, and build again"

@@ -12,15 +12,13 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.distinct_numbers import distinct
-from pyspark_dledger.log.io.key_files import IndexHeader, hash_slots, index_files, read_header
+from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, index_files, read_header
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
     BuildSettings,
     Progress,
     read_log,
-    units_in,
-    unlinked_units,
 )
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
 
@@ -101,13 +99,13 @@ class _ComparedKeys:
 
     def _all_units(self) -> Iterator[_IndexKeys]:
         """The units of all files, in the order in which they were written. Sets the problems of files in their rows."""
-        for number, (path, header, row) in enumerate(zip(self._paths, self._headers, self.rows, strict=True)):
-            slots = hash_slots(path)
-            if slots is None:
+        for number, (path, row) in enumerate(zip(self._paths, self.rows, strict=True)):
+            file = KeyFile.opened(path)
+            if file is None:
                 row.problem = "expected hash slots and units that fit the header, found none"
                 continue
-            row.unlinked = unlinked_units(path, slots, header.index_count)
-            for _, units in units_in(path, slots, header.index_count):
+            row.unlinked = file.unlinked()
+            for _, units in file.blocks(file.count):
                 row.keys += len(units)
                 offset, key_hash = units["commitLogOffset"].astype(np.int64), units["keyHash"].astype(np.int64)
                 is_expired = offset < self._begin

@@ -24,11 +24,10 @@ from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
 from pyspark_dledger.log.option_uses import REBUILD, check_use
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.units.stored import queue_root
+from pyspark_dledger.log.units.stored import has_tag_units, queue_root
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.store_lock import locked
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
-from pyspark_dledger.rocketmq.index_file.tag_units import has_tag_units
 from pyspark_dledger.rocketmq.jobs.target_folder import target_errors
 from pyspark_dledger.rocketmq.rebuild import builder, swap
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress

@@ -41,10 +41,10 @@ from pyspark_dledger.log.salvage.plan import (
 from pyspark_dledger.log.salvage.plan_rows import headline, undecided_text
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units.stored import has_tag_units
 from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings, verify
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.export_job import export
-from pyspark_dledger.rocketmq.index_file.tag_units import has_tag_units
 from pyspark_dledger.rocketmq.jobs import store_files
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import PartReport, parsed, read_json

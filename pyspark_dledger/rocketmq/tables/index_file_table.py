@@ -12,7 +12,6 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema, timestamps
@@ -52,16 +51,11 @@ def plan(log: StoreView, options: ReadOptions) -> list[IndexFilePart]:
             "its root: give the root's path"
         )
     parts = []
-    for path in key_files.index_files(root):
-        header, slots = key_files.read_header(path), key_files.hash_slots(path)
-        if header is None or slots is None:
-            continue
-        stop = min(max(header.index_count, 1), key_files.index_capacity(file_size(path) or 0, slots))
-        name, begin = relative_file(log.paths, str(path)), header.begin_timestamp
-        parts += [
-            IndexFilePart(str(path), name, begin, slots, start, min(start + _PART_UNITS, stop), options.max_batch_rows)
-            for start in range(1, stop, _PART_UNITS)
-        ]
+    for file in key_files.key_files(root):
+        name, begin = relative_file(log.paths, str(file.path)), file.header.begin_timestamp
+        for start in range(1, file.count, _PART_UNITS):
+            stop = min(start + _PART_UNITS, file.count)
+            parts.append(IndexFilePart(str(file.path), name, begin, file.slots, start, stop, options.max_batch_rows))
     return parts
 
 
