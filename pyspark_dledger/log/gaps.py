@@ -1,18 +1,36 @@
-"""Gaps in the log: missing files, shown as corrupt rows."""
+"""Data that is missing: files, shown as corrupt rows, and what a stream did not read before it was deleted."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.errors import MalformedError
+from pyspark_dledger.errors import DataLossError, MalformedError
 from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, Filters, ScanRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_LOG = logging.getLogger(__name__)
+
+
+OF_STREAMS = "restore the log, start a new checkpointLocation"
+
+
+def report_loss(problem: str, resumed: str, fail: bool, remedy: str = OF_STREAMS) -> None:
+    """Report that data before an offset was lost: raise DataLossError if `fail`, else log a warning.
+
+    `problem` has the log, expected and found; `resumed` says where reading continues and what is skipped.
+    """
+    if fail:
+        raise DataLossError(f"{problem}: {remedy}, or set failOnDataLoss=false, and then {resumed}")
+    _LOG.warning("%s (failOnDataLoss=false): %s", problem, resumed)
+
 
 # The size column has 32 bits; a longer gap becomes several rows.
 _MAX_ROW_SIZE = 2**31 - 1

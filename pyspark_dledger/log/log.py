@@ -84,8 +84,7 @@ class Log(StoreView):
         is there without rows, too. Raises what `scan` does.
         """
         from pyspark_dledger.format.columns import COLUMN_BY_NAME, arrow_schema
-        from pyspark_dledger.log.arrow.parallel import reader_opener
-        from pyspark_dledger.log.arrow.stream import stream_of
+        from pyspark_dledger.log.arrow.parallel import reader_opener, stream_of
 
         names, plan = self._planner(columns, options)
         open_reader = reader_opener(plan, self._read, threads, ordered)

@@ -20,8 +20,7 @@ from pyspark_dledger.format.codec import EntryHeader
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, is_segment_name
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import DLEDGER, Fingerprint, ScanRequest, Segment
-from pyspark_dledger.log.data_loss import report_loss
-from pyspark_dledger.log.gaps import FileGap
+from pyspark_dledger.log.gaps import FileGap, report_loss
 from pyspark_dledger.log.io.entry_reads import entry_in
 from pyspark_dledger.log.io.files import is_remote_path, is_there, names_in, open_file, path_of
 from pyspark_dledger.log.store_segments import TAIL_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +16,9 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, check_replicas, committed_bound
 from pyspark_dledger.log.gaps import FileGap, gap_batches
-from pyspark_dledger.log.io.read_once import scan_once
-from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.io.store_engine import engine_of, scan_once
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.origin import Origin, is_there_as_planned, origin_of, with_fingerprints
-from pyspark_dledger.log.partition_size import partition_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.time_ranges import in_time
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.format.engine import Engine
     from pyspark_dledger.log.io.unread_files import UnreadFiles
     from pyspark_dledger.log.lookups import Lookup
+
 
 _MIN_TARGET_BYTES = 1024
 # If the address space is limited: a batch is made while the one before is written, and its buffers double.
@@ -438,3 +438,28 @@ def _group(splits: list[ScanRequest | FileGap], target: int) -> Iterable[Sequenc
         groups[-1].append(part)
         size += length
     return groups
+
+
+_MAX_BYTES = 128 * 1024 * 1024
+# A Spark task costs about 30 ms; in that time a scan that yields few bytes reads a gigabyte.
+_MAX_SELECTIVE_BYTES = 1024 * 1024 * 1024
+# Smaller tasks cost more than they gain; as Spark's files.
+_MIN_BYTES = 4 * 1024 * 1024
+
+
+def partition_size(total: int, options: ReadOptions, selective: bool = False) -> int:
+    """The bytes of a partition of a read of `total` bytes; a `selective` scan yields few of them."""
+    size = options.max_partition_bytes or _usual_size(total, options.default_parallelism, selective)
+    return size_for(size, total, options.min_partitions)
+
+
+def size_for(size: int, total: int, min_partitions: int | None) -> int:
+    """The bytes of a partition: `size`, or less for a minimum number of partitions; at least 1."""
+    return size if min_partitions is None else max(min(size, -(-total // min_partitions)), 1)
+
+
+def _usual_size(total: int, cores: int | None, selective: bool) -> int:
+    """By default a partition is small enough for one on each core; a selective scan knows those of this machine."""
+    if selective:
+        return min(max(total // (cores or os.cpu_count() or 1), _MAX_BYTES), _MAX_SELECTIVE_BYTES)
+    return _MAX_BYTES if cores is None else min(max(-(-total // cores), _MIN_BYTES), _MAX_BYTES)

@@ -18,8 +18,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, FollowingEntry, Prec
 from pyspark_dledger.format.store_file import read_ranges
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, entry_in, unnamed_segment
 from pyspark_dledger.log.io.files import FolderEntry, map_reads, path_of
-from pyspark_dledger.log.io.segment_listing import Listing, listing
-from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths, entry_size
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, Listing, StorePaths, entry_size, listing
 from pyspark_dledger.log.witness.store_witness import witness_of
 
 if TYPE_CHECKING:

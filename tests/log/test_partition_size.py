@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.log import partition_size as module
+from pyspark_dledger.log import plan as module
 from pyspark_dledger.log.options import parse_options
-from pyspark_dledger.log.partition_size import partition_size
+from pyspark_dledger.log.plan import partition_size
 
 MIB = 1024**2
 GIB = 1024**3

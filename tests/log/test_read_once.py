@@ -13,8 +13,8 @@ import pyspark_dledger as dl
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.conditions import ALL_ROWS
-from pyspark_dledger.log.io import read_once
-from pyspark_dledger.log.io.read_once import scan_once
+from pyspark_dledger.log.io import store_engine
+from pyspark_dledger.log.io.store_engine import scan_once
 from pyspark_dledger.log.plan import plan_read
 from tests.support.generate import mq_message, write_dledger
 
@@ -49,8 +49,8 @@ def test_a_scan_once_drops_what_was_not_in_the_page_cache(
     rows = rows_of(engine.scan(damaged))
     assert rows["problem"].null_count == len(rows) - 1
     # The kernel reads this small file at once, as one large page.
-    monkeypatch.setattr(read_once, "map_whole", lambda _: SimpleNamespace(is_loaded=lambda _: not is_cold))
-    monkeypatch.setattr(read_once, "_PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(store_engine, "map_whole", lambda _: SimpleNamespace(is_loaded=lambda _: not is_cold))
+    monkeypatch.setattr(store_engine, "_PART_BYTES", PART_BYTES)
     dropped: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: dropped.append((start, start + size)))
     assert rows_of(scan_once(engine, damaged)) == rows
@@ -64,5 +64,5 @@ def test_a_scan_once_drops_what_was_not_in_the_page_cache(
 
 
 def test_a_small_file_is_scanned_at_once(damaged: ScanRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_once, "map_whole", None)
+    monkeypatch.setattr(store_engine, "map_whole", None)
     assert len(rows_of(scan_once(get_engine(), damaged))) == 120

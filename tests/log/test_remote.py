@@ -40,7 +40,7 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.log import Log, open_log
-from pyspark_dledger.log.io import remote_fs, remote_segment
+from pyspark_dledger.log.io import remote_reads, remote_segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.remote_segment import RemoteFile
@@ -158,7 +158,7 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Mount]:
         systems[name] = CountedSystem(folder)
         return Mount(systems[name], name)
 
-    monkeypatch.setattr(remote_fs, "_file_system", opened)
+    monkeypatch.setattr(remote_reads, "_file_system", opened)
     return mounted
 
 
@@ -429,7 +429,7 @@ def _segments_of(
     with tempfile.TemporaryDirectory() as folder:
         store = recipe.write(Path(folder))
         damage(store)
-        patch.setattr(remote_fs, "_file_system", lambda _store, _pid: (CountedSystem(Path("/")), folder))
+        patch.setattr(remote_reads, "_file_system", lambda _store, _pid: (CountedSystem(Path("/")), folder))
         for segment in store.segments:
             place = str(Path(segment.path).relative_to(folder))
             status = Path(segment.path).stat()
@@ -529,7 +529,7 @@ def read_big(folder: str) -> None:
     from benchmarks.memory import anonymous_bytes
 
     system = CountedSystem(Path(folder))
-    remote_fs._file_system = lambda _store, _pid: (system, "")  # type: ignore[assignment]
+    remote_reads._file_system = lambda _store, _pid: (system, "")  # type: ignore[assignment]
     log = open_log("hdfs://host/")
     expected = sum(batch.num_rows for batch in open_log(folder).scan(columns=["index"]))
     partitions = log.plan(("index", "topic", "body"), parse_options({"maxPartitionBytes": "1g"}), Filters())
@@ -708,7 +708,7 @@ def test_a_refused_connection_is_an_error(s3: S3) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_does_not_respond_is_a_timeout(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_fs, "REQUEST_TIMEOUT", 0.3)
+    monkeypatch.setattr(remote_reads, "REQUEST_TIMEOUT", 0.3)
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError) as error:
         open_log(s3.uri("a-store", f"127.0.0.1:{silent.getsockname()[1]}"))
@@ -745,7 +745,7 @@ def test_without_permission_to_look_up_a_bucket_the_store_is_missing(monkeypatch
         return fs.FileInfo(place, fs.FileType.NotFound)
 
     system = SimpleNamespace(get_file_info=info)
-    monkeypatch.setattr(remote_fs, "_file_system", lambda _store, _pid: (system, "bucket/store"))
+    monkeypatch.setattr(remote_reads, "_file_system", lambda _store, _pid: (system, "bucket/store"))
     with pytest.raises(StoreError, match="found nothing there: check the path"):
         open_log("s3://bucket/store")
     assert requests == ["bucket/store", "bucket"]
@@ -769,7 +769,7 @@ def test_a_uri_shows_no_secrets_and_keeps_them() -> None:
     assert str(again) == "s3a://***@bucket/a b/store/data/0"
     assert parse_options({"replicas": [given]}).replicas == (uri,)
     with pytest.raises(StoreError) as error:
-        remote_fs.remote_call(uri, lambda: _raise(OSError(f"no {KEY} with s3cr3t/key or s3cr3t%2Fkey and tok+en")))
+        remote_reads.remote_call(uri, lambda: _raise(OSError(f"no {KEY} with s3cr3t/key or s3cr3t%2Fkey and tok+en")))
     assert "(no *** with *** or *** and ***)" in str(error.value)
 
 
@@ -856,7 +856,7 @@ def test_remote_paths_are_like_local_ones(files: list[list[str]]) -> None:
             if not any(path.is_file() for path in file.parents) and not file.exists():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes("/".join(parts).encode())
-        patch.setattr(remote_fs, "_file_system", lambda _store, _pid: (CountedSystem(Path(folder)), "x/r"))
+        patch.setattr(remote_reads, "_file_system", lambda _store, _pid: (CountedSystem(Path(folder)), "x/r"))
         top = path_of(f"hdfs://host{os.urandom(8).hex()}/r")
         for path in [root, *root.rglob("*"), root / "nothing", root / "a" / "nothing"]:
             twin = top

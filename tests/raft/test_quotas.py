@@ -11,8 +11,7 @@ import pytest
 from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest
 from pyspark_dledger.raft.node.quotas import Quotas
 from pyspark_dledger.raft.wire import SYSTEM_BUSY
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
-from pyspark_dledger.rocketmq.service.topic_limits import TopicLimits
+from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata, TopicLimits
 from tests.support.groups import nodes, packed
 from tests.support.scrapes import scrape
 

@@ -28,7 +28,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import DiskFullError, MalformedError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.format.columns import DEFAULT_NAMES
-from pyspark_dledger.log.io import remote_fs
+from pyspark_dledger.log.io import remote_reads
 from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
@@ -304,7 +304,7 @@ def test_a_remote_store_is_exported_as_a_local_one(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = fs.SubTreeFileSystem(str(store.path), fs.LocalFileSystem())
-    monkeypatch.setattr(remote_fs, "_file_system", lambda _store, _pid: (system, ""))
+    monkeypatch.setattr(remote_reads, "_file_system", lambda _store, _pid: (system, ""))
     for form in FORMS:
         here, there = tmp_path / f"{form}-here", tmp_path / f"{form}-there"
         export(store.path, here, form, maxPartitionBytes=4096)

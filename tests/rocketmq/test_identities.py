@@ -18,8 +18,14 @@ from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.identity_arrays import concatenated, identity_arrays
-from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, run_paths, write_run
+from pyspark_dledger.rocketmq.dedup.sorted_run import (
+    EntryRange,
+    SortedRun,
+    concatenated,
+    identity_arrays,
+    run_paths,
+    write_run,
+)
 
 DAY = 24 * 3600 * 1000
 

@@ -32,7 +32,7 @@ from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.service import producer_states
+from pyspark_dledger.rocketmq.service import leader_tables
 from pyspark_dledger.rocketmq.service.leader_tables import covered_range, read_tail
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.rocketmq.tables.registry import read_table
@@ -427,7 +427,7 @@ def test_a_claim_of_a_later_run_rejects_new_messages_of_earlier_ones(tmp_path: P
 
 def test_the_state_of_a_producer_has_its_runs_and_identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From sorted runs on disk, and from memory; also after a restart."""
-    monkeypatch.setattr(producer_states, "_MAX_IDS", 4)
+    monkeypatch.setattr(leader_tables, "_MAX_IDS", 4)
     batch, producer = rows(6), b"producer"
     ids = read_ids(puts(batch))
     with message_nodes(tmp_path, 1) as group, client_of(group) as client:

@@ -19,8 +19,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.raft.core import summary_copy
-from pyspark_dledger.rocketmq.dedup.identity_arrays import concatenated
-from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, write_run
+from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, concatenated, write_run
 from pyspark_dledger.rocketmq.service import summary_keeper
 from pyspark_dledger.rocketmq.service.message_service import MessageSettings
 from pyspark_dledger.rocketmq.summary import incoming, snapshot, summary_file

@@ -20,8 +20,7 @@ from pyspark_dledger.format.codec import (
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_SIZE, MESSAGE_HEADER
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.files import OnUnreadable, file_at, ignore_error, open_file, unreadable
-from pyspark_dledger.log.io.segment_listing import Listing, listing
-from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, Listing, listing
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,8 +19,7 @@ from pyarrow import fs
 
 from pyspark_dledger.common.uris import RemoteUri, Stamp, is_in_bucket
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.io.remote_fs import file_system, path_in_system, remote_call, stamp_of
-from pyspark_dledger.log.io.remote_reads import RemoteStream
+from pyspark_dledger.log.io.remote_reads import RemoteStream, file_system, path_in_system, remote_call, stamp_of
 
 
 class _Status(NamedTuple):

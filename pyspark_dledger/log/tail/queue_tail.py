@@ -23,7 +23,7 @@ from pyspark_dledger.log.io.queue_files import (
     queues,
     written_units,
 )
-from pyspark_dledger.log.io.segment_listing import Stamps, folder_stamps, is_settled
+from pyspark_dledger.log.io.store_paths import Stamps, folder_stamps, is_settled
 
 _READ_BYTES = 512 * CONSUME_QUEUE_UNIT_SIZE
 # Prepared and rolled back messages are in no queue.

@@ -21,8 +21,16 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.encode.encoded import DiskNeededError
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.rocketmq.dedup.identity_arrays import IdentityArrays, Words, concatenated, identity_arrays
-from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, run_paths, write_run
+from pyspark_dledger.rocketmq.dedup.sorted_run import (
+    EntryRange,
+    IdentityArrays,
+    SortedRun,
+    Words,
+    concatenated,
+    identity_arrays,
+    run_paths,
+    write_run,
+)
 
 FOLDER = "identities"
 

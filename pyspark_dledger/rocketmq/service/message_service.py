@@ -27,19 +27,21 @@ from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
+from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata, LimitError, TopicLimits
 from pyspark_dledger.rocketmq.broker.store_lock import StoreLock
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER, CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, RunningStore, first_stored_from, has_entry
 from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
-from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, rebuild_leader_tables
-from pyspark_dledger.rocketmq.service.producer_states import producer_state
-from pyspark_dledger.rocketmq.service.put_handler import PutHandler, topic_counts
-from pyspark_dledger.rocketmq.service.raw_entries import RawEntryCheck, messages_of
+from pyspark_dledger.rocketmq.service.leader_tables import (
+    DispatchedTables,
+    LeaderTables,
+    producer_state,
+    rebuild_leader_tables,
+)
+from pyspark_dledger.rocketmq.service.put_handler import PutHandler, RawEntryCheck, messages_of, topic_counts
 from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
-from pyspark_dledger.rocketmq.service.topic_limits import LimitError, TopicLimits
 
 # RocketMQ's own topic for messages that nobody reads.
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"

@@ -66,7 +66,7 @@ def read_table(log: StoreView, name: str, options: ReadOptions | None = None) ->
 def table_dataset(log: StoreView, name: str) -> LogDataset:
     """A table as a pyarrow dataset, which reads all of it for each query; see `Log.dataset`."""
     from pyspark_dledger.log.arrow.log_dataset import LogDataset  # loads pyarrow.dataset
-    from pyspark_dledger.log.arrow.stream import stream_of
+    from pyspark_dledger.log.arrow.parallel import stream_of
     from pyspark_dledger.log.tables.table import table_schema
 
     columns = {column.name: column for column in TABLES[name].columns}

@@ -18,7 +18,7 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
-from pyspark_dledger.log.data_loss import OF_STREAMS, report_loss
+from pyspark_dledger.log.gaps import OF_STREAMS, report_loss
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, group_entry
 

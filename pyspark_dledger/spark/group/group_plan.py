@@ -8,8 +8,7 @@ from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
-from pyspark_dledger.log.partition_size import partition_size
-from pyspark_dledger.log.plan import matches_nothing
+from pyspark_dledger.log.plan import matches_nothing, partition_size
 from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, committed_index
 from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan
