@@ -12,69 +12,44 @@
 
 namespace dledger {
 
-inline uint32_t load_be32u(const uint8_t* p) {
-  uint32_t value;
-  std::memcpy(&value, p, sizeof value);
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-  value = __builtin_bswap32(value);
-#endif
-  return value;
+template <typename T>
+T reversed(T value) {
+  if constexpr (sizeof value == 2) return __builtin_bswap16(value);
+  if constexpr (sizeof value == 4) return __builtin_bswap32(value);
+  if constexpr (sizeof value == 8) return __builtin_bswap64(value);
 }
 
-inline uint64_t load_be64u(const uint8_t* p) {
-  uint64_t value;
-  std::memcpy(&value, p, sizeof value);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-  value = __builtin_bswap64(value);
+constexpr bool kIsLittleEndian = true;
+#else
+constexpr bool kIsLittleEndian = false;
 #endif
-  return value;
+
+template <typename T>
+T load_be(const uint8_t* p) {
+  T value;
+  std::memcpy(&value, p, sizeof value);
+  return kIsLittleEndian ? reversed(value) : value;
 }
 
+template <typename T>
+void store(uint8_t* p, T value, bool is_reversed) {
+  if (is_reversed) value = reversed(value);
+  std::memcpy(p, &value, sizeof value);
+}
+
+inline uint32_t load_be32u(const uint8_t* p) { return load_be<uint32_t>(p); }
+inline uint64_t load_be64u(const uint8_t* p) { return load_be<uint64_t>(p); }
 inline int32_t load_be32(const uint8_t* p) { return static_cast<int32_t>(load_be32u(p)); }
 inline int64_t load_be64(const uint8_t* p) { return static_cast<int64_t>(load_be64u(p)); }
-inline uint32_t load_be16(const uint8_t* p) { return (uint32_t{p[0]} << 8) | p[1]; }
+inline uint32_t load_be16(const uint8_t* p) { return load_be<uint16_t>(p); }
+inline uint64_t load_le64(const uint8_t* p) { return reversed(load_be64u(p)); }
 
-inline void store_be32(uint8_t* p, uint32_t value) {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-  value = __builtin_bswap32(value);
-#endif
-  std::memcpy(p, &value, sizeof value);
-}
-
-inline void store_be64(uint8_t* p, uint64_t value) {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-  value = __builtin_bswap64(value);
-#endif
-  std::memcpy(p, &value, sizeof value);
-}
-
-inline uint64_t load_le64(const uint8_t* p) {
-  uint64_t value;
-  std::memcpy(&value, p, sizeof value);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-  value = __builtin_bswap64(value);
-#endif
-  return value;
-}
-
-inline void store_le64(uint8_t* p, uint64_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-  value = __builtin_bswap64(value);
-#endif
-  std::memcpy(p, &value, sizeof value);
-}
-
-inline void store_le32(uint8_t* p, uint32_t value) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-  value = __builtin_bswap32(value);
-#endif
-  std::memcpy(p, &value, sizeof value);
-}
-
-inline void store_be16(uint8_t* p, uint32_t value) {
-  p[0] = static_cast<uint8_t>(value >> 8);
-  p[1] = static_cast<uint8_t>(value);
-}
+inline void store_be16(uint8_t* p, uint32_t value) { store(p, static_cast<uint16_t>(value), kIsLittleEndian); }
+inline void store_be32(uint8_t* p, uint32_t value) { store(p, value, kIsLittleEndian); }
+inline void store_be64(uint8_t* p, uint64_t value) { store(p, value, kIsLittleEndian); }
+inline void store_le32(uint8_t* p, uint32_t value) { store(p, value, !kIsLittleEndian); }
+inline void store_le64(uint8_t* p, uint64_t value) { store(p, value, !kIsLittleEndian); }
 
 // A file cannot be read, or the request does not fit it. Becomes errors.StoreError in Python.
 struct StoreFault : std::runtime_error {

@@ -50,6 +50,15 @@ bool parse_message(const uint8_t* p, int64_t size, Message& message, Fact* why) 
   return true;
 }
 
+Fact message_problem(const uint8_t* p, int64_t size, int64_t at) {
+  Message message;
+  Fact why;
+  // Another process may have completed the message meanwhile.
+  if (parse_message(p, size, message, &why)) why = {ProblemCode::MessageLengths, 0, size, size};
+  why.at = at;
+  return why;
+}
+
 int64_t property_crc(const Message& message) {
   static const char kName[] = "__CRC32#\x01";
   constexpr int kNameSize = sizeof kName - 1;

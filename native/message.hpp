@@ -68,6 +68,9 @@ struct Message {
 // fit and its value (-1: the field itself does not fit), and no position.
 bool parse_message(const uint8_t* p, int64_t size, Message& message, Fact* why = nullptr);
 
+// Why the bytes at position `at` of the log are not a message.
+Fact message_problem(const uint8_t* p, int64_t size, int64_t at);
+
 // The CRC in a trailing `__CRC32#` property, or -1 without one.
 int64_t property_crc(const Message& message);
 

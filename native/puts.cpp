@@ -45,12 +45,11 @@ std::string_view view_of(const uint8_t* p, size_t size) { return {reinterpret_ca
 
 Message parse(const ByteRange& body) {
   Message message;
-  Fact why;
   if (body.size >= kMinMessageSize && !is_message_magic(load_be32(body.data + 4))) {
     fail("expected message magic " + text(kMessageMagicV1) + " or " + text(kMessageMagicV2) + ", found " +
          text(load_be32(body.data + 4)));
   }
-  if (!parse_message(body.data, body.size, message, &why)) fail(sentence(why, ""));
+  if (!parse_message(body.data, body.size, message)) fail(sentence(message_problem(body.data, body.size, 0), ""));
   return message;
 }
 

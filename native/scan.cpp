@@ -374,10 +374,8 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
     size -= kEntryHeaderSize;
     if (size < 8 || !is_message_magic(load_be32(bytes + 4))) return;
   }
-  Fact why;
-  if (!parse_message(bytes, size, info.message, &why)) {
-    why.at = row.pos + (bytes - row.p);
-    if (needs_problem_) add_problem(row, why);
+  if (!parse_message(bytes, size, info.message)) {
+    if (needs_problem_) add_problem(row, message_problem(bytes, size, row.pos + (bytes - row.p)));
     return;
   }
   row.kind = Kind::Message;

@@ -159,7 +159,7 @@ class Scan {
   TextBytes value(const MessageInfo& info, int32_t number) const;
   bool is_committed(const Row& row) const;
   void check(Row& row, const MessageInfo& info);
-  void add_problem(Row& row, const Fact& problem);
+  [[gnu::cold]] void add_problem(Row& row, const Fact& problem);
   int64_t cost(const Row& row, const MessageInfo& info) const;
   bool lists_compressed(const Row& row, const MessageInfo& info) const;
   void append_bodies(const Row& row, const MessageInfo& info);

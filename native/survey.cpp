@@ -140,10 +140,8 @@ class Surveyor : public Visitor {
       if (header.magic() != kMagicNormal || length < 8 || !is_message_magic(load_be32(bytes + 4))) return false;
     }
     Message message;
-    Fact why;
-    if (!parse_message(bytes, length, message, &why)) {
-      why.at = at;
-      report(pos, size, index, why);
+    if (!parse_message(bytes, length, message)) {
+      report(pos, size, index, message_problem(bytes, length, at));
       return false;
     }
     check_message(message, at, index.has_value(), request_.verify_crc, [&](const Fact& problem) {

@@ -266,11 +266,7 @@ Fact SegmentView::message_reason(int64_t pos) const {
   const int64_t size = load_be32(p), offset = load_be64(p + kPhysicalOffsetAt);
   if (size < kMinMessageSize || size > left) return {ProblemCode::MessageSize, pos, left, size};
   if (offset != pos) return {ProblemCode::MessageElsewhere, pos, pos, offset};
-  Message message;
-  Fact why;
-  parse_message(bytes(pos, size), size, message, &why);
-  why.at = pos;
-  return why;
+  return message_problem(bytes(pos, size), size, pos);
 }
 
 Fact SegmentView::shortage() const {

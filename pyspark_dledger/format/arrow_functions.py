@@ -119,12 +119,6 @@ def is_valid(column: pa.Array) -> Bools:
     return _unpacked(bits, column)
 
 
-def flags_of(column: pa.Array) -> Bools:
-    """The values of a column of booleans; false where it is null."""
-    bits = column.buffers()[1]
-    return _unpacked(bits, column) & is_valid(column) if bits is not None else np.zeros(len(column), np.bool_)
-
-
 def _unpacked(bits: pa.Buffer, column: pa.Array) -> Bools:
     flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
     return flags[column.offset : column.offset + len(column)].astype(bool)
@@ -134,14 +128,6 @@ def column_of(values: npt.NDArray[Any]) -> pa.Array:
     """A column of these integers or booleans."""
     data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(data)])
-
-
-def scalar_of(text: str) -> pa.Scalar:
-    """The text as a value of Arrow."""
-    data = text.encode()
-    return pa.StringArray.from_buffers(
-        1, column_of(np.array([0, len(data)], np.int32)).buffers()[1], pa.py_buffer(data)
-    )[0]
 
 
 def texts_of(column: pa.Array) -> tuple[list[str], Longs]:

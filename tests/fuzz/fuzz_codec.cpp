@@ -114,9 +114,9 @@ void check_hex(const uint8_t* p, size_t n) {
 
 void check_message(const uint8_t* p, size_t n) {
   Message message;
-  Fact why;
   const auto size = static_cast<int64_t>(n);
-  if (!parse_message(p, size, message, &why)) {
+  if (!parse_message(p, size, message)) {
+    const Fact why = message_problem(p, size, 48);
     check(static_cast<bool>(why), "an invalid message has a reason");
     check(sentence(why, "").rfind("expected ", 0) == 0, "a reason says what was expected");
     return;
