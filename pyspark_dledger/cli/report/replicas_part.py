@@ -85,7 +85,7 @@ def _commit_log_tables(found: CommitLogComparison) -> Iterable[PageTable]:
 def _problem(point: ConsistentPoint) -> str:
     if point.pos is None:
         return "Java finds no consistent point: it does not follow"
-    return "" if point.is_common else "bytes before it differ, and Java does not notice"
+    return "" if point.is_common else "Java does not notice that the bytes before that position differ"
 
 
 def _rows(rows: Iterable[Any], meanings: Mapping[str, str]) -> list[Row]:

@@ -200,7 +200,7 @@ def truncation_text(point: ConsistentPoint) -> str:
     """Where Java truncates a slave, and what that loses."""
     confirmed = f", {point.confirmed_bytes} of them confirmed" if point.confirmed_bytes else ""
     loses = f"loses {point.lost_bytes} bytes{confirmed}" if point.lost_bytes else "loses nothing"
-    differs = "" if point.is_common else "; before it their bytes differ, and Java does not notice"
+    differs = "" if point.is_common else "; Java does not notice that their bytes differ before that position"
     return f"Java truncates it at {point.pos}, and it {loses}{differs}"
 
 

@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "for an undecided entry, take the copy of this source; repeatable"
     parser.add_argument("--take", action="append", default=[], metavar="INDEX=ID", help=text)
     text = (
-        "restore the log of this source; default: the one with the last term and index that has all committed entries"
+        "restore the log of this source; default: of the sources that have all committed entries, the one whose last "
+        "entry has the highest term, then the highest index"
     )
     parser.add_argument("--log-of", dest="log_of", metavar="ID", help=text)
     text = "do the work in Spark tasks, at a master such as local[4] or spark://HOST:7077"

@@ -49,7 +49,7 @@ def plan_rows(plan: SalvagePlan) -> Iterator[PlanRow]:
         yield from sorted(rows, key=lambda row: row.pos)
         for tail in log.tails:
             names = tuple(plan.names[number] for number in tail.sources)
-            why = f"not of the log of {plan.names[log.leader]}: --log-of {names[0]} restores it instead"
+            why = f"of another history than the log of {plan.names[log.leader]}; --log-of {names[0]} restores this one"
             size = tail.end - tail.start
             indexes = _index(tail.first_index), _index(tail.last_index)
             yield PlanRow(LEFT_OUT, log.source, *indexes, tail.start, size, _index(tail.term), None, names, why, {})

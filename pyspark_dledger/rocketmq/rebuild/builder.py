@@ -71,7 +71,7 @@ class BuildReport:
       and ``ext_units`` keep their address in consumequeue_ext.
     - For messages that the log does not have, there are ``fillers``, and ``led_over`` copies of the next unit (see
       `queue_writer`).
-    - ``repeated`` messages have a queueOffset that their queue had already passed; as in RocketMQ they are in no queue.
+    - ``repeated`` messages have a queueOffset that an earlier message of their queue has; as in RocketMQ they are in no queue.
     - ``too_far`` messages are in no queue either: see `queue_writer`.
     - ``batches`` are messages of batchconsumequeue, which are in none of these queues.
     - ``skipped`` rows are no messages, or no queue can have them; ``first_skipped`` describes the first one.
@@ -261,8 +261,8 @@ def notes_of_queues(built: BuildReport) -> Iterator[str]:
         )
     if built.repeated:
         yield (
-            f"{counted(built.repeated, 'message has', 'messages have')} a queueOffset that their queue "
-            "had already passed: as with RocketMQ they are in no queue"
+            f"{counted(built.repeated, 'message has', 'messages have')} a queueOffset that an earlier "
+            "message of their queue has: RocketMQ writes no unit for them, and neither does a rebuild"
         )
     if built.too_far:
         yield (

@@ -133,7 +133,7 @@ class _Start(BrokerStart):
             divided = self._over_dledger(files) if files else self._over_old_commitlog()
         else:
             self.notes.append(
-                "DLedger does not open the store, so the broker does not start; IndexFiles are deleted before"
+                "DLedger does not open the store, so the broker does not start; before that, it deletes IndexFiles"
             )
         if self.abort and not self.is_abnormal:
             self.notes.append(
