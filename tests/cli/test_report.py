@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from pyspark_dledger import rebuild
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report import drawing, page, store_figures, time_figures, timeline
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, gather
 from pyspark_dledger.cli.report.group_verdict import group_verdicts, is_trouble

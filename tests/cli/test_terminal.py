@@ -77,7 +77,7 @@ def test_a_narrow_terminal_loses_nothing(width: int, store: Store, run: Callable
 
 
 def test_progress_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from pyspark_dledger.cli.output import progress
+    from pyspark_dledger.cli.output import stream as progress
 
     monkeypatch.setattr(progress, "_FIRST_SHOWN", 0)
     shown = progress.ProgressBar()

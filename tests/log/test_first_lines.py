@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.cli.output.progress import ProgressBar
+from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report.facts import gather
 from pyspark_dledger.cli.report.group_verdict import group_verdicts
 from pyspark_dledger.log import Log, open_log

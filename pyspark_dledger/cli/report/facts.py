@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.rows import Row, plain_time
+from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
 from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
+from pyspark_dledger.cli.stores.row_printer import table_batches
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
-from pyspark_dledger.cli.stores.table_printer import table_batches
 from pyspark_dledger.common.fields import json_of
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.cli.stores import commit_log_text, verdict_text
-from pyspark_dledger.cli.stores.lost_text import lost_count
 from pyspark_dledger.cli.stores.next_text import names_text, next_lines
+from pyspark_dledger.cli.stores.verdict_text import lost_count
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, SOME, CheckReport

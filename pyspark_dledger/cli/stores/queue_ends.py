@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.output.rows import Row
+from pyspark_dledger.cli.output.rows import Row, print_table
 from pyspark_dledger.cli.output.stream import Output
-from pyspark_dledger.cli.output.text_table import print_table
 from pyspark_dledger.errors import StoreError
 
 if TYPE_CHECKING:

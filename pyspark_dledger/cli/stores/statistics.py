@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_dledger.cli.output.progress import ProgressBar
 from pyspark_dledger.cli.output.rows import Row, plain_time
+from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.stores.row_printer import with_progress
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.arrow_functions import grouped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.elections import Loss
     from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
+    from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
+
 
 _MAX_RANGES = 5
 SEE_RECOVERY = "dledger recovery says if a restart truncates its log there"
@@ -163,3 +165,18 @@ def _has(nodes: Sequence[str]) -> str:
 
 def _names(nodes: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else ""
+
+
+def lost_count(found: Iterable[LostMessage]) -> str:
+    """The number of lost messages, at least; what is between known ones can have had more."""
+    from pyspark_dledger.rocketmq.lost.lost_messages import count_of
+
+    listed = list(found)
+    count, is_all = count_of(listed)
+    if not listed:
+        return "nothing"
+    places = sum(lost.entries is None for lost in listed)
+    messages = counted(count, "message")
+    if is_all:
+        return messages
+    return f"at least {messages}; nothing tells what was in {counted(places, 'damaged place')}"

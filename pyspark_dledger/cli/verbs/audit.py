@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.exit_codes import not_checked
-from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.stream import Output
-from pyspark_dledger.cli.stores.table_printer import print_tables
+from pyspark_dledger.cli.output.stream import Output, ProgressBar
+from pyspark_dledger.cli.stores.row_printer import print_tables
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log import Log
 

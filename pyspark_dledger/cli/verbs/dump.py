@@ -18,8 +18,7 @@ from pyspark_dledger.cli.arguments import (
 from pyspark_dledger.cli.exit_codes import FINDINGS
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_store
-from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
-from pyspark_dledger.cli.stores.table_printer import print_unread, table_batches
+from pyspark_dledger.cli.stores.row_printer import RowPrinter, print_unread, table_batches, with_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

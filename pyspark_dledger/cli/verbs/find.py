@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.cli.arguments import REPLICAS, add_rows, add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.progress import ProgressBar
-from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.output.stream import Output, ProgressBar, note
 from pyspark_dledger.cli.stores.open_stores import MIN_EPOCH_MS, open_store
-from pyspark_dledger.cli.stores.row_printer import RowPrinter, with_progress
-from pyspark_dledger.cli.stores.row_reader import RowReader
+from pyspark_dledger.cli.stores.row_printer import RowPrinter, RowReader, with_progress
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError

@@ -13,8 +13,7 @@ from itertools import pairwise
 from pyspark_dledger.cli.arguments import REPLICAS, ROW_POSITION, STARTING, add_flag, add_rows, add_stores
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
-from pyspark_dledger.cli.stores.row_printer import RowPrinter
-from pyspark_dledger.cli.stores.row_reader import RowReader
+from pyspark_dledger.cli.stores.row_printer import RowPrinter, RowReader
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.uris import check_local
 from pyspark_dledger.errors import StoreError

@@ -8,9 +8,8 @@ import time
 from pyspark_dledger.cli.arguments import add_client, natural
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.group.client import connected, note_outcome
-from pyspark_dledger.cli.output.rows import Row
+from pyspark_dledger.cli.output.rows import Row, print_fields, print_table
 from pyspark_dledger.cli.output.stream import Output, note
-from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.errors import GroupError, OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.raft.client import Client, GroupMembers

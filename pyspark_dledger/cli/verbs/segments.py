@@ -6,7 +6,7 @@ import argparse
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.output.stream import Output
-from pyspark_dledger.cli.stores.table_printer import print_tables
+from pyspark_dledger.cli.stores.row_printer import print_tables
 
 # The columns that fit a terminal; --json has all.
 _COLUMNS = (

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import add_body, add_json, add_option
 from pyspark_dledger.cli.exit_codes import CLEAN, read_exits
-from pyspark_dledger.cli.output.rows import Row, body_form
+from pyspark_dledger.cli.output.rows import Row, body_form, print_rows
 from pyspark_dledger.cli.output.stream import Output
-from pyspark_dledger.cli.output.text_table import print_rows
 from pyspark_dledger.cli.stores.open_stores import read_options
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import rows_of

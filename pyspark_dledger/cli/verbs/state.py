@@ -7,9 +7,8 @@ from itertools import chain
 
 from pyspark_dledger.cli.arguments import add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import Row, plain_time
+from pyspark_dledger.cli.output.rows import Row, plain_time, print_fields, print_rows, print_table
 from pyspark_dledger.cli.output.stream import Output
-from pyspark_dledger.cli.output.text_table import print_fields, print_rows, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.cli.stores.queue_ends import print_queue_ends, queue_ends
 from pyspark_dledger.common.fields import fields_row

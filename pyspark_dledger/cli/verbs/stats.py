@@ -6,11 +6,10 @@ import argparse
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.output.rows import Row
+from pyspark_dledger.cli.output.rows import Row, print_fields, print_table
 from pyspark_dledger.cli.output.stream import Output
-from pyspark_dledger.cli.output.text_table import print_fields, print_table
 from pyspark_dledger.cli.stores.open_stores import open_stores
-from pyspark_dledger.cli.stores.table_printer import print_unread
+from pyspark_dledger.cli.stores.row_printer import print_unread
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.option_uses import STATISTICS
 

@@ -71,7 +71,8 @@ class BuildReport:
       and ``ext_units`` keep their address in consumequeue_ext.
     - For messages that the log does not have, there are ``fillers``, and ``led_over`` copies of the next unit (see
       `queue_writer`).
-    - ``repeated`` messages have a queueOffset that an earlier message of their queue has; as in RocketMQ they are in no queue.
+    - ``repeated`` messages have a queueOffset that an earlier message of their queue has: they are in no queue, as in
+      RocketMQ.
     - ``too_far`` messages are in no queue either: see `queue_writer`.
     - ``batches`` are messages of batchconsumequeue, which are in none of these queues.
     - ``skipped`` rows are no messages, or no queue can have them; ``first_skipped`` describes the first one.
