@@ -178,6 +178,11 @@ def check_codes(group: Group) -> None:
             group.say("exit code", "verify 0, lost not", f"{name}: {group.alone[name].err[:100]}")
         if verified.code == 0 and (damages := _queue_damages(group, name)):
             group.say("truth: no false all-clear", "verify", f"{name}: {damages[0]}")
+        dump = run(group.folder, "dump", name, "--columns", "pos,problem")
+        problems = sum(row["problem"] is not None for row in dump.rows)
+        counted = next((row["problems"] for row in run(group.folder, "stats", name).rows if row["of"] == "total"), 0)
+        if problems != counted:
+            group.say("stats and dump", "stats and dump", f"{name}: {counted} problems, dump has {problems}")
     if group.plan.code == 0 and "lost for good: nothing" not in group.plan.err:
         group.say("exit code", "plan", group.plan.err[:100])
     nothing = {verb for verb, found in losses(group).items() if not (found.lost or found.unclear)}

@@ -30,7 +30,7 @@ def make(folder: Path, seed: int) -> Group:
     damage(made)
     draw = random.Random(f"given {seed}")
     given = draw.sample(made.replicas, draw.choices((1, 2, 3), (1, 2, 7))[0])
-    return Group(made, given, folder)
+    return Group(made, given, given[0].path.parent)
 
 
 def check_seed(seed: int, kept: str | None = None) -> Checked:

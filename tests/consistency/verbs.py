@@ -94,6 +94,4 @@ def listed_ends(text: str) -> list[tuple[int, int]]:
 def own_name(name: str, stores: Sequence[str]) -> str:
     """The store that a verb means by a name: a path, the last part of one, or a node id."""
     last = Path(name).name
-    if last in stores:
-        return last
-    return last.removeprefix("dledger-")
+    return next((each for each in (last, f"dledger-{last}") if each in stores), last.removeprefix("dledger-"))
