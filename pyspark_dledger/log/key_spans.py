@@ -27,8 +27,7 @@ from pyspark_dledger.log.io.key_files import (
     index_files,
     newest_unit,
 )
-from pyspark_dledger.log.message_places import RowRange, row_of_message
-from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.store_view import RowRange, StoreView
 
 _MAX_CHAIN = 10_000
 _MAX_HASHES = 256
@@ -88,8 +87,8 @@ def _covered(store: StoreView, path: Path, hashes: set[int]) -> tuple[tuple[RowR
             return None
         if not all(unit.key_hash in _keys_at(store, unit.offset) for unit in (*linked.values(), *units.ends)):
             return None
-        first, last = (row_of_message(store, unit.offset) for unit in units.ends)
-        rows = [row_of_message(store, unit.offset) for unit in units.wanted.values()]
+        first, last = (store.row_of_message(unit.offset) for unit in units.ends)
+        rows = [store.row_of_message(unit.offset) for unit in units.wanted.values()]
     except StoreError:
         return None
     found = [row for row in rows if row is not None]
@@ -147,7 +146,7 @@ def _unit_of(unit: Any) -> _Unit:
 
 def _keys_at(store: StoreView, offset: int) -> set[int]:
     """The hashes of the keys of a message; none if it is damaged."""
-    row, segment = row_of_message(store, offset), segment_at(store.segments, offset)
+    row, segment = store.row_of_message(offset), segment_at(store.segments, offset)
     if row is None or segment is None:
         return set()
     data = segment.read(offset, row.end - offset)

@@ -25,7 +25,6 @@ from pyspark_dledger.log.io.queue_files import (
     readable_units,
     written_units,
 )
-from pyspark_dledger.log.message_places import row_of_message
 from pyspark_dledger.log.store_view import StoreView
 
 # Each queue costs a few reads.
@@ -91,7 +90,7 @@ class _Queue:
         if unit is None or not MIN_MESSAGE_SIZE <= unit.size < FILLER_SIZE:
             return None
         offset, size = unit.commit_log_offset, unit.size
-        row, segment = row_of_message(self._store, offset), segment_at(self._store.segments, offset)
+        row, segment = self._store.row_of_message(offset), segment_at(self._store.segments, offset)
         if row is None or segment is None or offset + size != row.end or row.end > self._store.segment_end(segment):
             return None
         data = segment.read(offset, size)

@@ -12,7 +12,9 @@ from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.spec import DLEDGER, LogEnd, Segment, TermRun
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
 from pyspark_dledger.log.io.files import OnUnreadable, map_reads, raise_error
@@ -29,6 +31,13 @@ if TYPE_CHECKING:
 
 _Store = TypeVar("_Store", bound="StoreView")
 _Answer = TypeVar("_Answer")
+
+
+class RowRange(NamedTuple):
+    """The positions ``[start, end)`` of a row."""
+
+    start: int
+    end: int
 
 
 class Seen(NamedTuple):
@@ -258,6 +267,23 @@ class StoreView:
         segment = segment_at(self.ledger_segments, unit.pos) if unit is not None else None
         confirmed = self.index_files.confirmed_unit(segment, index) if segment is not None else None
         return confirmed.pos if confirmed is not None else None
+
+    def row_of_message(self, offset: int) -> RowRange | None:
+        """The row whose message begins at `offset`; None if none does. Its bytes are not checked.
+
+        ConsumeQueues, IndexFiles and offsetMsgIds have such offsets.
+        """
+        segment = segment_at(self.segments, offset)
+        if segment is None or segment.source != COMMITLOG:
+            pos = offset - ENTRY_HEADER_SIZE
+            segment = segment_at(self.ledger_segments, pos)
+            header = entry_at(segment, pos) if segment is not None else None
+            return RowRange(pos, pos + header.size) if header is not None and pos < self.end.pos else None
+        head = segment.read(offset, MIN_MESSAGE_SIZE)
+        size = int.from_bytes(head[:4], "big", signed=True)
+        if len(head) < MIN_MESSAGE_SIZE or not has_message_magic(head, 0, len(head)) or size < MIN_MESSAGE_SIZE:
+            return None
+        return RowRange(offset, offset + size)
 
     def term_runs(self) -> list[TermRun]:
         """The terms of all DLedger entries, each with its first index and number of entries."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger
-from pyspark_dledger.rocketmq.broker.store_lock import locked
+from pyspark_dledger.rocketmq.broker.root_files import locked
 from tests.support.command_line import Ran
 from tests.support.damaged_groups import damage, lose, write_group
 from tests.support.damaged_plain import damage_plain, write_plain_group

@@ -15,7 +15,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io import store_use
 from pyspark_dledger.log.io.store_paths import find_store
 from pyspark_dledger.log.io.store_use import StoreUse, StoreWatch, taken_locks
-from pyspark_dledger.rocketmq.broker.store_lock import StoreLock
+from pyspark_dledger.rocketmq.broker.root_files import StoreLock
 from tests.support.golden import fingerprint
 from tests.support.stores import opened
 

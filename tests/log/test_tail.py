@@ -126,12 +126,13 @@ def test_an_offset_has_the_same_json_after_a_round_trip(offset: TailOffset) -> N
     "value",
     [
         {},
-        {"index": 1},
-        {"index": "1", "term": 1, "pos": 1, "crc": 1},
-        {"index": True, "term": 1, "pos": 1, "crc": 1},
-        {"index": 1, "term": 1, "pos": 1, "crc": None},
-        {"index": 1, "term": None, "pos": 1, "crc": 1},
-        {"index": None, "term": None, "pos": None, "crc": 1},
+        {"index": 1, "version": 1},
+        {"index": 1, "term": 1, "pos": 1, "crc": 1},
+        {"index": "1", "term": 1, "pos": 1, "crc": 1, "version": 1},
+        {"index": True, "term": 1, "pos": 1, "crc": 1, "version": 1},
+        {"index": 1, "term": 1, "pos": 1, "crc": None, "version": 1},
+        {"index": 1, "term": None, "pos": 1, "crc": 1, "version": 1},
+        {"index": None, "term": None, "pos": None, "crc": 1, "version": 1},
         {"index": 1, "term": 1, "pos": 1, "crc": 1, "version": 0},
         {"index": 1, "term": 1, "pos": 1, "crc": 1, "version": "2"},
         [1, 2, 3, 4],
@@ -142,8 +143,8 @@ def test_a_malformed_offset_is_rejected(value: Any) -> None:
         offset_from_json(value)
 
 
-def test_an_offset_without_a_version_is_read_and_a_later_one_is_refused() -> None:
-    value = {"index": 5, "term": 1, "pos": 70, "crc": 9}
+def test_an_offset_of_a_later_version_is_refused() -> None:
+    value = {"index": 5, "term": 1, "pos": 70, "crc": 9, "version": 1}
     assert offset_from_json(value) == TailOffset(5, 1, 70, 9)
     with pytest.raises(OptionError, match=r"at most version 1 in the checkpoint, found version 2, of a later release"):
         offset_from_json({**value, "version": 2, "another": []})

@@ -19,13 +19,18 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.raft.core import summary_copy
+from pyspark_dledger.rocketmq import summary as summary_module
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, concatenated, write_run
 from pyspark_dledger.rocketmq.service import summary_keeper
 from pyspark_dledger.rocketmq.service.message_service import MessageSettings
-from pyspark_dledger.rocketmq.summary import incoming, snapshot, summary_file
-from pyspark_dledger.rocketmq.summary.incoming import IncomingStream
-from pyspark_dledger.rocketmq.summary.snapshot import Snapshot
-from pyspark_dledger.rocketmq.summary.summary_file import Summary, parse_summary, read_summary, write_summary
+from pyspark_dledger.rocketmq.summary import (
+    IncomingStream,
+    Snapshot,
+    Summary,
+    parse_summary,
+    read_summary,
+    write_summary,
+)
 from pyspark_dledger.store import MmapFileStore
 from tests.support.generate import mq_message, write_commitlog
 from tests.support.groups import eventually
@@ -362,19 +367,19 @@ def test_parts_must_follow_and_have_room(tmp_path: Path) -> None:
 def test_a_run_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected"):
         receive(tmp_path, stream_of(b"DLIDRUN1" + bytes(200))).unpack(tmp_path)
-    assert snapshot.RUN == 2
+    assert summary_module._RUN_RECORD == 2
 
 
 def test_a_stream_of_too_many_runs_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a file that is synced, and mapped as long as the node runs."""
-    monkeypatch.setattr(incoming, "_MAX_RUNS", 2)
+    monkeypatch.setattr(summary_module, "_MAX_RUNS", 2)
     run = write_run(tmp_path, EntryRange(0, 5, 1, 0, 0), concatenated([]), is_durable=False)
     with pytest.raises(ValueError, match="at most 2 runs"):
         receive(tmp_path, stream_of(*[bytes(run.data)] * 3)).unpack(tmp_path)
 
 
 def test_too_many_queues_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary_file, "MAX_SUMMARY_SIZE", 1000)
+    monkeypatch.setattr(summary_module, "MAX_SUMMARY_SIZE", 1000)
     with pytest.raises(StoreError, match="bytes at most"):
         Summary(1, 1, {("Topic", number): 1 for number in range(200)}).to_bytes()
 

@@ -22,11 +22,10 @@ from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.lookups import Lookup
-from pyspark_dledger.log.message_places import RowRange, row_of_message
 from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import option_filters, parse_options
 from pyspark_dledger.log.plan import plan_read, read_known
-from pyspark_dledger.log.store_view import answer
+from pyspark_dledger.log.store_view import RowRange, answer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,7 +174,7 @@ def _by_offset_msg_id(search: _Search) -> str:
     if match is None:
         raise OptionError(f"expected an offsetMsgId of 32 or 56 hex digits, host, port and offset, found {search.what}")
     log, offset = search.log, int(match[1], 16)
-    message = row_of_message(log, offset)
+    message = log.row_of_message(offset)
     if message is None:
         from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
         from pyspark_dledger.rocketmq.lost.pointers import pointers_to
@@ -289,7 +288,7 @@ def _by_queue_offset(search: _Search) -> str:
         _scan_queue(search, *wanted)
         return f"expected the queueOffset {match[3]} of {match[1]}/{match[2]}, found {units[0]}"
     found, place = next((each for each in known if each[1] == wanted), known[0])
-    message = row_of_message(log, found.offset)
+    message = log.row_of_message(found.offset)
     if message is not None:
         search.print(message)
         # Messages of a light topic have the place of another topic.
@@ -322,7 +321,7 @@ def _scan_queue(search: _Search, topic: str, queue_id: int, queue_offset: int) -
 
 def _place_at(log: Log, offset: int) -> tuple[str, int, int] | None:
     """The topic, queue and queue offset that a message has in its own fields."""
-    rows = row_of_message(log, offset)
+    rows = log.row_of_message(offset)
     batch = next(RowReader(log, ("topic", "queueId", "queueOffset")).between(*rows), None) if rows is not None else None
     found = tuple(column[0].as_py() for column in batch.columns) if batch is not None and batch.num_rows else (None,)
     return found if found[0] is not None else None

@@ -22,7 +22,7 @@ from pyspark_dledger.log import Log
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.option_uses import FOLLOW
 from pyspark_dledger.log.options import EARLIEST
-from pyspark_dledger.log.tail.entry_ref import EntryRef, entry_ref
+from pyspark_dledger.log.tail.tail_view import EntryRef, entry_ref
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
 _FIELDS = ("index", "term", "pos", "crc")
 _VERSION = "version"
 OFFSET_VERSION = 1
-"""Of offsets in checkpoints. Those without a version are of releases before versions, and have the same fields."""
+"""Of offsets in checkpoints."""
 _FORM = f'{{"index": n, "term": n, "pos": n, "crc": n, "version": {OFFSET_VERSION}}}'
 
 
@@ -61,14 +61,13 @@ def offset_from_json(value: Mapping[str, Any] | None) -> TailOffset:
     """The offset from a checkpoint; None is `NOTHING`. Raises OptionError for anything else, and newer versions."""
     if value is None:
         return NOTHING
-    is_object = isinstance(value, Mapping)
-    version = value.get(_VERSION, OFFSET_VERSION) if is_object else None
+    version = value.get(_VERSION) if isinstance(value, Mapping) else None
     if type(version) is int and version > OFFSET_VERSION:
         raise OptionError(
             f"expected offsets of at most version {OFFSET_VERSION} in the checkpoint, found version {version}, of a "
             "later release: use that release, or another checkpointLocation"
         )
-    is_offset = is_object and version == OFFSET_VERSION and set(value) - {_VERSION} == set(_FIELDS)
+    is_offset = version == OFFSET_VERSION and set(value) == {*_FIELDS, _VERSION}
     fields = [value.get(name) for name in _FIELDS] if is_offset else []
     if not fields or not all(field is None or (type(field) is int) for field in fields):
         raise OptionError(

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tail.entry_ref import EntryRef
 from pyspark_dledger.log.tail.tail import TailOffset
-from pyspark_dledger.log.tail.tail_view import TailView
+from pyspark_dledger.log.tail.tail_view import EntryRef, TailView
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, NODE, ROOT, Ma
 from pyspark_dledger.rocketmq.backup.manifest import read_manifest as read_backup
 from pyspark_dledger.rocketmq.backup.member_copy import entry_ranges
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
-from pyspark_dledger.rocketmq.broker.store_lock import ABORT
+from pyspark_dledger.rocketmq.broker.root_files import ABORT
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport, read_manifest
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks, read_blocks, write_blocks

@@ -19,8 +19,8 @@ from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tail.entry_ref import entry_ref
 from pyspark_dledger.log.tail.tail import NOTHING, TailOffset
+from pyspark_dledger.log.tail.tail_view import entry_ref
 
 PARTITION_COLUMNS = ("topic", "storeTimestamp")
 """The columns that the partitions of a table are made of."""

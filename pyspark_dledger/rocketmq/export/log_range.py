@@ -12,8 +12,8 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_partition
-from pyspark_dledger.log.tail.entry_ref import entry_ref
 from pyspark_dledger.log.tail.tail import TailOffset
+from pyspark_dledger.log.tail.tail_view import entry_ref
 from pyspark_dledger.rocketmq.export.forms import ExportSettings
 
 if TYPE_CHECKING:

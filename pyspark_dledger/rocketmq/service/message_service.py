@@ -28,7 +28,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
 from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata, LimitError, TopicLimits
-from pyspark_dledger.rocketmq.broker.store_lock import StoreLock
+from pyspark_dledger.rocketmq.broker.root_files import StoreLock
 from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER, CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, RunningStore, first_stored_from, has_entry

@@ -28,9 +28,15 @@ from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentit
 from pyspark_dledger.rocketmq.dedup.log_entries import RunningStore, has_entry
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, EntryId
-from pyspark_dledger.rocketmq.summary.incoming import IncomingStream, ReceivedSummary
-from pyspark_dledger.rocketmq.summary.snapshot import Snapshot
-from pyspark_dledger.rocketmq.summary.summary_file import Summary, ranges_of, read_summary, write_summary
+from pyspark_dledger.rocketmq.summary import (
+    IncomingStream,
+    ReceivedSummary,
+    Snapshot,
+    Summary,
+    ranges_of,
+    read_summary,
+    write_summary,
+)
 
 # A new request gets the last snapshot if it is not older; one that nobody reads is dropped later.
 _SNAPSHOT_SECONDS = 10.0

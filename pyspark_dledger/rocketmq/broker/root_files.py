@@ -1,4 +1,4 @@
-"""The files ``lock`` and ``abort`` of a broker's root: whether its store is open, and whether it was closed cleanly.
+"""Writes files of a broker's root: ``lock`` and ``abort``, whether its store is open, and the ``checkpoint``.
 
 Source: RocketMQ 5.3.3 ``DefaultMessageStore.start``, ``createTempFile``, ``isTempFileExist``.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, cannot_write, open_own, sync_dir, write_durably
 from pyspark_dledger.errors import StoreError, StoreInUseError
+from pyspark_dledger.log.io.store_checkpoint import FILE, SIZE, StoreCheckpoint
 
 LOCK = "lock"
 ABORT = "abort"
@@ -101,3 +102,21 @@ def locked(root: Path) -> Iterator[None]:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
+    """Write the checkpoint durably, in place as RocketMQ does. Raises StoreError if that fails.
+
+    The numbers are in one sector: a crash leaves the old ones or the new ones.
+    """
+    try:
+        descriptor = open_own(root / FILE, os.O_RDWR | os.O_CREAT)
+        try:
+            if os.fstat(descriptor).st_size != SIZE:
+                os.ftruncate(descriptor, SIZE)
+            os.pwrite(descriptor, checkpoint.pack(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise cannot_write(root / FILE, error, "try again") from error

@@ -1,1 +1,0 @@
-"""The summary of a member: what its log no longer tells once entries have expired."""
