@@ -174,7 +174,7 @@ def _of_diff(group: Group, verdict: Verdict) -> Losses:
 def _of_lost(group: Group) -> Losses:
     lost: set[Number] = set()
     for row in rows_of_kind(group, group.lost):
-        if not (row["intactOn"] or row["unclearOn"] or row["restorableFrom"]) and row.get("history") in (None, ""):
+        if not (row["intactOn"] or row["unclearOn"] or row["restorableFrom"]) and row["committed"] is not False:
             lost |= group.project_row(row)
     unclear: set[Number] = set()
     for note in group.lost.notes:

@@ -112,6 +112,8 @@ def lost_text(verdict: CommitLogVerdict) -> str:
     parts = []
     if verdict.lost.entries:
         parts.append(f"positions {ranges_text(verdict.lost)}: damaged on every replica")
+    if verdict.filled.entries:
+        parts.append(f"positions {ranges_text(verdict.filled)}: replaced by fillers of a salvage")
     parts += [f"the end of {each.node}, which no replica has: {each.proof}" for each in verdict.lost_ends]
     if verdict.unclear.entries:
         parts.append(unclear_positions_text(verdict.unclear))
@@ -162,6 +164,8 @@ def _reasons(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
         yield f"{member.damaged.entries} bytes damaged or missing, positions {where}{intact}"
         if see_recovery:
             yield SEE_RECOVERY
+    if member.left_out.entries:
+        yield f"the salvage that wrote it left out positions {ranges_text(member.left_out)}: fillers took their place"
     if member.is_unread:
         yield unknown_files_text(member.unreadable)
     if member.short:
@@ -187,6 +191,7 @@ MEANINGS = {
     "same": "all replicas have the same bytes",
     "unreadable": "in files of these replicas that cannot be read",
     "damaged": "damaged or missing on these replicas",
+    "filler": "these replicas have fillers of a salvage",
     "otherBytes": "copies differ, and no checksum decides",
     "diverged": "another master wrote them, or the replicas lack what the last one wrote",
     "behind": "not yet on these replicas",

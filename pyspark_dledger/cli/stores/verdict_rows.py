@@ -36,7 +36,7 @@ VERDICT_KEYS = {
 MEMBER_KEYS = {
     ("node", "path", "begin", "indexBegin"): "who",
     ("start", "elect", "text"): "`yes`, `no`, `unknown`, `withLoss`; CommitLog: `master`, `slave`; why",
-    ("damaged", "donors"): "ranges; who has all of them",
+    ("damaged", "inLog", "donors"): "ranges; without those of a diverged tail; who has all of these",
     ("silent", "unclear", "diverged"): "ranges that look whole, are unclear, of another master",
     ("fillers", "leftOut", "isFilled"): "of a salvage; others have them; donors are filled",
     ("lostEnd", "unreadable", "isUnread", "short", "epochProblem", "missing", "canFollow"): "why it must not start",
@@ -76,6 +76,7 @@ def commit_log_row(found: CommitLogComparison, queues: Sequence[Row], step: Next
         "text": commit_log_text.lost_text(verdict),
         "lost": verdict.answer,
         "lostEntries": json_of(verdict.lost),
+        "filledEntries": json_of(verdict.filled),
         "lostEnds": json_of(verdict.lost_ends),
         "lostQueues": list(queues),
         "unclearEntries": json_of(verdict.unclear),

@@ -125,7 +125,11 @@ def first_files_text(member: MemberVerdict, members: Sequence[MemberVerdict]) ->
 def _reasons(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
     if member.damaged.entries:
         how = "intact or filled" if member.is_filled else "intact"
-        donors = f", {how} on {_names(member.donors)}" if member.donors else ""
+        donors = f", {how} on {_names(member.donors)}" if member.donors and member.in_log.entries else ""
+        if member.in_log.entries < member.damaged.entries:
+            donors = f"{donors}; of its diverged tail are all but {ranges_text(member.in_log)}"
+        if not member.in_log.entries:
+            donors = ", of its diverged tail"
         yield f"{counted(member.damaged.entries, 'entry')} damaged, {ranges_text(member.damaged)}{donors}"
     if member.left_out.entries:
         donors = f", which {_names(member.donors)} {_has(member.donors)} intact" if member.donors else ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER, INTACT, CopyRange
 from pyspark_dledger.log.diff.diff_table import (
     COMMITTED,
     CONTRADICTS,
@@ -16,13 +15,13 @@ from pyspark_dledger.log.diff.diff_table import (
     SAME,
     STALE,
     DiffRow,
-    intact_of,
     ledger_rows,
 )
 from pyspark_dledger.log.diff.elections import Candidate, candidates, missing_entries
+from pyspark_dledger.log.diff.evidence import LogEvidence, MemberEvidence, member_evidence
 from pyspark_dledger.log.diff.ranges import MAX_LISTED, RangeCounter, Ranges
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, group_of
-from pyspark_dledger.log.diff.verdict import GroupVerdict, LogEvidence, MemberEvidence, judge
+from pyspark_dledger.log.diff.verdict import GroupVerdict, judge
 from pyspark_dledger.log.store_view import StoreView
 
 _DIFFERENCES = (CONTRADICTS, DIVERGED, OTHER_BYTES)
@@ -115,7 +114,8 @@ def compare(store: StoreView, on_row: Callable[[DiffRow], object] | None = None)
 
 def compare_group(group: ReplicaGroup, on_row: Callable[[DiffRow], object] | None = None) -> Comparison:
     """The result of the comparison of a group."""
-    counts = _Counts(group)
+    counts = _Counts(group.names)
+    evidence = member_evidence(group.ranges, group.names)
     rows: list[DiffRow] = []
     more_rows = 0
     for row in ledger_rows(group):
@@ -128,7 +128,7 @@ def compare_group(group: ReplicaGroup, on_row: Callable[[DiffRow], object] | Non
             more_rows += 1
     elections = tuple(candidates(group))
     return Comparison(
-        standings=tuple(_state(group, number, counts) for number in range(len(group.members))),
+        standings=tuple(_state(group, number, found, counts) for number, found in enumerate(evidence)),
         group_size=group.size,
         foremost=group.names[group.foremost],
         first_divergence=_divergence(counts.first, group),
@@ -138,7 +138,7 @@ def compare_group(group: ReplicaGroup, on_row: Callable[[DiffRow], object] | Non
         majority_nodes=_majority_nodes(group),
         majority_doubt=group.doubt,
         candidates=elections,
-        verdict=judge(group, counts.evidence, elections, counts.of_log),
+        verdict=judge(group, evidence, elections, LogEvidence(group.ranges)),
         entries=dict(counts.entries),
         rows=tuple(rows),
         more_rows=more_rows,
@@ -147,34 +147,12 @@ def compare_group(group: ReplicaGroup, on_row: Callable[[DiffRow], object] | Non
 
 
 class _Counts:
-    """Counts entries for each replica and each verdict."""
+    """Counts entries for each verdict."""
 
-    def __init__(self, group: ReplicaGroup) -> None:
-        self.group = group
+    def __init__(self, names: Sequence[str]) -> None:
         self.entries: Counter[str] = Counter()
         self.first: DiffRow | None = None
-        self.of_log = LogEvidence()
-        self.alone = [RangeCounter() for _ in group.members]
-        self.evidence = [MemberEvidence(group.names) for _ in group.members]
-        self.stale = {name: RangeCounter() for name in group.names}
-        for found in group.ranges:
-            self._count(found)
-
-    def _count(self, found: CopyRange) -> None:
-        self.of_log.add(found)
-        names = self.group.names
-        versions = [copy.version for copy in found.copies if copy.state == INTACT]
-        fillers = [names[number] for number in found.having(FILLER)]
-        intact = [names[number] for number in intact_of(found)]
-        for copy, evidence, alone in zip(found.copies, self.evidence, self.alone, strict=True):
-            if copy.is_undecided:
-                evidence.unclear.add(found.first, found.last, found.size)
-            elif copy.state == INTACT and versions.count(copy.version) == 1:
-                alone.add(found.first, found.last, found.size)
-            elif copy.state in (DAMAGED, FILLER):
-                # What another history has lost, a member of the main one need not have.
-                donors = {*intact, *(fillers if not found.holders else ())} if copy.history == 0 else None
-                evidence.add_lacking(found, copy, donors, is_held=bool(found.holders))
+        self.stale = {name: RangeCounter() for name in names}
 
     def count_row(self, row: DiffRow) -> None:
         if row.verdict == STALE:
@@ -185,7 +163,7 @@ class _Counts:
                 self.first = row
 
 
-def _state(group: ReplicaGroup, number: int, counts: _Counts) -> ReplicaState:
+def _state(group: ReplicaGroup, number: int, found: MemberEvidence, counts: _Counts) -> ReplicaState:
     member = group.members[number]
     lag = missing_entries(group, group.foremost, number)
     return ReplicaState(
@@ -198,9 +176,9 @@ def _state(group: ReplicaGroup, number: int, counts: _Counts) -> ReplicaState:
         committed_from=member.committed_from,
         lag_entries=lag[1] - lag[0] + 1 if lag is not None else None,
         lag_bytes=lag[2] if lag is not None else None,
-        alone=counts.alone[number].ranges_found(),
-        damaged=counts.evidence[number].damaged.ranges_found(),
-        unclear=counts.evidence[number].unclear.ranges_found(),
+        alone=found.alone.ranges_found(),
+        damaged=found.damaged.ranges_found(),
+        unclear=found.unclear.ranges_found(),
         stale=counts.stale[member.node].ranges_found(),
     )
 

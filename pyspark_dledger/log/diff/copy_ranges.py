@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -21,6 +21,9 @@ INTACT, DAMAGED, FILLER, UNREAD, BEFORE, AFTER = "intact", "damaged", "filler", 
 """How a replica has an entry: intact; lost or damaged within its log; replaced by a filler of a salvage; in a file that
 cannot be read; before the begin of its log; after the end.
 """
+
+
+_BLANK = "blank"
 
 
 class Copy(NamedTuple):
@@ -89,8 +92,19 @@ class LogBounds:
 class CopyRanges:
     """The copies of all entries of a group, by index; of CommitLogs by position."""
 
-    def __init__(self, found: Histories, bounds: Sequence[LogBounds]) -> None:
-        self._found, self._bounds = found, bounds
+    def __init__(
+        self,
+        found: Histories,
+        bounds: Sequence[LogBounds],
+        cuts: Iterable[int] = (),
+        has_blank: Callable[[int, int, int], bool] = lambda *_: True,
+    ) -> None:
+        """`cuts` are further positions at which ranges begin.
+
+        `has_blank` says whether a replica has a blank from a position to another one, the end of a CommitLog's file.
+        """
+        self._found, self._bounds, self._more_cuts = found, bounds, frozenset(cuts)
+        self._has_blank = has_blank
         self._is_indexed = found.source == DLEDGER
         self._paths = [found.of_replica(number) for number in range(len(bounds))]
         self._logs = [_Extents(each, self._is_indexed) for each in found.found]
@@ -102,6 +116,20 @@ class CopyRanges:
         cuts = sorted(self._cuts())
         ranges = (self._range(first, following - 1) for first, following in pairwise(cuts))
         return merge_adjacent((each for each in ranges if each is not None), self._joined)
+
+    def messages(self, found: CopyRange, count: Callable[[int, int, int], int]) -> int:
+        """The messages of a range on the replica that has most; `count` counts those of a replica in a part of one."""
+        most = 0
+        for number in {
+            copy.history: number for number, copy in enumerate(found.copies) if copy.state == INTACT
+        }.values():
+            here = 0
+            for extent in self._logs[found.copies[number].history].within(found.first, found.last):
+                start, end = max(start_of(extent), found.first), min(end_of(extent), found.last + 1)
+                is_whole = isinstance(extent, Piece) and (start, end) == (extent.start, extent.end)
+                here += extent.messages if is_whole and isinstance(extent, Piece) else count(number, start, end)
+            most = max(most, here)
+        return most
 
     def at(self, key: int) -> CopyRange | None:
         """The state of the entry with an index, or of the byte at a position; None where no log is."""
@@ -126,10 +154,12 @@ class CopyRanges:
             cuts |= {edge for low, high in own.unread for edge in (low, high + 1) if edge < INT64_MAX}
             if self._is_indexed:
                 cuts |= {edge for index in self._damages[number].indexes for edge in (index, index + 1)}
+            else:
+                cuts |= {edge for low, high in self._damages[number].fillers for edge in (low, high)}
         ends = [own for own in self._bounds if own.end >= 0]
         known = [(own.begin, own.end + 1) for own in ends]
         low, high = min((each[0] for each in known), default=0), max((each[1] for each in known), default=0)
-        cuts |= {since for path in self._paths for _, since in path}
+        cuts |= {since for path in self._paths for _, since in path} | self._more_cuts
         return {cut for cut in cuts if low <= cut <= high} | {low, high}
 
     def _range(self, first: int, last: int) -> CopyRange | None:
@@ -142,7 +172,8 @@ class CopyRanges:
         is_undecided = any(copy.is_undecided and copy.history == 0 for copy in copies)
         is_in_main = any(copy.history == 0 and copy.state in (DAMAGED, FILLER) for copy in copies)
         is_intact = any(copy.history == 0 and copy.state == INTACT for copy in copies)
-        is_lost = not (is_intact or is_undecided or is_unread) and (is_in_main or main is not None)
+        is_gone = is_in_main or not (main is None or isinstance(main, Piece))
+        is_lost = is_gone and not (is_intact or is_undecided or is_unread)
         sizes = [_part_size(each, first, last) for each in extents if each is not None and self._is_indexed]
         size = max(sizes, default=0 if self._is_indexed else last - first + 1)
         is_restorable = is_lost and main is not None and not isinstance(main, (Piece, LostEntry))
@@ -156,7 +187,8 @@ class CopyRanges:
         is_inside = bounds.begin <= key <= bounds.end and bounds.end >= 0
         is_unread = any(low <= key <= high for low, high in bounds.unread)
         extent = self._logs[history].at(key) if history >= 0 and is_inside else None
-        if isinstance(extent, Piece) and number in extent.sources:
+        is_own = isinstance(extent, Piece) and number in extent.sources
+        if is_own and isinstance(extent, Piece) and (extent.why != _BLANK or self._has_blank(number, *extent[:2])):
             return Copy(INTACT, history, extent.donor, extent.why == UNCONFIRMED)
         undecided = self._logs[history].undecided_at(extent) if extent is not None else None
         group = next((each for each in undecided.variants if number in each), None) if undecided is not None else None
@@ -170,15 +202,18 @@ class CopyRanges:
             return Copy(BEFORE if bounds.end >= 0 and key < bounds.begin else AFTER, history)
         damages, is_contradicted = self._damages[number], isinstance(extent, Piece) and number in extent.unequal
         problem = damages.at(key, extent) if extent is not None and self._is_indexed else None
-        if extent is not None and not self._is_indexed:
-            problem = damages.within(start_of(extent), end_of(extent))
+        if not self._is_indexed:
+            problem = damages.within(key, key + 1)
         if problem is not None and problem.is_filler:
             return Copy(FILLER, history)
         return Copy(DAMAGED, history, is_silent=is_contradicted or (problem is not None and problem.index is not None))
 
-    @staticmethod
-    def _joined(last: CopyRange, following: CopyRange) -> CopyRange | None:
-        if last.last + 1 != following.first or last[2:4] + last[5:] != following[2:4] + following[5:]:
+    def _joined(self, last: CopyRange, following: CopyRange) -> CopyRange | None:
+        if (
+            last.last + 1 != following.first
+            or following.first in self._more_cuts
+            or last[2:4] + last[5:] != following[2:4] + following[5:]
+        ):
             return None
         return last._replace(last=following.last, size=last.size + following.size)
 
@@ -190,11 +225,9 @@ class _Extents:
         log = history.log
         self._undecided = {each.pos: each for each in log.undecided}
         self._parts = log.extents
-        keys = [indexes_of(each) if is_indexed else (start_of(each), end_of(each) - 1) for each in self._parts]
         if not is_indexed:
-            # The blank at the end of a file belongs to what is before it.
-            starts = [first for first, _ in keys[1:]]
-            keys = [(first, following - 1) for (first, _), following in zip(keys, [*starts, log.end], strict=True)]
+            self._parts = sorted([*self._parts, *_blanks(self._parts, log.file_size)], key=start_of)
+        keys = [indexes_of(each) if is_indexed else (start_of(each), end_of(each) - 1) for each in self._parts]
         self._firsts, self._lasts = [first for first, _ in keys], [last for _, last in keys]
 
     @property
@@ -204,6 +237,11 @@ class _Extents:
     def at(self, key: int) -> Extent | None:
         place = bisect_right(self._firsts, key) - 1
         return self._parts[place] if place >= 0 and key <= self._lasts[place] else None
+
+    def within(self, first: int, last: int) -> list[Extent]:
+        """The parts that overlap ``[first, last]``."""
+        start = max(bisect_right(self._firsts, first) - 1, 0)
+        return [each for each in self._parts[start : bisect_right(self._firsts, last)] if end_of(each) > first]
 
     def undecided_at(self, extent: Extent) -> Undecided | None:
         return self._undecided.get(extent.pos) if isinstance(extent, LostEntry) else None
@@ -221,6 +259,11 @@ class _Damages:
     def indexes(self) -> Mapping[int, Damage]:
         return self._by_index
 
+    @property
+    def fillers(self) -> list[tuple[int, int]]:
+        """The positions of fillers."""
+        return [(each.start, each.end) for each in self._damages if each.is_filler]
+
     def at(self, index: int, extent: Extent) -> Damage | None:
         """The damage of an entry that is a part of the log; None if nothing shows that it has its header."""
         found = self._by_index.get(index)
@@ -229,6 +272,21 @@ class _Damages:
     def within(self, start: int, end: int) -> Damage | None:
         place = max(bisect_left(self._starts, start) - 1, 0)
         return next((each for each in self._damages[place:] if each.end > start and each.start < end), None)
+
+
+def _blanks(parts: Sequence[Extent], file_size: int) -> Iterator[Piece]:
+    """The blanks at the ends of a CommitLog's files, which the replicas have that have a message of the file."""
+    having: dict[int, set[int]] = {}
+    for each in parts:
+        if isinstance(each, Piece):
+            having.setdefault(each.start // file_size, set()).update(each.sources)
+    for before, after in pairwise([*parts, None]):
+        assert before is not None
+        file = start_of(before) // file_size
+        start, end = end_of(before), start_of(after) if after is not None else (file + 1) * file_size
+        sources = tuple(sorted(having.get(file, ())))
+        if start < end and sources:
+            yield Piece(start, end, start, -1, -1, -1, sources[0], sources, _BLANK)
 
 
 def _part_size(extent: Extent, first: int, last: int) -> int:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas, lost_ends_of
-from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
-from pyspark_dledger.log.diff.commit_log.rows import pos_rows
+from pyspark_dledger.log.copies.lost_ends import lost_ends_of
+from pyspark_dledger.log.diff.commit_log.group import commit_log_group
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED as STATE_DAMAGED
 from pyspark_dledger.log.diff.copy_ranges import FILLER, UNREAD, CopyRange
 from pyspark_dledger.log.diff.copy_ranges import INTACT as STATE_INTACT
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica_group import group_of
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.store_view import StoreView
 
 INTACT, DAMAGED, ABSENT, UNCLEAR = range(4)
@@ -29,8 +28,8 @@ class CopyStates:
     """
 
     def __init__(self, store: StoreView) -> None:
-        stores = [store, *store.replicas]
-        self._group = group_of(store)
+        found_stores = compared(store)
+        self._group = ReplicaGroup(found_stores, store.options.group_size)
         self._ranges = self._group.ranges
         unclear, lost = RangeCounter(), RangeCounter()
         for found in self._ranges:
@@ -40,13 +39,13 @@ class CopyStates:
                 unclear.add(found.first, found.last, found.size)
         self.unclear: Ranges = unclear.ranges_found()
         self.lost: Ranges = lost.ranges_found()
-        old = commit_log_replicas(stores)
-        self._names = [each.name for each in old]
-        self._rows = list(pos_rows(old, compare_positions(old))) if old else []
+        self._old = commit_log_group(found_stores)
+        old = self._old.replicas if self._old is not None else []
+        self._bytes = self._old.ranges if self._old is not None else []
         positions = RangeCounter()
-        for row in self._rows:
-            if row.unclear:
-                positions.add(row.first_pos, row.last_pos)
+        for found in self._bytes:
+            if found.is_undecided:
+                positions.add(found.first, found.last)
         self.unclear_positions = positions.ranges_found()
         ends_known = all(each.donors for each in lost_ends_of(old))
         self.commit_log_end = max((each.end for each in old), default=0) if old and ends_known else INT64_MAX
@@ -55,7 +54,7 @@ class CopyStates:
     @property
     def has_commit_logs(self) -> bool:
         """Whether the CommitLogs of all replicas were compared."""
-        return bool(self._rows)
+        return bool(self._bytes)
 
     @property
     def last_index(self) -> int:
@@ -91,20 +90,20 @@ class CopyStates:
 
     def of_bytes(self, number: int, start: int, end: int) -> int:
         """How a replica has the positions ``[start, end)`` of the CommitLog."""
-        name = self._names[number]
-        first = max(bisect_right(self._rows, start, key=lambda row: row.first_pos) - 1, 0)
-        rows = [row for row in takewhile(lambda row: row.first_pos < end, self._rows[first:]) if row.last_pos >= start]
-        if any(name in row.damaged and name not in row.unclear for row in rows):
+        first = max(bisect_right(self._bytes, start, key=lambda each: each.first) - 1, 0)
+        found = takewhile(lambda each: each.first < end, self._bytes[first:])
+        copies = [each.copies[number] for each in found if each.last >= start]
+        if any(copy.state in (STATE_DAMAGED, FILLER) and not copy.is_undecided for copy in copies):
             return DAMAGED
-        if any(name in row.unclear for row in rows):
+        if any(copy.is_undecided or copy.state == UNREAD for copy in copies):
             return UNCLEAR
-        return INTACT if rows and all(name in row.terms for row in rows) else ABSENT
+        return INTACT if copies and all(copy.state == STATE_INTACT for copy in copies) else ABSENT
 
     def silently_damaged(self, number: int) -> Iterator[tuple[int, int]]:
         """Where rows of a replica begin that are damaged, and where the next ones begin; those that look whole too."""
-        for row in self._rows:
-            if self._names[number] in row.damaged:
-                yield row.first_pos, row.last_pos + 1
+        for found in self._bytes:
+            if found.copies[number].state == STATE_DAMAGED:
+                yield found.first, found.last + 1
         member = self._group.members[number]
         for found in self._ranges:
             if found.copies[number].is_silent and not found.copies[number].is_undecided:

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Protocol
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.format.spec import Filters, ScanRequest
 from pyspark_dledger.log.copies.first_difference import Difference, first_difference
 from pyspark_dledger.log.diff.copy_ranges import AFTER, BEFORE, DAMAGED, FILLER, INTACT, UNREAD, CopyRange
-from pyspark_dledger.log.diff.replica_group import GroupMember, ReplicaGroup, committed_ranges
+from pyspark_dledger.log.diff.replica_group import GroupMember, ReplicaGroup
 from pyspark_dledger.log.plan import Partition, read_partition
 
 SAME = "same"
@@ -78,6 +79,21 @@ class DiffRow:
     @property
     def entries(self) -> int:
         return self.last_index - self.first_index + 1
+
+
+class ComparedGroup(Protocol):
+    """What a verdict on a range needs to know of the replicas."""
+
+    foremost: int
+
+    def rank(self, number: int) -> tuple[int, int, str]:
+        """The order of replicas, the foremost first."""
+
+    def diverged(self, first: int, second: int) -> bool:
+        """Whether the logs of two replicas diverge, so that neither continues the other."""
+
+    def contradicts(self, found: CopyRange) -> bool:
+        """Whether two replicas have different entries of a range, and both have them committed."""
 
 
 def ledger_rows(group: ReplicaGroup) -> Iterator[DiffRow]:
@@ -144,7 +160,7 @@ def intact_of(found: CopyRange) -> list[int]:
     return [number for number in holders if not found.copies[number].is_undecided]
 
 
-def verdict_of(found: CopyRange, group: ReplicaGroup) -> tuple[str, list[int]]:
+def verdict_of(found: CopyRange, group: ComparedGroup) -> tuple[str, list[int]]:
     """The verdict on a range, and the numbers of the replicas that it is about."""
     holders = found.holders
     if len({found.copies[number].version for number in holders}) > 1:
@@ -163,17 +179,18 @@ def verdict_of(found: CopyRange, group: ReplicaGroup) -> tuple[str, list[int]]:
     return SAME, holders
 
 
-def _verdict_on_difference(found: CopyRange, group: ReplicaGroup) -> tuple[str, list[int]]:
+def _verdict_on_difference(found: CopyRange, group: ComparedGroup) -> tuple[str, list[int]]:
     """The verdict if entries differ that no check calls damaged."""
     holders = found.holders
     versions = {number: found.copies[number].version for number in holders}
-    if len({found.term_of(number) for number in holders}) == 1:
+    histories = {number: found.copies[number].history for number in holders}
+    if len({*histories.values()}) == 1:
         most = Counter(versions.values()).most_common(2)
         is_tie = most[0][1] == most[1][1]
         return OTHER_BYTES, [number for number in holders if is_tie or versions[number] != most[0][0]]
-    expected = found.term_of(min(holders, key=group.rank))
-    others = [number for number in holders if found.term_of(number) != expected]
-    return (CONTRADICTS if committed_ranges(group, found) else DIVERGED), others
+    expected = histories[min(holders, key=group.rank)]
+    others = [number for number in holders if histories[number] != expected]
+    return (CONTRADICTS if group.contradicts(found) else DIVERGED), others
 
 
 def _difference(

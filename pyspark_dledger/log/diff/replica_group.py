@@ -144,6 +144,11 @@ class ReplicaGroup:
         agreed = self.agreed[first][second]
         return agreed is not None and agreed < min(self.members[first].end, self.members[second].end)
 
+    def contradicts(self, found: CopyRange) -> bool:
+        """Whether two replicas have different entries of a range, and both have them committed."""
+        committed = (number for number in found.holders if self.members[number].known_committed >= found.first)
+        return len({found.copies[number].history for number in committed}) > 1
+
     def _agreement(self, first: int, second: int) -> int | None:
         """As ``agreed``; if both have entries intact, but none alike, they agree on none."""
         one, two = self.members[first], self.members[second]
@@ -233,11 +238,3 @@ def compared(store: StoreView) -> ComparedStores:
         )
     check_distinct(stores, "replica")
     return ComparedStores(stores, map_in_threads)
-
-
-def committed_ranges(group: ReplicaGroup, found: CopyRange) -> bool:
-    """Whether two replicas have different entries of a range, and both have them committed."""
-    committed = [
-        (found.term_of(number), group.members[number].known_committed >= found.first) for number in found.holders
-    ]
-    return len({term for term, is_committed in committed if is_committed}) > 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
-from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
+from pyspark_dledger.log.diff.commit_log.group import commit_log_group
 from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
 from pyspark_dledger.log.diff.diff_table import DiffRow, ledger_rows
-from pyspark_dledger.log.diff.replica_group import group_of
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 
@@ -30,7 +29,8 @@ def plan_replicas(store: StoreView, options: ReadOptions) -> list[ReplicasPart]:
 def read_part(part: ReplicasPart) -> Iterator[DiffRow | PosRow]:
     """The rows of a comparison. Raises OptionError without replicas."""
     store = StoreView(part.path, part.options)
-    replicas = commit_log_replicas([store, *store.replicas])
-    if replicas:
-        yield from pos_rows(replicas, compare_positions(replicas))
-    yield from ledger_rows(group_of(store))
+    found = compared(store)
+    old = commit_log_group(found)
+    if old is not None:
+        yield from pos_rows(old)
+    yield from ledger_rows(ReplicaGroup(found, part.options.group_size))

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER, Copy, CopyRange
 from pyspark_dledger.log.diff.elections import Candidate, Loss
-from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
+from pyspark_dledger.log.diff.evidence import LogEvidence, MemberEvidence
+from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import file_size
@@ -27,11 +27,12 @@ class MemberVerdict:
     ``start`` and ``elect`` are ``yes``, ``no`` or ``unknown``; ``elect`` is also ``withLoss``, if others would then
     truncate entries that are not proven committed. ``damaged``, ``silent`` (a part of it, which looks whole) and
     ``unclear`` (no check tells if this copy is damaged) are its entries. ``fillers`` a salvage wrote; those in
-    ``left_out`` another replica has. ``donors`` have every damaged and left out entry, or fillers of what nobody has
-    (``is_filled``). ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it,
-    but not those ``ahead``. ``unreadable`` is what cannot be read of its log, checkpoint, queues, indexes. ``begin`` is
-    its first index, ``index_begin`` that of its first index unit (-1 without one). ``short`` are its files with fewer
-    bytes than others, which no version of Java loads.
+    ``left_out`` another replica has. Damaged entries that are not ``in_log`` are of a tail that the group's log does
+    not have. ``donors`` have all others and those left out, or fillers of what nobody has (``is_filled``).
+    ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it, but not those
+    ``ahead``. ``unreadable`` is what cannot be read of its log, checkpoint, queues, indexes. ``begin`` is its first
+    index, ``index_begin`` that of its first index unit (-1 without one). ``short`` are its files with fewer bytes than
+    others, which no version of Java loads.
     """
 
     node: str
@@ -45,6 +46,7 @@ class MemberVerdict:
     unclear: Ranges
     fillers: Ranges
     left_out: Ranges
+    in_log: Ranges
     lost_end: tuple[int, int] | None
     donors: tuple[str, ...]
     losses: tuple[Loss, ...]
@@ -99,50 +101,6 @@ class GroupVerdict:
     def healthy(self) -> tuple[MemberVerdict, ...]:
         """The members that may be started as they are."""
         return tuple(member for member in self.members if member.start == YES)
-
-
-class LogEvidence:
-    """What a comparison found about the main log of a group."""
-
-    def __init__(self) -> None:
-        self.lost, self.filled, self.unclear = RangeCounter(), RangeCounter(), RangeCounter()
-        self.restorable = RangeCounter()
-
-    def add(self, found: CopyRange) -> None:
-        if found.is_lost:
-            (self.filled if found.having(FILLER) else self.lost).add(found.first, found.last, found.size)
-        elif found.is_undecided:
-            self.unclear.add(found.first, found.last, found.size)
-        if found.is_restorable:
-            self.restorable.add(found.first, found.last, found.size)
-
-
-class MemberEvidence:
-    """What a comparison found about the entries of one member."""
-
-    def __init__(self, others: Sequence[str]) -> None:
-        self.damaged = RangeCounter()
-        self.silent = RangeCounter()
-        self.unclear = RangeCounter()
-        self.fillers = RangeCounter()
-        self.left_out = RangeCounter()
-        self.donors = set(others)
-        self.is_filled = False
-
-    def add_lacking(self, found: CopyRange, copy: Copy, donors: set[str] | None, is_held: bool) -> None:
-        """Count entries that it lacks; `donors` have them, None if it needs none. `is_held`: a replica has them."""
-        extent = found.first, found.last, found.size
-        if copy.state == FILLER:
-            self.fillers.add(*extent)
-            if is_held:
-                self.left_out.add(*extent)
-        else:
-            self.damaged.add(*extent)
-            if copy.is_silent:
-                self.silent.add(*extent)
-            self.is_filled |= not is_held and bool(found.having(FILLER))
-        if donors is not None and (copy.state == DAMAGED or is_held):
-            self.donors &= donors
 
 
 def judge(
@@ -200,6 +158,7 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
         unclear=found.unclear.ranges_found(),
         fillers=found.fillers.ranges_found(),
         left_out=found.left_out.ranges_found(),
+        in_log=found.damaged_in_log.ranges_found(),
         lost_end=lost_end,
         donors=tuple(sorted(found.donors - {member.node})) if is_incomplete else (),
         losses=losses,

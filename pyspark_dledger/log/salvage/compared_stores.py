@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import own_bound
+from pyspark_dledger.log.copies.commit_log_replica import own_replicas
 from pyspark_dledger.log.copies.indexed_copies import IndexedPart
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import Evidence, Run, SegmentPart, compare_copies
@@ -100,7 +101,13 @@ class ComparedStores:
             max_term=highest_term(self.stores) if source == DLEDGER else None,
             has_blank=partial(_has_blank, segments, file_size),
             read=partial(_read, segments),
+            last_epochs=self._last_epochs if source == COMMITLOG else {},
         )
+
+    @cached_property
+    def _last_epochs(self) -> dict[int, int]:
+        epochs = ((number, one.last_epoch) for number, one in enumerate(own_replicas(self.stores)))
+        return {number: epoch for number, epoch in epochs if epoch is not None}
 
 
 def decided_by_units(confirmed: Confirmed) -> Decide:

@@ -129,7 +129,9 @@ class _Decider:
         log = self._log(members, lasts, self._base, None)
         damaged = {(each.pos, each.size): each for each in log.lost if each.is_known}
         stale, rest = ([run for run in each if not _has_damaged_header(run, damaged)] for each in (stale, members.rest))
-        found = [History(log, dict.fromkeys(members.limits, -1))]
+        # What a replica without an intact entry had was of the main log.
+        empty = set(range(len(witnesses.names))) - lasts.keys()
+        found = [History(log, dict.fromkeys({*members.limits, *empty}, -1))]
         while any(not run.is_suspect for run in rest):
             members = self._next_members(rest)
             since = {number: self._since(number, members.runs, found) for number in members.limits}
@@ -361,9 +363,10 @@ def _checked(run: Run, max_term: int | None) -> Run:
 
 
 def _is_one_message(read: ReadSource, sources: Sequence[int], run: Run) -> bool:
-    """Whether copies at one place are of one message: other messages differ in both times."""
+    """Whether intact copies at one place are of one message: others differ in the CRC of the body, or in both times."""
     copies = [_identity(read(number, run.start, run.start + _HEAD_BYTES)) for number in sources]
-    return sum(len(set(values)) == 1 for values in zip(*copies, strict=True)) >= 3
+    is_same = [len(set(values)) == 1 for values in zip(*copies, strict=True)]
+    return is_same[0] and sum(is_same) >= 3
 
 
 def _identity(head: bytes) -> tuple[bytes, ...]:

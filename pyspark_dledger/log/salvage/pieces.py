@@ -37,7 +37,8 @@ class Piece(NamedTuple):
     """Adjacent entries ``[start, end)`` that are copied from the source ``donor``.
 
     ``sources`` have the same bytes, ``others`` have other ones. Indexes and term are -1 for old messages.
-    ``unequal`` are all sources whose copy is not the chosen one. ``is_suspect``: its checksums fail.
+    ``unequal`` are all sources whose copy is not the chosen one. ``messages`` counts those in it. ``is_suspect``: its
+    checksums fail.
     """
 
     start: int
@@ -52,6 +53,7 @@ class Piece(NamedTuple):
     others: tuple[tuple[int, ...], ...] = ()
     is_suspect: bool = False
     unequal: tuple[int, ...] = ()
+    messages: int = 0
 
 
 class Undecided(NamedTuple):
@@ -94,7 +96,7 @@ def chosen_pieces(
             others = tuple(group for group in run.variants if donors[0] not in group)
             others = others if why in CHOSEN else ()
             unequal = tuple(number for number in run.sources if number not in donors)
-            pieces.append(Piece(*run[:6], donors[0], donors, why, others, run.is_suspect, unequal))
+            pieces.append(Piece(*run[:6], donors[0], donors, why, others, run.is_suspect, unequal, run.messages))
         elif (doubt := _doubt(run)) is not None:
             size = run.end - run.start
             undecided.append(Undecided(run.start, size, run.first_index, run.term, run.variants, doubt))

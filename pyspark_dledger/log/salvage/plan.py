@@ -8,8 +8,8 @@ from functools import partial
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+from pyspark_dledger.log.copies.lost_ends import commit_log_replicas
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Run, SegmentPart
-from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import check_distinct, numbered, replica_names
 from pyspark_dledger.log.salvage.compared_stores import (

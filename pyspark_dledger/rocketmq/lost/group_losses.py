@@ -13,7 +13,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
-from pyspark_dledger.log.diff.commit_log.lost_ends import commit_log_replicas
+from pyspark_dledger.log.copies.lost_ends import commit_log_replicas
 from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, UNCLEAR, CopyStates
 from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.io.files import ignore_error

@@ -9,14 +9,15 @@ from itertools import permutations
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.state_files import consistent_point, epoch_ends
-from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd, commit_log_replicas, lost_ends_of
-from pyspark_dledger.log.diff.commit_log.ranges import compare_positions
-from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica
+from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica
+from pyspark_dledger.log.copies.lost_ends import LostEnd, lost_ends_of
+from pyspark_dledger.log.diff.commit_log.group import CommitLogGroup, commit_log_group
 from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
 from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
 from pyspark_dledger.log.diff.commit_log.verdict import MAY_START, CommitLogVerdict, judge
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED
 from pyspark_dledger.log.diff.diff_table import BEHIND, DIVERGED, EXPIRED, OTHER_BYTES, SAME
+from pyspark_dledger.log.diff.replica_group import compared
 from pyspark_dledger.log.store_view import StoreView
 
 # Listed rows; further ones are counted.
@@ -82,10 +83,17 @@ def compare_commit_logs(
 
     Raises StoreError if a file cannot be read.
     """
-    replicas = commit_log_replicas([store, *store.replicas])
-    if not replicas:
+    return compare_commit_log_group(commit_log_group(compared(store)), on_row)
+
+
+def compare_commit_log_group(
+    group: CommitLogGroup | None, on_row: Callable[[PosRow], object] | None = None
+) -> CommitLogComparison | None:
+    """The result of the comparison of a group; None without one."""
+    if group is None:
         return None
-    rows = list(pos_rows(replicas, compare_positions(replicas)))
+    replicas = group.replicas
+    rows = list(pos_rows(group))
     sizes: dict[str, int] = {}
     for row in rows:
         sizes[row.verdict] = sizes.get(row.verdict, 0) + row.bytes
@@ -104,7 +112,7 @@ def compare_commit_logs(
         epochs=_epochs(replicas),
         consistent_points=points,
         bytes=sizes,
-        verdict=judge(states, rows, points, found_ends),
+        verdict=judge(group, states, points, found_ends),
         rows=tuple(rows[:MAX_LISTED]),
         more_rows=max(len(rows) - MAX_LISTED, 0),
         lost_ends=found_ends,

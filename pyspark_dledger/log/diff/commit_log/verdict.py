@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.commit_log.lost_ends import LostEnd
-from pyspark_dledger.log.diff.commit_log.rows import PosRow
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
+from pyspark_dledger.log.copies.lost_ends import LostEnd
+from pyspark_dledger.log.diff.commit_log.group import CommitLogGroup
 from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
-from pyspark_dledger.log.diff.copy_ranges import DAMAGED
-from pyspark_dledger.log.diff.diff_table import DIVERGED, UNREADABLE
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT
+from pyspark_dledger.log.diff.evidence import LogEvidence, MemberEvidence, member_evidence
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
 
 MASTER, SLAVE, NO, UNKNOWN = "master", "slave", "no", "unknown"
@@ -38,6 +39,7 @@ class MemberVerdict:
     begin: int
     start: str
     damaged: Ranges
+    left_out: Ranges
     unclear: Ranges
     diverged: Ranges
     donors: tuple[str, ...]
@@ -59,11 +61,12 @@ class MemberVerdict:
 class CommitLogVerdict:
     """What is lost for good, and what may be done with each member.
 
-    ``lost`` positions are intact nowhere; ``lost_ends`` are after the end of every log. For ``unclear`` positions no
-    check tells which copy is intact.
+    ``lost`` positions are intact nowhere, ``filled`` ones have fillers of a salvage; ``lost_ends`` are after the end of
+    every log. For ``unclear`` positions no check tells which copy is intact.
     """
 
     lost: Ranges
+    filled: Ranges
     lost_ends: tuple[LostEnd, ...]
     unclear: Ranges
     members: tuple[MemberVerdict, ...]
@@ -71,7 +74,7 @@ class CommitLogVerdict:
     @property
     def answer(self) -> str:
         """``nothing``, ``some`` or ``unknown``: whether messages are lost for good."""
-        if self.lost.entries or self.lost_ends:
+        if self.lost.entries or self.filled.entries or self.lost_ends:
             return SOME
         is_unclear = self.unclear.entries or any(member.unreadable for member in self.members)
         return UNKNOWN if is_unclear else NOTHING
@@ -91,64 +94,75 @@ class CommitLogVerdict:
 def _is_replaceable(member: MemberVerdict, donor: str) -> bool:
     """Whether `donor` has what a member lost."""
     has_end = member.lost_end is None or donor in member.lost_end.donors
-    return has_end and (donor in member.donors or not member.damaged.entries)
+    return has_end and (donor in member.donors or not (member.damaged.entries or member.left_out.entries))
 
 
 def judge(
+    group: CommitLogGroup,
     states: Sequence[CommitLogState],
-    rows: Sequence[PosRow],
     points: Sequence[ConsistentPoint],
     lost_ends: Sequence[LostEnd],
 ) -> CommitLogVerdict:
-    """The verdict on a comparison; `rows` are all of it."""
-    first = _first(states, rows)
-    members = tuple(_member(state, first, rows, points, lost_ends) for state in states)
+    """The verdict on a comparison."""
+    of_log = LogEvidence(group.ranges, MIN_MESSAGE_SIZE)
+    evidence = member_evidence(group.ranges, group.names)
+    first = min(range(len(states)), key=lambda number: _order(states[number], evidence[number]))
+    overwrites, overwritten = RangeCounter(), set()
+    for found in group.ranges:
+        others = [n for n, copy in enumerate(found.copies) if copy.history > 0 and copy.state in (INTACT, DAMAGED)]
+        overwritten |= {group.names[number] for number in others}
+        if others:
+            overwrites.add(found.first, found.last, found.size)
+    losses = overwrites.ranges_found(), tuple(sorted(overwritten))
     return CommitLogVerdict(
-        lost=_ranges(row for row in rows if row.is_lost),
+        lost=of_log.lost.ranges_found(),
+        filled=of_log.filled.ranges_found(),
         lost_ends=tuple(each for each in lost_ends if not each.donors and not each.is_row),
-        unclear=_ranges(row for row in rows if row.unclear),
-        members=members,
+        unclear=of_log.unclear.ranges_found(),
+        members=tuple(
+            _member(state, states[first], found, points, lost_ends, losses)
+            for state, found in zip(states, evidence, strict=True)
+        ),
     )
 
 
 def _member(
     state: CommitLogState,
     first: CommitLogState,
-    rows: Sequence[PosRow],
+    found: MemberEvidence,
     points: Sequence[ConsistentPoint],
     lost_ends: Sequence[LostEnd],
+    losses: tuple[Ranges, tuple[str, ...]],
 ) -> MemberVerdict:
-    own = {
-        verdict: [row for row in rows if row.verdict == verdict and state.node in row.nodes]
-        for verdict in (DAMAGED, DIVERGED)
-    }
-    unclear = [row for row in rows if state.node in row.unclear]
-    own[DAMAGED] = [row for row in own[DAMAGED] if state.node not in row.unclear]
-    own[DAMAGED] += [row for row in rows if row.verdict == UNREADABLE and state.node in row.damaged]
-    is_behind = _rank(first) > _rank(state) or bool(own[DIVERGED])
+    damaged, tail = found.damaged_in_log.ranges_found(), found.tail.ranges_found()
+    is_behind = _rank(first) > _rank(state) or bool(tail.entries)
     truncation = next((each for each in points if (each.slave, each.master) == (state.node, first.node)), None)
-    kept = state.end if truncation is None or truncation.pos is None else min(truncation.pos, state.end)
+    pos = truncation.pos if truncation is not None else None
+    kept = state.end if pos is None else min(pos, state.end)
     # A slave without messages begins where its master does.
     missing = (kept, first.begin - 1) if is_behind and state.begin < state.end and kept < first.begin else None
     lost_end = next((each for each in lost_ends if each.node == state.node), None)
-    follows_from = -1 if truncation is None or truncation.pos is None else truncation.pos
-    cannot_follow = any(row.first_pos < follows_from or truncation is None for row in own[DIVERGED])
-    cannot_follow |= truncation is not None and truncation.pos is None
-    lost_by_others = [] if is_behind else [row for row in rows if row.verdict == DIVERGED]
-    is_incomplete = own[DAMAGED] or state.short or state.unread or lost_end is not None
-    if is_incomplete or state.epoch_problem or (is_behind and (missing or cannot_follow)):
-        start = NO
-    else:
-        start = UNKNOWN if unclear or state.unreadable else SLAVE if is_behind else MASTER
+    is_kept = bool(tail.entries) and (pos is None or tail.ranges[0][0] < pos)
+    cannot_follow = is_kept or (truncation is not None and pos is None)
+    is_incomplete = damaged.entries or found.left_out.entries or state.short or state.unread or lost_end is not None
+    answers = (
+        (is_incomplete or state.epoch_problem, NO),
+        (is_behind and (missing or cannot_follow), NO),
+        (found.unclear.entries or state.unreadable, UNKNOWN),
+        (is_behind, SLAVE),
+        (True, MASTER),
+    )
+    overwrites, overwritten = losses if not is_behind else (Ranges(), ())
     return MemberVerdict(
         node=state.node,
         path=state.path,
         begin=state.begin,
-        start=start,
-        damaged=_ranges(own[DAMAGED]),
-        unclear=_ranges(unclear),
-        diverged=_ranges(own[DIVERGED]),
-        donors=_donors(own[DAMAGED]),
+        start=next(answer for holds, answer in answers if holds),
+        damaged=damaged,
+        left_out=found.left_out.ranges_found(),
+        unclear=found.unclear.ranges_found(),
+        diverged=tail,
+        donors=tuple(sorted(found.donors - {state.node})) if damaged.entries or found.left_out.entries else (),
         lost_end=lost_end,
         epoch_problem=state.epoch_problem,
         ahead=first.node if is_behind else None,
@@ -156,41 +170,20 @@ def _member(
         truncation=truncation if is_behind else None,
         missing=missing,
         can_follow=not cannot_follow,
-        overwrites=_ranges(lost_by_others),
-        overwritten=tuple(sorted({node for row in lost_by_others for node in row.nodes})),
+        overwrites=overwrites,
+        overwritten=overwritten,
         unreadable=state.unreadable,
         is_unread=bool(state.unread),
         short=state.short,
     )
 
 
-def _donors(damaged: Sequence[PosRow]) -> tuple[str, ...]:
-    """The nodes that have all damaged rows intact."""
-    if not damaged:
-        return ()
-    return tuple(sorted(set.intersection(*(set(row.intact) for row in damaged))))
-
-
-def _ranges(rows: Iterable[PosRow]) -> Ranges:
-    counter = RangeCounter()
-    for row in rows:
-        counter.add(row.first_pos, row.last_pos, row.bytes)
-    return counter.ranges_found()
-
-
 def _rank(state: CommitLogState) -> tuple[int, int]:
     return -1 if state.epoch is None else state.epoch, state.end
 
 
-def _first(states: Sequence[CommitLogState], rows: Sequence[PosRow]) -> CommitLogState:
+def _order(state: CommitLogState, found: MemberEvidence) -> tuple[object, ...]:
     """The replica to follow: of the last epoch, then the longest; of equal ones an intact one, with the most files."""
-    diverged, damaged = (
-        {node for row in rows if row.verdict == verdict for node in row.nodes} for verdict in (DIVERGED, DAMAGED)
-    )
-
-    def order(state: CommitLogState) -> tuple[object, ...]:
-        epoch, end = _rank(state)
-        is_damaged = state.node in damaged or bool(state.short or state.unread)
-        return -epoch, -end, state.node in diverged, is_damaged, state.begin, state.node
-
-    return min(states, key=order)
+    epoch, end = _rank(state)
+    is_damaged = bool(found.damaged_in_log.entries or state.short or state.unread)
+    return -epoch, -end, bool(found.tail.entries), is_damaged, state.begin, state.node

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.diff.commit_log.frames import INTACT, Frames, read_frames
-from pyspark_dledger.log.diff.commit_log.replica import CommitLogReplica, own_replicas
+from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica, own_replicas
+from pyspark_dledger.log.copies.segment_copy import CopyEntries, SegmentCopy, read_copy
 from pyspark_dledger.log.io.files import ignore_error, last_data, open_file, path_of
 from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Queue, Units, queues, readable_units
 from pyspark_dledger.log.store_view import StoreView
@@ -133,8 +133,8 @@ def _end_by_bytes(one: CommitLogReplica, other: CommitLogReplica) -> int:
             break
         if place is None or other.segments[place].base != segment.base or not _has_data(segment, one.end):
             continue
-        frames = read_frames(other.segments[place], other.scan_ends[place], other.engine)
-        found = _last_same(one, other, frames)
+        entries, _ = read_copy(SegmentCopy(0, other.segments[place], other.scan_ends[place]), other.engine)
+        found = _last_same(one, other, entries)
         if found:
             return found
     return 0
@@ -149,12 +149,13 @@ def _has_data(segment: Segment, end: int) -> bool:
         return False
 
 
-def _last_same(one: CommitLogReplica, other: CommitLogReplica, frames: Frames) -> int:
-    for number in range(len(frames.starts) - 1, -1, -1):
-        start, end = int(frames.starts[number]), int(frames.ends[number])
+def _last_same(one: CommitLogReplica, other: CommitLogReplica, entries: CopyEntries) -> int:
+    for number in range(len(entries) - 1, -1, -1):
+        start = int(entries.pos[number])
+        end = start + int(entries.size[number])
         if start < one.end:
             break
-        if frames.states[number] == INTACT and _equal_bytes(one, other, start, end) >= _SIMILAR * (end - start):
+        if entries.is_intact[number] and _equal_bytes(one, other, start, end) >= _SIMILAR * (end - start):
             return end
     return 0
 
