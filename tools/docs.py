@@ -15,7 +15,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.diff.diff_table import VERDICTS
-from pyspark_dledger.log.io.store_checkpoint import LAYOUT as STORE_CHECKPOINT
+from pyspark_dledger.log.io.state_files import CHECKPOINT_LAYOUT as STORE_CHECKPOINT
 from pyspark_dledger.log.options import GROUP, OPTIONS, STREAM
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code

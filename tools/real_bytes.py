@@ -15,7 +15,7 @@ from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.layout import Field
 from pyspark_dledger.log.io.key_files import hash_slots, index_files, read_header
-from pyspark_dledger.log.io.store_checkpoint import LAYOUT as STORE_CHECKPOINT
+from pyspark_dledger.log.io.state_files import CHECKPOINT_LAYOUT as STORE_CHECKPOINT
 from tests.support import golden
 
 CASE = "mq-53-upgrade"

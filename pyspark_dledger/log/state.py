@@ -7,10 +7,8 @@ from pathlib import Path
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.log.committed import Bound, committed_bound
-from pyspark_dledger.log.io.epochs import read_epochs
 from pyspark_dledger.log.io.files import ignore_error
-from pyspark_dledger.log.io.state_files import read_current_term
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_current_term, read_epochs, read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
 
 # The end of the year 9999, in milliseconds since 1970.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyspark_dledger.format.state_files import Epoch, encode_epochs
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint
 from tests.salvage.groups import Group, build_queues, golden_group, plain_group
 from tests.support.dispatching import Messages
 from tests.support.generate import Payload, raw

@@ -19,8 +19,7 @@ import pytest
 from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.state_files import EPOCH_FILE, consistent_point, parse_epochs
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs
-from pyspark_dledger.log.io.store_checkpoint import LAYOUT
+from pyspark_dledger.log.io.state_files import CHECKPOINT_LAYOUT, is_of_controller_mode, read_epochs
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from tests.interop.java_group import JavaProcess
 from tests.interop.java_store import COMPILED_WITH
@@ -41,7 +40,7 @@ SETTINGS = {
     "maxHashSlotNum": 500,
     "maxIndexNum": 1000,
 }
-_CHECKPOINT = record_struct(LAYOUT)
+_CHECKPOINT = record_struct(CHECKPOINT_LAYOUT)
 # Stores that were loaded keep their buffers and threads.
 _LOADS_OF_A_PROCESS = 40
 

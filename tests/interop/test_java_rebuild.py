@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_dledger.log.io.store_checkpoint import FILE as STORE_CHECKPOINT
+from pyspark_dledger.log.io.state_files import CHECKPOINT as STORE_CHECKPOINT
 from pyspark_dledger.rocketmq.rebuild import FileSettings, compare, rebuild
 from tests.interop.java_store import Dump, serving_store
 from tests.interop.plain_stores import PlainStores

@@ -16,7 +16,7 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.stores.commit_log_text import lost_text
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
-from pyspark_dledger.log.io.store_checkpoint import SIZE, StoreCheckpoint
+from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
 from tests.support.long_runs import mostly_slow
 
@@ -193,7 +193,9 @@ def test_damage_after_many_other_rows_counts(tmp_path: Path) -> None:
 
 def controller(root: Path, epochs: str, confirmed: int = 0) -> None:
     (root / "epochFileCheckpoint").write_text(epochs)
-    (root / "checkpoint").write_bytes(StoreCheckpoint(confirm_phy_offset=confirmed).pack().ljust(SIZE, b"\0"))
+    (root / "checkpoint").write_bytes(
+        StoreCheckpoint(confirm_phy_offset=confirmed).pack().ljust(CHECKPOINT_SIZE, b"\0")
+    )
 
 
 def epoch_file(*lines: str) -> str:
@@ -256,7 +258,7 @@ def test_what_cannot_be_read_leaves_the_verdict_open(
     roots = [tmp_path / "a", tmp_path / "b"]
     for root in roots:
         write_consume_queue(root, write_commitlog(root, messages(20)).rows)
-        (root / "checkpoint").write_bytes(bytes(SIZE))
+        (root / "checkpoint").write_bytes(bytes(CHECKPOINT_SIZE))
     hidden = roots[0] / file
     hidden.rename(tmp_path / "hidden")
     hidden.symlink_to("nowhere")

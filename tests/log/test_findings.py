@@ -24,7 +24,7 @@ from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.dispatched_rows import Keys
 from pyspark_dledger.log.io import key_files, queue_files
 from pyspark_dledger.log.io.queue_files import queues, read_units, written_units
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint
 from pyspark_dledger.log.verify import queue_checks as verify_queues
 from pyspark_dledger.log.verify import verify_store
 from pyspark_dledger.log.verify.findings import (

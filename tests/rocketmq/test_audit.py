@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint
 from pyspark_dledger.rocketmq.rebuild import compare
 from pyspark_dledger.rocketmq.tables import audit_table
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES

@@ -25,7 +25,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.dispatched_rows import Keys
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import index_files, read_header
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock, write_store_checkpoint
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings

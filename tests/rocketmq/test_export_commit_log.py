@@ -23,7 +23,7 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.log.io.queue_files import queues, read_units
 from pyspark_dledger.log.io.queue_units import is_filler
-from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
+from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.rocketmq.export import commit_log_part, export
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.export.commit_log_part import FILLER_TOPIC, MIN_FILLER_SIZE

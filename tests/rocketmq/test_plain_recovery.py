@@ -17,7 +17,7 @@ import pytest
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.io.store_checkpoint import SIZE, StoreCheckpoint
+from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint
 from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, families, preview_plain
 from tests.support import golden
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
@@ -138,7 +138,9 @@ def controller(root: Path, confirmed: int) -> None:
     """Make a broker of controller mode of a store."""
     lines = "1-0\n"
     (root / "epochFileCheckpoint").write_text(f"1\n{zlib.crc32(lines.encode()) & 0x7FFFFFFF}\n{lines}")
-    (root / "checkpoint").write_bytes(StoreCheckpoint(confirm_phy_offset=confirmed).pack().ljust(SIZE, b"\0"))
+    (root / "checkpoint").write_bytes(
+        StoreCheckpoint(confirm_phy_offset=confirmed).pack().ljust(CHECKPOINT_SIZE, b"\0")
+    )
 
 
 def test_controller_mode_dispatches_up_to_the_confirmed_offset(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_queues_that_end_before_the_log_are_not_truncated(tmp_path: Path, versio
         shutil.copy(path, tmp_path / "commitlog" / path.name)
     shutil.rmtree(tmp_path / "more")
     checkpoint = StoreCheckpoint(1700000000000, 1700000000000, 1700000000000, 0, rows[25]["pos"])
-    (tmp_path / "checkpoint").write_bytes(checkpoint.pack().ljust(SIZE, b"\0"))
+    (tmp_path / "checkpoint").write_bytes(checkpoint.pack().ljust(CHECKPOINT_SIZE, b"\0"))
     text = "1-0\n"
     (tmp_path / "epochFileCheckpoint").write_text(f"1\n{zlib.crc32(text.encode()) & 0x7FFFFFFF}\n{text}")
     with last.open("r+b") as file:

@@ -16,7 +16,7 @@ import pytest
 
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.log.io.key_files import index_files
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock, locked, write_store_checkpoint
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.rebuild import builder, compare, rebuild, swap

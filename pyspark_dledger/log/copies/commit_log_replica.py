@@ -12,8 +12,7 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.format.state_files import Epoch, epoch_at
-from pyspark_dledger.log.io.epochs import epoch_file_problem, read_epochs
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint, epoch_file_problem, read_epochs, read_store_checkpoint
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView
 

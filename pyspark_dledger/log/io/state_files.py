@@ -1,13 +1,33 @@
-"""Reads a node's state files: ``checkpoint`` and ``currterm``."""
+"""Reads small files of state: a node's ``checkpoint`` and ``currterm``, a broker's ``checkpoint`` and epochs.
+
+A broker's ``checkpoint`` has the storeTimestamps up to which its files are on disk. It is one page of 4096 bytes;
+RocketMQ overwrites the numbers at its beginning. Source: RocketMQ 5.3.3 ``StoreCheckpoint``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from pyspark_dledger.format.state_files import Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
-from pyspark_dledger.log.io.files import read_start
+from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.layout import Field
+from pyspark_dledger.format.state_files import (
+    EPOCH_FILE,
+    EPOCH_FILES,
+    Checkpoint,
+    CurrentTerm,
+    Epoch,
+    in_order,
+    parse_checkpoint,
+    parse_current_term,
+    parse_epochs,
+)
+from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.log.io.files import OnUnreadable, is_there, raise_error, read_start
 
 # Java writes about fifty bytes.
 _MAX_BYTES = 64 * 1024
@@ -48,3 +68,104 @@ def _read_replaced(node_dir: Path, name: str, parse: Callable[[bytes], Parsed]) 
             return parsed, candidate
         problems.append(f"{candidate}: {parsed.problem}")
     return None, "; ".join(problems) or f"no {name} file"
+
+
+CHECKPOINT = "checkpoint"
+CHECKPOINT_SIZE = 4096
+MARGIN_MS = 3000
+"""Reading from a timestamp begins so much earlier: timestamps of messages stored together do not ascend."""
+
+CHECKPOINT_LAYOUT = (
+    Field("physicMsgTimestamp", 0, 8, ">i8"),
+    Field("logicsMsgTimestamp", 8, 8, ">i8"),
+    Field("indexMsgTimestamp", 16, 8, ">i8"),
+    Field("masterFlushedOffset", 24, 8, ">i8"),
+    Field("confirmPhyOffset", 32, 8, ">i8"),
+)
+_STRUCT = record_struct(CHECKPOINT_LAYOUT)
+
+
+class StoreCheckpoint(NamedTuple):
+    """Timestamps in milliseconds since 1970: the last message that log, queues and index have on disk.
+
+    Offsets are bytes of the log. ``confirm_phy_offset`` is the end of the confirmed part (from 5.1.1). 0 means none.
+    """
+
+    physic_msg_timestamp: int = 0
+    logics_msg_timestamp: int = 0
+    index_msg_timestamp: int = 0
+    master_flushed_offset: int = 0
+    confirm_phy_offset: int = 0
+
+    def pack(self) -> bytes:
+        """The numbers as they are on disk."""
+        return _STRUCT.pack(*self)
+
+
+def read_store_checkpoint(root: Path) -> StoreCheckpoint:
+    """The checkpoint of a storePathRootDir; zeros if it is missing or too short. Raises UnreadableError."""
+    data = read_existing(str(root / CHECKPOINT), 0, _STRUCT.size)
+    return StoreCheckpoint(*_STRUCT.unpack(data)) if len(data) == _STRUCT.size else StoreCheckpoint()
+
+
+# A line has at most 31 bytes; nobody has a million elections.
+_MAX_EPOCH_BYTES = 32 * 1024 * 1024
+
+
+def is_of_controller_mode(root: Path) -> bool:
+    """Whether a broker ran in controller mode on a storePathRootDir: it has an epoch file, also a damaged one."""
+    return any(is_there(root / name) for name in EPOCH_FILES)
+
+
+def epoch_file_problem(root: Path, log_end: int) -> tuple[bool, str] | None:
+    """What is wrong with the epoch file of a log that ends at `log_end`: whether Java can read it, and the problem."""
+    file = root / EPOCH_FILE
+    if not is_there(file) and not is_there(root / EPOCH_FILES[1]):
+        return None
+    try:
+        found = parse_epochs(read_start(file, _MAX_EPOCH_BYTES)) if is_there(file) else read_epochs(root)[0]
+    except OSError as error:
+        return False, f"expected a readable file, found {error.strerror}"
+    if isinstance(found, str) or not found:
+        return False, found if isinstance(found, str) else "expected epochs, found none"
+    for before, after in pairwise(found):
+        if not (before.epoch < after.epoch and before.start < after.start):
+            return True, f"expected ascending epochs, found {_text(before)}, then {_text(after)}"
+    if found[-1].start > log_end:
+        return True, f"expected epochs up to the log's end {log_end}, found {_text(found[-1])}"
+    return None
+
+
+def _text(epoch: Epoch) -> str:
+    return f"epoch {epoch.epoch} from {epoch.start} on"
+
+
+def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:
+    """The epochs of a storePathRootDir, ascending, and the name of their file; without epochs, the reason.
+
+    Java reads ``.bak`` where the file has no epochs or is damaged.
+    """
+    problems = []
+    for name in EPOCH_FILES:
+        file = root / name
+        try:
+            if not file.is_file():
+                continue
+            found = parse_epochs(read_start(file, _MAX_EPOCH_BYTES))
+        except OSError as error:
+            problems.append(f"{name} cannot be read ({error.strerror})")
+            continue
+        if not isinstance(found, str) and found:
+            return in_order(found), name
+        problems.append(f"{name}: {found if isinstance(found, str) else 'no epoch'}")
+    return (), "; ".join(problems) or f"no {EPOCH_FILE} file"
+
+
+def confirmed_end(root: Path, on_unreadable: OnUnreadable = raise_error) -> int:
+    """From where on the log is not confirmed in controller mode; 2^63-1 in other modes, 0 if that is unknown."""
+    try:
+        confirmed = read_store_checkpoint(root).confirm_phy_offset if is_of_controller_mode(root) else 0
+    except UnreadableError as error:
+        on_unreadable(error)
+        return 0
+    return confirmed or INT64_MAX

@@ -29,8 +29,7 @@ from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, key_units, message_starts
 from pyspark_dledger.log.io.queue_files import folder_entries
-from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
-from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
+from pyspark_dledger.log.io.state_files import CHECKPOINT, read_store_checkpoint
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.report import Report

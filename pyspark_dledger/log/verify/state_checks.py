@@ -8,11 +8,14 @@ from typing import TypeVar
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.state_files import EPOCH_FILE, Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
-from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.files import is_remote_path, is_there, read_start
 from pyspark_dledger.log.io.queue_files import proven_index
-from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
-from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
+from pyspark_dledger.log.io.state_files import (
+    CHECKPOINT,
+    epoch_file_problem,
+    is_of_controller_mode,
+    read_store_checkpoint,
+)
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.report import Report
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import own_bound
-from pyspark_dledger.log.io.epochs import confirmed_end
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
-from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.log.io.state_files import CHECKPOINT, confirmed_end
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
 from pyspark_dledger.log.io.unread_files import unreadable_files

@@ -28,8 +28,7 @@ from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import QueueFile, queues, read_units
-from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
-from pyspark_dledger.log.io.store_checkpoint import read_store_checkpoint
+from pyspark_dledger.log.io.state_files import CHECKPOINT, read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, NODE, ROOT
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG

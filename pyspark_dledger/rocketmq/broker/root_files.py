@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, cannot_write, open_own, sync_dir, write_durably
 from pyspark_dledger.errors import StoreError, StoreInUseError
-from pyspark_dledger.log.io.store_checkpoint import FILE, SIZE, StoreCheckpoint
+from pyspark_dledger.log.io.state_files import CHECKPOINT, CHECKPOINT_SIZE, StoreCheckpoint
 
 LOCK = "lock"
 ABORT = "abort"
@@ -110,13 +110,13 @@ def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
     The numbers are in one sector: a crash leaves the old ones or the new ones.
     """
     try:
-        descriptor = open_own(root / FILE, os.O_RDWR | os.O_CREAT)
+        descriptor = open_own(root / CHECKPOINT, os.O_RDWR | os.O_CREAT)
         try:
-            if os.fstat(descriptor).st_size != SIZE:
-                os.ftruncate(descriptor, SIZE)
+            if os.fstat(descriptor).st_size != CHECKPOINT_SIZE:
+                os.ftruncate(descriptor, CHECKPOINT_SIZE)
             os.pwrite(descriptor, checkpoint.pack(), 0)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise cannot_write(root / FILE, error, "try again") from error
+        raise cannot_write(root / CHECKPOINT, error, "try again") from error

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.log.io.epochs import is_of_controller_mode
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.state_files import is_of_controller_mode
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker

@@ -16,7 +16,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.key_files import IndexHeader
-from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import MARGIN_MS, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import DispatchedMessage, QueueWriter
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at

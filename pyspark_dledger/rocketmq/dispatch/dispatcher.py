@@ -21,7 +21,7 @@ from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.encode.puts import PutIds
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
 from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.dispatch_recovery import DispatchRecovery

@@ -24,14 +24,17 @@ from pyspark_dledger.format.state_files import (
 )
 from pyspark_dledger.format.state_files import EPOCH_FILE as EPOCHS
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.io.epochs import is_of_controller_mode, read_epochs
 from pyspark_dledger.log.io.files import is_there
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.log.io.state_files import read_current_term
-from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
-from pyspark_dledger.log.io.store_checkpoint import StoreCheckpoint
+from pyspark_dledger.log.io.state_files import (
+    CHECKPOINT,
+    StoreCheckpoint,
+    is_of_controller_mode,
+    read_current_term,
+    read_epochs,
+)
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, TOPICS, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG

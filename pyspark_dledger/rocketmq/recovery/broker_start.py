@@ -8,7 +8,7 @@ from pathlib import Path
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.message import transaction
 from pyspark_dledger.log.io.key_files import read_header
-from pyspark_dledger.log.io.store_checkpoint import MARGIN_MS, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import MARGIN_MS, read_store_checkpoint
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, MessageRules, first_message

@@ -24,10 +24,9 @@ from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.epochs import epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import queues
-from pyspark_dledger.log.io.store_checkpoint import FILE as CHECKPOINT
+from pyspark_dledger.log.io.state_files import CHECKPOINT, epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition

@@ -24,8 +24,8 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.epochs import is_of_controller_mode
 from pyspark_dledger.log.io.salvage_fillers import LOST_FILE
+from pyspark_dledger.log.io.state_files import is_of_controller_mode
 from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.lost_entries import LostEntry

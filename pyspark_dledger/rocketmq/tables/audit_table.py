@@ -16,9 +16,9 @@ from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
-from pyspark_dledger.log.io.epochs import confirmed_end
 from pyspark_dledger.log.io.files import OnUnreadable, ignore_error, raise_error
 from pyspark_dledger.log.io.queue_files import last_units, queues
+from pyspark_dledger.log.io.state_files import confirmed_end
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.unread_files import UnreadFiles
 from pyspark_dledger.log.options import ReadOptions
