@@ -32,7 +32,7 @@ _OF_TABLES = {
     "audit": _STORE | _BOUND | _QUEUES | _BATCHES | _PARTITIONS | {"verifyCrc"},
     "consumers": _STORE | _QUEUES | {"maxBatchRows"},
     "lost": _STORE | {"replicas", "maxBatchRows"},
-    "diff": _STORE | _PARTITIONS | {"replicas", "groupSize"},
+    "diff": _STORE | {"replicas", "groupSize"},
 }
 SPARK_LOG = "spark.read of table log"
 STREAM = "a stream"

@@ -113,7 +113,9 @@ def test_the_incident_has_its_commands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "shown", commands("README.md") + commands("docs/incident.md"), ids=lambda shown: shown.split()[2]
+    "shown",
+    commands("README.md") + commands("docs/incident.md") + commands("docs/salvage.md"),
+    ids=lambda shown: shown.split()[2],
 )
 def test_commands_print_what_is_shown(shown: str, folder: Path) -> None:
     check_printed(shown, folder)
