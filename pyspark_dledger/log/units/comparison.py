@@ -54,6 +54,8 @@ MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 """The property with further queues of a message."""
 _MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 _WITH_POSITION = frozenset((AFTER_QUEUE, OTHER_UNIT, REPEATED, BEFORE_QUEUE))
+# A builder of queues writes at most so many: a pull of a consumer.
+_MAX_GAP_COPIES = 1024
 # Further messages count as messages without a unit.
 _MAX_REPEATED = 1000
 
@@ -122,8 +124,17 @@ class UnitComparison:
             transaction = layout.TRANSACTIONS[int(messages.sys_flag[number[at]]) & layout.FLAG_TRANSACTION_MASK]
             yield self._difference(NOT_DISPATCHED, units, at, transaction, None)
         for at in np.flatnonzero(in_own & is_dispatched & (queue_offset != units.queue_offset)).tolist():
-            if queue_offset[at] or not self._is_appended(units, at):
+            own = int(queue_offset[at])
+            if not (self._is_gap_copy(units, at, own) if own else self._is_appended(units, at)):
                 yield self._difference(OTHER_PLACE, units, at, int(queue_offset[at]), int(units.queue_offset[at]))
+
+    def _is_gap_copy(self, units: StoredUnits, at: int, own_offset: int) -> bool:
+        """Whether all units up to a message's own one are copies of it, in the place of messages that are lost."""
+        first = int(units.queue_offset[at])
+        if not 0 < own_offset - first <= _MAX_GAP_COPIES:
+            return False
+        copies = self._stored.queues[int(units.queue[at])].at(first, own_offset - first + 1)
+        return bool((copies["commitLogOffset"] == units.offset[at]).all())
 
     def _is_appended(self, units: StoredUnits, at: int) -> bool:
         """Whether Java appended a message with queueOffset 0: a message of its queue before it has that place."""

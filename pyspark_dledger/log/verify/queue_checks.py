@@ -34,8 +34,6 @@ from pyspark_dledger.log.verify.report import Report
 
 # Bytes of the log whose units are in memory at the same time.
 _WINDOW = 64 * 1024 * 1024
-# More than `QueueWriter` writes: a pull of a consumer.
-_MAX_GAP_COPIES = 1024
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,6 @@ class QueueCheck:
         self._batches: list[pa.RecordBatch] = []
         self._waiting: list[UnitDifference] = []
         self._wrong: set[tuple[QueueName, int]] = set()
-        # A finding each, if the log has the message whose place they have.
-        self._gap_copies: dict[tuple[QueueName, int], tuple[UnitDifference, str]] = {}
         self.contradicted: dict[int, int] = {}
         """Where messages with the finding messageQueue begin, and their sizes."""
 
@@ -163,24 +159,12 @@ class QueueCheck:
             return
         own = found.topic, found.message.queue_id
         of_found = f"{own[0]}/{own[1]} and {found.message.queue_offset} at commitLogOffset {offset}"
-        if own == each.queue and self._is_gap_copy(each, found.message.queue_offset):
-            # Whoever builds a queue fills it so, where the log does not have the messages between.
-            self._gap_copies[each.queue, each.queue_offset] = each, f"expected {of_message}, found {of_found}"
-            return
         is_listed = each.code == comparison.OTHER_PLACE and own != each.queue
         if is_listed or int(self._stored.units_at(own, found.message.queue_offset, 1)["commitLogOffset"][0]) == offset:
             self._add("consumeQueuePlace", each, f"expected {of_message}, found {of_found}")
         else:
             self.contradicted[offset] = found.message.total_size
             self._add("messageQueue", each, f"expected {of_message}, found {of_found}")
-
-    def _is_gap_copy(self, each: UnitDifference, own_offset: int) -> bool:
-        """Whether all units up to that at a message's own queueOffset are copies of it."""
-        count = own_offset - each.queue_offset
-        if not 0 < count <= _MAX_GAP_COPIES:
-            return False
-        offsets = self._stored.units_at(each.queue, each.queue_offset, count + 1)["commitLogOffset"]
-        return bool((offsets == each.offset).all())
 
     def _queue(self, each: UnitDifference) -> QueueUnits:
         queue = self._stored.get(each.queue)
@@ -205,8 +189,6 @@ class QueueCheck:
         missing: dict[QueueName, _Missing] = {}
         for each in self._comparison.of_messages(messages, units, wanted):
             assert each.offset is not None
-            if (each.queue, each.queue_offset) in self._gap_copies:
-                self._add("consumeQueuePlace", *self._gap_copies.pop((each.queue, each.queue_offset)))
             if each.offset in self.contradicted or (each.code == comparison.OTHER_UNIT and self._is_wrong(each)):
                 continue  # another finding
             if each.offset >= self._scope.dispatched:
