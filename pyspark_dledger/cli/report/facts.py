@@ -17,26 +17,21 @@ from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_p
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
 from pyspark_dledger.cli.stores.row_printer import table_batches
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
-from pyspark_dledger.common.fields import json_of
+from pyspark_dledger.common.fields import fields_row, json_of
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.next_step import NextStep
-from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.verify.findings import CODES
 from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
-from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
-from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES as PLAIN_LINES
-from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, is_plain, preview_plain
+from pyspark_dledger.rocketmq.check.restart import all_versions, is_broker, restart_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.log import Log
 
-# The latest broker of each line with DLedger that is still in use.
-BROKERS = ("4.9.8", "5.3.3")
 MAX_EXAMPLES = 20
 """How many rows of one code are listed; the others are counted."""
 _MAX_CONSUMERS = 1_000
@@ -208,12 +203,6 @@ def _gather_one(log: Log, progress: ProgressBar) -> Facts:
     )
 
 
-def is_broker(log: Log) -> bool:
-    """Whether the store is a broker's: its root has a CommitLog or ConsumeQueues."""
-    root = log.paths.root
-    return root is not None and any((root / name).is_dir() for name in ("commitlog", "consumequeue"))
-
-
 def _comparison_sentences(compared: Log, comparison: Comparison) -> Iterable[str]:
     yield from (text.strip() for text in sentences(comparison))
     yield from cut_logs(compared)
@@ -242,77 +231,13 @@ def _audit(log: Log, progress: ProgressBar) -> Listed:
 
 
 def _recoveries(log: Log) -> tuple[list[Row], str | None]:
-    """What each line of DLedger would do, and brokers for a broker's store; or why that is unknown."""
+    """What each line of versions would do at its start; or why that is unknown."""
     try:
-        if is_plain(log):
-            plain = [preview_plain(log, version) for version in PLAIN_LINES]
-            unread = next((each.reason for each in plain if each.outcome == "unknown"), None)
-            return ([], unread) if unread is not None else ([_plain_row(each) for each in plain], None)
-        found = [("DLedger", line, preview(log, line)) for line in LINES]
-        if is_broker(log):
-            found += [("RocketMQ", version, preview_broker(log, version)) for version in BROKERS]
+        found = [restart_of(log, *version) for version in all_versions(log)]
     except DLedgerError as error:
         return [], str(error)
-    unread = next((each.reason for *_, each in found if each.outcome == "unknown"), None)
-    return ([], unread) if unread is not None else ([_recovery_row(log, *item) for item in found], None)
-
-
-def _recovery_row(log: Log, software: str, version: str, found: RecoveryPreview) -> Row:
-    """One recovery; ``dropped`` counts the entries of the log that Java would drop."""
-    broker = found.rocketmq or {}
-    return {
-        "software": software,
-        "version": version,
-        "outcome": found.outcome,
-        "starts": broker.get("starts", found.outcome == "opens"),
-        "beginIndex": found.begin_index,
-        "endIndex": found.end_index,
-        "committedIndex": found.committed_index,
-        "dropped": _dropped(log, found),
-        "lost": [list(span) for span in found.lost],
-        "lostTopics": found.lost_topics,
-        "filesDeleted": len(found.data_files_deleted) + len(found.index_files_deleted),
-        "consumeQueueUnitsCut": max(
-            0, broker.get("consumeQueueUnitsBefore", 0) - broker.get("consumeQueueUnitsAfter", 0)
-        ),
-        "indexFilesDeleted": len(broker.get("indexFilesDeleted", [])),
-        "reason": found.reason,
-        "notes": [*found.notes, *broker.get("notes", [])],
-    }
-
-
-def _plain_row(found: PlainRecovery) -> Row:
-    """One recovery without DLedger; ``dropped`` counts messages, ``lost`` are their positions."""
-    return {
-        "software": "RocketMQ",
-        "version": found.rocketmq,
-        "outcome": found.outcome,
-        "starts": found.outcome == "loads",
-        "beginIndex": None,
-        "endIndex": None,
-        "committedIndex": None,
-        "maxPhyOffset": found.max_phy_offset,
-        "confirmOffset": found.confirm_offset,
-        "isTooOld": found.is_too_old,
-        "dropped": sum(found.lost_topics.values()),
-        "lost": [list(span) for span in found.lost],
-        "lostTopics": found.lost_topics,
-        "filesDeleted": len(found.files_deleted),
-        "consumeQueueUnitsCut": max(0, found.consume_queue_units_before - found.consume_queue_units_after),
-        "indexFilesDeleted": len(found.index_files_deleted),
-        "reason": found.reason,
-        "notes": found.notes,
-    }
-
-
-def _dropped(log: Log, found: RecoveryPreview) -> int:
-    """How many entries of the log would be gone after the recovery; 0 if Java does not open it."""
-    if found.begin_index is None or found.end_index is None:
-        return 0
-    # An empty log begins and ends at -1, or where a snapshot does.
-    held = range(max(log.state.begin_index, 0), log.state.end_index + 1)
-    kept = range(max(held.start, found.begin_index), min(held.stop, found.end_index + 1))
-    return len(held) - len(kept)
+    unread = next((each.reason for each in found if each.starts is None), None)
+    return ([], unread) if unread is not None else ([fields_row(each) for each in found], None)
 
 
 def _consumers(log: Log, progress: ProgressBar) -> Consumers:

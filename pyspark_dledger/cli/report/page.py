@@ -256,8 +256,7 @@ def _recoveries(facts: Facts) -> list[Row]:
     relevant = relevant_recoveries(facts)
     others = [row for row in facts.recoveries if row not in relevant]
     return [
-        {"maxPhyOffset": None, "confirmOffset": None}
-        | {
+        {
             **row,
             "name": f"{row['software']} {row['version']}",
             "committedIndex": None if row["committedIndex"] == -1 else row["committedIndex"],

@@ -120,7 +120,7 @@ def _checked_target(target: Path, logs: Iterable[Log]) -> Path:
 
 def _folders(log: Log) -> list[Path]:
     """The local folders of a store: a broker's root, or the folders of the log."""
-    from pyspark_dledger.cli.report.facts import is_broker
+    from pyspark_dledger.rocketmq.check.restart import is_broker
 
     paths = log.paths
     found = [paths.root if is_broker(log) else None, paths.node_dir, *paths.data_dirs, *paths.commitlog_dirs]
