@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.cli.stores.commit_log_text import lost_text
+from pyspark_dledger.cli.stores.verdict_text import lost_text
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint

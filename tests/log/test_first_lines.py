@@ -14,7 +14,7 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report.facts import gather
-from pyspark_dledger.cli.report.group_verdict import group_verdicts
+from pyspark_dledger.cli.report.verdict import group_verdicts
 from pyspark_dledger.log import Log, open_log
 from tests.support.damaged_groups import damage, lose, write_group
 from tests.support.damaged_plain import damage_plain, write_plain_group

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.cli.output.rows import Row, plain_time
 from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report.timeline import Timeline
-from pyspark_dledger.cli.stores.commit_log_text import commit_log_sentences
-from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
+from pyspark_dledger.cli.stores.diff_text import commit_log_sentences, cut_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions
 from pyspark_dledger.cli.stores.queue_fillers import count_fillers
 from pyspark_dledger.cli.stores.row_printer import table_batches

@@ -18,13 +18,19 @@ from pyspark_dledger import __version__
 from pyspark_dledger.cli.output.rows import Row, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, drawing, store_figures, time_figures
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, Listed
-from pyspark_dledger.cli.report.group_verdict import group_verdicts, member_section
 from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
-from pyspark_dledger.cli.report.page_columns import COLUMNS
-from pyspark_dledger.cli.report.replicas_part import replica_tables
+from pyspark_dledger.cli.report.page_tables import COLUMNS, replica_tables
 from pyspark_dledger.cli.report.timeline import Timeline
-from pyspark_dledger.cli.report.verdict import enumerated, relevant_recoveries, span_text, verdicts, worst_first
-from pyspark_dledger.cli.stores.commit_log_text import difference_sentences
+from pyspark_dledger.cli.report.verdict import (
+    group_verdicts,
+    member_section,
+    relevant_recoveries,
+    span_text,
+    verdicts,
+    worst_first,
+)
+from pyspark_dledger.cli.stores.diff_text import difference_sentences
+from pyspark_dledger.common.plurals import enumerated
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES

@@ -1,14 +1,25 @@
-"""The verdict on a store: a sentence for each question that an operator asks first."""
+"""The verdict on a store and on a group: a sentence for each question that an operator asks first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.report.number_words import bytes_text, count_text, number_text
+from pyspark_dledger.cli.stores.diff_text import difference_sentences
+from pyspark_dledger.cli.stores.lost_queues import queues_text
+from pyspark_dledger.cli.stores.next_text import step_text
+from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, verdict_lines
+from pyspark_dledger.common.plurals import enumerated
 from pyspark_dledger.format.json_text import printable
+from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
+from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
+from pyspark_dledger.log.diff.comparison import Comparison
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER
+from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DIVERGED, OTHER_BYTES
+from pyspark_dledger.log.diff.verdict import MemberVerdict
 from pyspark_dledger.log.recovery.log_damage import SILENT_CODES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
 from pyspark_dledger.rocketmq.tables.audit_table import MESSAGE_NOT_IN_QUEUE
@@ -153,12 +164,6 @@ def restart(facts: Facts) -> Iterator[Verdict]:
         yield Verdict(WARN if damaged else GOOD, question, f"{names} would {kept}{units}.", "restart")
 
 
-def enumerated(texts: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    *first, last = texts
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def relevant_recoveries(facts: Facts) -> list[Row]:
     """The recoveries of software for this kind of store, the worst first: brokers, else DLedger of this format."""
     brokers = [row for row in facts.recoveries if row["software"] == "RocketMQ"]
@@ -228,3 +233,133 @@ def _consumers(facts: Facts) -> Iterator[Verdict]:
 def span_text(first: int, last: int) -> str:
     """A range of indexes."""
     return number_text(first) if first == last else f"{number_text(first)} to {number_text(last)}"
+
+
+_LOST_LEVELS = {"nothing": GOOD, "unknown": WARN, "some": BAD}
+_SAID = {
+    "yes": ("yes", GOOD),
+    "master": ("yes", GOOD),
+    "slave": ("yes", GOOD),
+    "unknown": ("cannot tell", WARN),
+    "no": ("no", BAD),
+}
+
+
+def group_verdicts(facts: Facts) -> list[Verdict]:
+    """The answers about the group; empty without replicas."""
+    found = facts.commit_logs if facts.is_plain else facts.comparison
+    if facts.comparison is None or found is None:
+        return []
+    old = [] if facts.is_plain else _old_commit_logs(facts)
+    agreement = _agreement(found) if isinstance(found, CommitLogComparison) else _replicas(found)
+    return [_lost(facts, found), *old, *_members(facts, found), *_next(facts), agreement]
+
+
+def is_trouble(facts: Facts) -> bool:
+    """Whether an answer about the group or one of its members is a warning or an error."""
+    answers = [*group_verdicts(facts), *(each for member in facts.members for each in verdicts(member))]
+    return any(verdict.level in TROUBLE for verdict in answers)
+
+
+def member_section(number: int) -> str:
+    """The id of the part of the page about a member."""
+    return f"member-{number}"
+
+
+def _lost(facts: Facts, found: Comparison | CommitLogComparison) -> Verdict:
+    is_plain = isinstance(found, CommitLogComparison)
+    text = lost_text(found.verdict)
+    level = _LOST_LEVELS[found.verdict.answer]
+    # Something is lost yet, or is restored by a salvage only.
+    level = WARN if level == GOOD and text != "nothing" else level
+    if text == "nothing" and any(member.damaged.entries for member in found.verdict.members):
+        text = f"nothing: another member has each damaged {'message' if is_plain else 'entry'} intact"
+    if facts.lost_queues:
+        text += f": {queues_text(facts.lost_queues)}"
+    return Verdict(level, "Is anything lost for good?", _sentence(text), "replicas")
+
+
+def _old_commit_logs(facts: Facts) -> Iterator[Verdict]:
+    found = facts.commit_logs
+    if found is not None:
+        level = GOOD if found.is_lagging_only else BAD if found.verdict.lost.entries else WARN
+        differs = found.first_difference is not None
+        text = "; ".join(
+            [
+                *verdict_lines(found.verdict, is_old=found.is_old),
+                *(() if differs else [next(difference_sentences(found))]),
+            ]
+        )
+        yield Verdict(level, "Do the CommitLogs agree?", _sentence(text), "replicas")
+
+
+def _agreement(found: CommitLogComparison) -> Verdict:
+    question = "Do the CommitLogs agree?"
+    sizes = [
+        f"{name} {bytes_text(found.bytes[name])}" for name in (DIVERGED, OTHER_BYTES, DAMAGED) if name in found.bytes
+    ]
+    behind = [
+        f"{printable(member.node)} is {bytes_text(member.ahead_bytes)} behind {printable(member.ahead or '')}"
+        for member in found.verdict.members
+        if member.ahead_bytes
+    ]
+    if sizes:
+        text = f"No: {', '.join(sizes)}; the same up to byte {number_text(found.common_prefix)}"
+        return Verdict(BAD, question, f"{'; '.join([text, *behind])}.", "replicas")
+    text = "; ".join(["Yes, at every position that they share", *behind])
+    return Verdict(NEUTRAL if behind else GOOD, question, f"{text}.", "replicas")
+
+
+def _members(facts: Facts, found: Comparison | CommitLogComparison) -> Iterator[Verdict]:
+    """The answer for each member, with what `verify` found in its store."""
+    members: Sequence[MemberVerdict | CommitLogMember] = found.verdict.members
+    for number, (store, member) in enumerate(zip(facts.members, members, strict=True)):
+        said, level = _SAID[member.start]
+        if isinstance(member, CommitLogMember):
+            is_cut = member.start == "slave" and member.truncation is not None and member.truncation.lost_bytes
+            level = WARN if is_cut else level
+        more = [f"verify: {errors}"] if (errors := _errors(store)) else []
+        more += [each.answer.rstrip(".") for each in restart(store) if store.is_plain and each.level in TROUBLE]
+        level = WARN if more and level == GOOD else level
+        text = "; ".join([f"{said}: {_reason(member_text(member, see_recovery=False))}", *more])
+        yield Verdict(level, f"May {printable(member.node)} start?", _sentence(text), member_section(number))
+
+
+def _reason(text: str) -> str:
+    """A sentence about a member without what the question says."""
+    return text.removeprefix("must not start as it is: ").removeprefix("cannot tell if it may start: ")
+
+
+def _errors(store: Facts) -> str:
+    if store.findings.reason is not None:
+        return f"the store could not be verified ({store.findings.reason})"
+    errors = [(code, count) for code, count in store.findings.counts.most_common() if CODES[code].severity == ERROR]
+    return ", ".join(f"{code} {number_text(count)}" for code, count in errors)
+
+
+def _next(facts: Facts) -> Iterator[Verdict]:
+    if facts.next is not None:
+        text = step_text(facts.next)
+        yield Verdict(NEUTRAL, "What to do?", text if facts.next.arguments else _sentence(text), "replicas")
+
+
+def _replicas(found: Comparison) -> Verdict:
+    question = "Do the replicas agree?"
+    kinds = [CONTRADICTS, DIVERGED, OTHER_BYTES, DAMAGED]
+    # Fillers that all members have are the same entries.
+    kinds += [FILLER] if any(member.left_out.entries for member in found.verdict.members) else []
+    differing = {verdict: found.entries.get(verdict, 0) for verdict in kinds}
+    listed = ", ".join(f"{verdict} {number_text(count)}" for verdict, count in differing.items() if count)
+    behind = [
+        f"{printable(item.node)} is {count_text(item.lag_entries, 'entry')} behind {printable(found.foremost)}"
+        for item in found.standings
+        if item.lag_entries
+    ]
+    if listed:
+        return Verdict(BAD, question, f"{'; '.join([f'No, entries differ: {listed}', *behind])}.", "replicas")
+    agree = "Yes, at every index that they share"
+    return Verdict(NEUTRAL if behind else GOOD, question, f"{'; '.join([agree, *behind])}.", "replicas")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

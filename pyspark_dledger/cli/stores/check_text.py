@@ -8,10 +8,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
-from pyspark_dledger.cli.stores import commit_log_text, verdict_text
-from pyspark_dledger.cli.stores.next_text import names_text, next_lines
-from pyspark_dledger.cli.stores.verdict_text import lost_count
-from pyspark_dledger.common.plurals import counted
+from pyspark_dledger.cli.stores.next_text import next_lines
+from pyspark_dledger.cli.stores.verdict_text import lost_count, lost_text, member_text
+from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, SOME, CheckReport
 from pyspark_dledger.rocketmq.check.member_check import MemberCheck
@@ -59,17 +58,17 @@ def _what(report: CheckReport) -> str:
     committed = [state.committed_index for state in states if state.committed_index is not None]
     bound = f"; committed up to {max(committed)}" if committed else ""
     used = [member.name for member in report.members if member.facts.is_in_use]
-    use = f"; in use: {names_text(used)}" if used else ""
+    use = f"; in use: {enumerated(used)}" if used else ""
     return f"{count}{', '.join(kinds)}; {', '.join(dict.fromkeys(ends))}{bound}{use}"
 
 
 def _lost(report: CheckReport) -> str:
     parts = []
     if report.comparison is not None:
-        parts.append(verdict_text.lost_text(report.comparison.verdict))
+        parts.append(lost_text(report.comparison.verdict))
     if report.commit_logs is not None:
         place = "in the old CommitLog: " if report.commit_logs.is_old else ""
-        parts.append(f"{place}{commit_log_text.lost_text(report.commit_logs.verdict)}")
+        parts.append(f"{place}{lost_text(report.commit_logs.verdict)}")
     if report.losses is not None:
         parts.append(_lost_alone(report, report.losses))
     return "; ".join(parts)
@@ -94,8 +93,8 @@ _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell
 
 def _member(member: MemberCheck) -> str:
     facts = member.facts
-    parts = [verdict_text.member_text(member.entries, see_recovery=False)] if member.entries is not None else []
-    parts += [commit_log_text.member_text(member.bytes, see_recovery=False)] if member.bytes is not None else []
+    parts = [member_text(member.entries, see_recovery=False)] if member.entries is not None else []
+    parts += [member_text(member.bytes, see_recovery=False)] if member.bytes is not None else []
     if not parts:
         parts.append(
             {NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}.get(member.start, "may start")
@@ -120,7 +119,7 @@ def _restarts(members: Sequence[MemberCheck]) -> Iterator[str]:
         for member in sorted(listed, key=members.index):
             texts.setdefault(_restart(member), []).append(member.name)
         changes = texts.items() if len(members) > 1 else [(text, []) for text in texts]
-        text = "; ".join(f"{names_text(names)} {text}" if names else text for text, names in changes)
+        text = "; ".join(f"{enumerated(names)} {text}" if names else text for text, names in changes)
         yield f"restart with {_version(listed[0].facts.version)}: {text}"
 
 
@@ -177,7 +176,7 @@ def _consumers(members: Sequence[MemberCheck]) -> Iterator[str]:
             texts.setdefault(_missed(member), []).append(member.name)
     if texts:
         names = len(members) > 1
-        text = "; ".join(f"{names_text(who)}: {text}" if names else text for text, who in texts.items())
+        text = "; ".join(f"{enumerated(who)}: {text}" if names else text for text, who in texts.items())
         yield f"consumers miss: {text}"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from pyspark_dledger.common.plurals import enumerated
 from pyspark_dledger.log import next_step
 from pyspark_dledger.log.next_step import NextStep
 
@@ -41,13 +42,7 @@ def next_lines(found: NextStep) -> Iterator[str]:
 
 def next_sentence(found: NextStep) -> str:
     """What the next step does."""
-    return _SENTENCES[found.step].format(names=names_text(found.names))
-
-
-def names_text(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    *first, last = names or ("it",)
-    return f"{', '.join(first)} and {last}" if first else last
+    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)))
 
 
 def step_text(found: NextStep) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import Row
-from pyspark_dledger.cli.stores import commit_log_text, verdict_text
+from pyspark_dledger.cli.stores.verdict_text import first_files_text, lost_text, member_text, shown_members
 from pyspark_dledger.common.fields import json_of
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 
@@ -53,14 +53,13 @@ def ledger_row(found: GroupVerdict, queues: Sequence[Row], step: NextStep) -> Ro
     return {
         "verdict": GROUP,
         "log": DLEDGER,
-        "text": verdict_text.lost_text(found),
+        "text": lost_text(found),
         **row,
         "lost": found.answer,
         "restorable": json_of(found.restorable),
         "lostQueues": list(queues),
         "members": [
-            each | {"text": f"{verdict_text.member_text(one)}{verdict_text.first_files_text(one, found.members)}"}
-            for each, one in members
+            each | {"text": f"{member_text(one)}{first_files_text(one, found.members)}"} for each, one in members
         ],
         "next": step.command or None,
     }
@@ -69,17 +68,17 @@ def ledger_row(found: GroupVerdict, queues: Sequence[Row], step: NextStep) -> Ro
 def commit_log_row(found: CommitLogComparison, queues: Sequence[Row], step: NextStep) -> Row:
     """The verdict on CommitLogs."""
     verdict = found.verdict
-    shown = commit_log_text.shown_members(found)
+    shown = shown_members(verdict, found.is_old)
     return {
         "verdict": GROUP,
         "log": COMMITLOG,
-        "text": commit_log_text.lost_text(verdict),
+        "text": lost_text(verdict),
         "lost": verdict.answer,
         "lostEntries": json_of(verdict.lost),
         "filledEntries": json_of(verdict.filled),
         "lostEnds": json_of(verdict.lost_ends),
         "lostQueues": list(queues),
         "unclearEntries": json_of(verdict.unclear),
-        "members": [json_of(member) | {"text": commit_log_text.member_text(member)} for member in shown],
+        "members": [json_of(member) | {"text": member_text(member)} for member in shown],
         "next": step.command if shown and step.arguments else None,
     }

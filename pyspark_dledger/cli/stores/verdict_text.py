@@ -1,43 +1,58 @@
-"""The verdict on a group of replicas in sentences: what is lost, who may start, what to do next."""
+"""The catalogue of verdicts: what is lost, who may start, and why, of DLedger logs and of CommitLogs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.output.rows import cell, range_text
-from pyspark_dledger.common.plurals import counted
+from pyspark_dledger.common.plurals import counted, enumerated
+from pyspark_dledger.log.diff.commit_log.verdict import CommitLogVerdict
+from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
+    from pyspark_dledger.log.diff.commit_log.states import ConsistentPoint
     from pyspark_dledger.log.diff.elections import Loss
     from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
-
 _MAX_RANGES = 5
-SEE_RECOVERY = "dledger recovery says if a restart truncates its log there"
+_SEE_RECOVERY = "dledger recovery says if a restart truncates its log there"
 
 
-def verdict_lines(found: GroupVerdict, queues: str = "") -> Iterator[str]:
-    """The verdict: first what is lost for good, and of which `queues`; then each member."""
-    yield f"lost for good: {lost_text(found)}"
-    if queues and not found.is_restorable:
+def verdict_lines(found: GroupVerdict | CommitLogVerdict, *, queues: str = "", is_old: bool = False) -> Iterator[str]:
+    """The verdict: first what is lost for good, and of which `queues`; then each member.
+
+    `is_old`: DLedger follows the CommitLog, so only members that must not start are told.
+    """
+    yield f"lost for good{' in the old CommitLog' if is_old else ''}: {lost_text(found)}"
+    if queues and not getattr(found, "is_restorable", False):
         yield f"  {queues}"
-    for member in found.members:
+    for member in shown_members(found, is_old):
         yield f"{shown_name(member)} {member_text(member)}{first_files_text(member, found.members)}"
 
 
-def shown_name(member: MemberVerdict) -> str:
-    """The id of a member, and its path where the last folder has another name."""
+def shown_members(found: GroupVerdict | CommitLogVerdict, is_old: bool) -> list[MemberVerdict | CommitLogMember]:
+    """The members with a verdict of their own. Who may lead an old CommitLog is a question about the DLedger log."""
+    return [each for each in found.members if not is_old or each.start not in ("master", "slave")]
+
+
+def shown_name(member: MemberVerdict | CommitLogMember) -> str:
+    """The name of a member, and its path where the last folder has another name."""
     name = PurePath(member.path.partition(",")[0]).name
-    return member.node if name in (member.node, f"dledger-{member.node}") else f"{member.node} ({cell(member.path)})"
+    is_shown = member.node in (name, member.path) or name == f"dledger-{member.node}"
+    return member.node if is_shown else f"{member.node} ({cell(member.path)})"
 
 
-def lost_text(found: GroupVerdict) -> str:
+# What is lost
+
+
+def lost_text(found: GroupVerdict | CommitLogVerdict) -> str:
     """What no replica has intact."""
+    if isinstance(found, CommitLogVerdict):
+        return _lost_positions(found)
     parts = ["nothing"] if found.is_restorable else []
     if found.lost_entries.entries:
         count = counted(found.lost_entries.entries, "entry")
@@ -60,6 +75,26 @@ def lost_text(found: GroupVerdict) -> str:
     return "; ".join(parts) or "nothing"
 
 
+def _lost_positions(verdict: CommitLogVerdict) -> str:
+    parts = []
+    if verdict.lost.entries:
+        parts.append(f"positions {ranges_text(verdict.lost)}: damaged on every replica")
+    if verdict.filled.entries:
+        parts.append(f"positions {ranges_text(verdict.filled)}: replaced by fillers of a salvage")
+    parts += [f"the end of {each.node}, which no replica has: {each.proof}" for each in verdict.lost_ends]
+    if verdict.unclear.entries:
+        parts.append(unclear_positions_text(verdict.unclear))
+    parts += unread_ends_text(verdict.members)
+    yet = [
+        f"{member.node} would lose {member.truncation.confirmed_bytes} confirmed bytes as slave of {member.ahead}"
+        for member in verdict.members
+        if member.truncation is not None and member.truncation.confirmed_bytes
+    ]
+    if yet and not parts:
+        parts.append("nothing yet")
+    return "; ".join([*parts, *yet]) or "nothing"
+
+
 def headers_text(ranges: Ranges) -> str:
     """That these entries are not lost for good."""
     return f"only headers are damaged of {ranges_text(ranges)}: dledger salvage restores them"
@@ -67,8 +102,219 @@ def headers_text(ranges: Ranges) -> str:
 
 def unread_ends_text(members: Sequence[MemberVerdict | CommitLogMember]) -> list[str]:
     """That logs may have been longer: what proves it cannot be read."""
-    names = _names([member.node for member in members if member.unreadable])
+    names = enumerated([member.node for member in members if member.unreadable])
     return [f"cannot tell if a log was longer: files of {names} cannot be read"] if names else []
+
+
+def unclear_text(ranges: Ranges) -> str:
+    """That nothing tells whether these entries are lost."""
+    return (
+        f"cannot tell for {counted(ranges.entries, 'entry')}, {ranges_text(ranges)}: copies differ, only one is left, "
+        "equal ones fail their checksum, or a file cannot be read"
+    )
+
+
+def unclear_positions_text(ranges: Ranges) -> str:
+    """That nothing tells whether the bytes at these positions are lost."""
+    return (
+        f"cannot tell for positions {ranges_text(ranges)}: copies differ, only one is left, equal ones fail their "
+        "checksum, or a file cannot be read"
+    )
+
+
+def lost_count(found: Iterable[LostMessage]) -> str:
+    """The number of lost messages, at least; what is between known ones can have had more."""
+    from pyspark_dledger.rocketmq.lost.lost_messages import count_of
+
+    listed = list(found)
+    count, is_all = count_of(listed)
+    if not listed:
+        return "nothing"
+    places = sum(lost.entries is None for lost in listed)
+    messages = counted(count, "message")
+    if is_all:
+        return messages
+    return f"at least {messages}; nothing tells what was in {counted(places, 'damaged place')}"
+
+
+# Who may start
+
+
+def member_text(member: MemberVerdict | CommitLogMember, *, see_recovery: bool = True) -> str:
+    """What may be done with a member as it is, and why; with `see_recovery` also which verb says more."""
+    if member.start == "no":
+        reasons = [text for reason in _REASONS for text in [reason(member)] if text]
+        return f"must not start as it is: {'; '.join([*reasons, *_hint(member, see_recovery)])}"
+    if member.start == "unknown" and not member.unclear.entries:
+        return unreadable_text(member.unreadable)
+    return _MEMBERS[member.start](member)
+
+
+def _hint(member: Any, see_recovery: bool) -> Iterator[str]:
+    """Where to see more of damage that a restart could cut off."""
+    if see_recovery and member.damaged.entries > _count(member, "silent"):
+        yield _SEE_RECOVERY
+
+
+def _unclear(member: Any) -> str:
+    is_plain = isinstance(member, CommitLogMember)
+    where = f"{'positions ' if is_plain else ''}{ranges_text(member.unclear)}"
+    lead = "be the master" if is_plain else "lead before you know"
+    return f"may be damaged: no check tells if its copy of {where} is intact; do not let it {lead}"
+
+
+def _electable(member: MemberVerdict) -> str:
+    fillers = ""
+    if member.fillers.entries:
+        fillers = f"; fillers of a salvage take the place of {ranges_text(member.fillers)}"
+    if not member.can_win:
+        ahead = (
+            f": {enumerated(member.ahead)} {'is' if len(member.ahead) == 1 else 'are'} ahead" if member.ahead else ""
+        )
+        return f"may start, and cannot be elected{ahead}{fillers}"
+    if member.elect == "no":
+        return f"may start only after another member leads: elected, {_losses_text(member.losses)}{fillers}"
+    losses = _losses_text(member.losses) or "no replica would lose anything"
+    return f"may start and be elected: {losses}{fillers}"
+
+
+def _master(member: CommitLogMember) -> str:
+    losers = " and ".join(member.overwritten)
+    losses = f"{losers} would lose positions {ranges_text(member.overwrites)}, which another master wrote"
+    return f"may start and be the master: {losses if losers else 'no replica would lose anything'}"
+
+
+def _slave(member: CommitLogMember) -> str:
+    point = member.truncation
+    by = f"is ahead by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else "is of a later epoch"
+    text = f"may start, and must not be the master: {member.ahead} {by}"
+    if point is not None and (point.lost_bytes or not point.is_common):
+        return f"{text}; as its slave, {truncation_text(point)}"
+    return text
+
+
+_MEMBERS: dict[str, Callable[[Any], str]] = {
+    "yes": _electable,
+    "master": _master,
+    "slave": _slave,
+    "unknown": _unclear,
+}
+"""What may be done with a member that has no reason not to start."""
+
+
+def first_files_text(
+    member: MemberVerdict | CommitLogMember, members: Sequence[MemberVerdict | CommitLogMember]
+) -> str:
+    """That a log can have lost its first files, if another one begins before; empty if none does."""
+    if isinstance(member, CommitLogMember):
+        return ""
+    begins = [other.begin for other in members if 0 <= other.begin < member.begin]
+    if not begins:
+        return ""
+    own = f", its own index has units from {member.index_begin} on" if 0 <= member.index_begin < member.begin else ""
+    return f"; its first files are missing or expired: cannot tell, entries from {min(begins)} on are on others{own}"
+
+
+# Why a member must not start: each reason is a function that gives a sentence, empty if it does not apply.
+
+
+def _damaged(member: Any) -> str:
+    count, where = member.damaged.entries, ranges_text(member.damaged)
+    if not count:
+        return ""
+    if isinstance(member, CommitLogMember):
+        intact = f", intact on {enumerated(member.donors)}" if member.donors else ""
+        return f"{count} bytes damaged or missing, positions {where}{intact}"
+    how = "intact or filled" if member.is_filled else "intact"
+    intact = f", {how} on {enumerated(member.donors)}" if member.donors and member.in_log.entries else ""
+    if not member.in_log.entries:
+        intact = ", of its diverged tail"
+    elif member.in_log.entries < count:
+        intact = f"{intact}; of its diverged tail are all but {ranges_text(member.in_log)}"
+    return f"{counted(count, 'entry')} damaged, {where}{intact}"
+
+
+def _left_out(member: Any) -> str:
+    if not _count(member, "left_out"):
+        return ""
+    donors = f", which {enumerated(member.donors)} {_has(member.donors)} intact" if member.donors else ""
+    where = ranges_text(member.left_out)
+    if isinstance(member, CommitLogMember):
+        return f"the salvage that wrote it left out positions {where}: fillers took their place"
+    return f"the salvage that wrote it left out {where}{donors}: fillers took their place"
+
+
+def _silent(member: Any) -> str:
+    if not _count(member, "silent"):
+        return ""
+    where = ranges_text(member.silent)
+    return f"Java would not notice {where}: it would serve what is damaged, and as leader push it to the others"
+
+
+def _unread(member: Any) -> str:
+    is_unread = getattr(member, "is_unread", bool(member.unreadable))
+    return unknown_files_text(member.unreadable) if is_unread else ""
+
+
+def _short(member: Any) -> str:
+    if not member.short:
+        return ""
+    who = "a broker" if isinstance(member, CommitLogMember) else "Java"
+    return f"{who} does not load {', '.join(map(cell, member.short))}: shorter than the other files"
+
+
+def _lost_end(member: Any) -> str:
+    end = member.lost_end
+    if end is None:
+        return ""
+    if not isinstance(member, CommitLogMember):
+        return f"its end is lost: {range_text(*end)}, committed as its checkpoint says"
+    more = f"; {enumerated(end.donors)} {_has(end.donors)} more" if end.donors else ""
+    return f"its end is lost: {end.proof}{more}"
+
+
+def _elected(member: Any) -> str:
+    losses = getattr(member, "losses", ())
+    return f"elected, {_losses_text(losses)}" if losses else ""
+
+
+def _epochs(member: Any) -> str:
+    problem = getattr(member, "epoch_problem", None)
+    return f"its epochFileCheckpoint is wrong: {problem}" if problem is not None else ""
+
+
+def _follows(member: Any) -> str:
+    if not isinstance(member, CommitLogMember):
+        return ""
+    point = member.truncation
+    if point is not None and point.pos is None:
+        return f"it cannot follow {member.ahead}: Java finds no consistent point in their epochs"
+    if member.missing is not None:
+        where = range_text(*member.missing)
+        return f"it cannot follow {member.ahead}, which no longer has positions {where}"
+    if member.can_follow:
+        return ""
+    where = ranges_text(member.diverged)
+    return f"another master wrote its messages at positions {where}, and nothing truncates them all"
+
+
+_REASONS: tuple[Callable[[Any], str], ...] = (
+    *(_damaged, _left_out, _silent, _unread, _short, _lost_end, _elected, _epochs, _follows),
+)
+
+
+def _count(member: object, name: str) -> int:
+    """The entries of ranges that only some members have."""
+    ranges = getattr(member, name, None)
+    return ranges.entries if ranges is not None else 0
+
+
+def truncation_text(point: ConsistentPoint) -> str:
+    """Where Java truncates a slave, and what that loses."""
+    confirmed = f", {point.confirmed_bytes} of them confirmed" if point.confirmed_bytes else ""
+    loses = f"loses {point.lost_bytes} bytes{confirmed}" if point.lost_bytes else "loses nothing"
+    differs = "" if point.is_common else "; Java does not notice that their bytes differ before that position"
+    return f"Java truncates it at {point.pos}, and it {loses}{differs}"
 
 
 def unreadable_text(problems: Sequence[str]) -> str:
@@ -80,73 +326,6 @@ def unreadable_text(problems: Sequence[str]) -> str:
 def unknown_files_text(problems: Sequence[str]) -> str:
     """That nothing can tell what files have."""
     return f"cannot tell what it has in files that cannot be read: {', '.join(map(cell, problems))}"
-
-
-def unclear_text(ranges: Ranges) -> str:
-    """That nothing tells whether these entries are lost."""
-    return (
-        f"cannot tell for {counted(ranges.entries, 'entry')}, {ranges_text(ranges)}: copies differ, only one is left, "
-        "equal ones fail their checksum, or a file cannot be read"
-    )
-
-
-def member_text(member: MemberVerdict, *, see_recovery: bool = True) -> str:
-    """What may be done with a member as it is, and why; with `see_recovery` also which verb says more."""
-    if member.start == "no":
-        return f"must not start as it is: {'; '.join(_reasons(member, see_recovery))}"
-    if member.start == "unknown" and not member.unclear.entries:
-        return unreadable_text(member.unreadable)
-    if member.start == "unknown":
-        return (
-            f"may be damaged: no check tells if its copy of {ranges_text(member.unclear)} is intact; do not let it "
-            "lead before you know"
-        )
-    fillers = ""
-    if member.fillers.entries:
-        fillers = f"; fillers of a salvage take the place of {ranges_text(member.fillers)}"
-    if not member.can_win:
-        ahead = f": {_names(member.ahead)} {'is' if len(member.ahead) == 1 else 'are'} ahead" if member.ahead else ""
-        return f"may start, and cannot be elected{ahead}{fillers}"
-    if member.elect == "no":
-        return f"may start only after another member leads: elected, {_losses_text(member.losses)}{fillers}"
-    losses = _losses_text(member.losses) or "no replica would lose anything"
-    return f"may start and be elected: {losses}{fillers}"
-
-
-def first_files_text(member: MemberVerdict, members: Sequence[MemberVerdict]) -> str:
-    """That a log can have lost its first files, if another one begins before; empty if none does."""
-    begins = [other.begin for other in members if 0 <= other.begin < member.begin]
-    if not begins:
-        return ""
-    own = f", its own index has units from {member.index_begin} on" if 0 <= member.index_begin < member.begin else ""
-    return f"; its first files are missing or expired: cannot tell, entries from {min(begins)} on are on others{own}"
-
-
-def _reasons(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
-    if member.damaged.entries:
-        how = "intact or filled" if member.is_filled else "intact"
-        donors = f", {how} on {_names(member.donors)}" if member.donors and member.in_log.entries else ""
-        if member.in_log.entries < member.damaged.entries:
-            donors = f"{donors}; of its diverged tail are all but {ranges_text(member.in_log)}"
-        if not member.in_log.entries:
-            donors = ", of its diverged tail"
-        yield f"{counted(member.damaged.entries, 'entry')} damaged, {ranges_text(member.damaged)}{donors}"
-    if member.left_out.entries:
-        donors = f", which {_names(member.donors)} {_has(member.donors)} intact" if member.donors else ""
-        yield f"the salvage that wrote it left out {ranges_text(member.left_out)}{donors}: fillers took their place"
-    if member.silent.entries:
-        shown = ranges_text(member.silent)
-        yield f"Java would not notice {shown}: it would serve what is damaged, and as leader push it to the others"
-    if see_recovery and member.damaged.entries > member.silent.entries:
-        yield SEE_RECOVERY
-    if member.unreadable:
-        yield unknown_files_text(member.unreadable)
-    if member.short:
-        yield f"Java does not load {', '.join(member.short)}: shorter than the other files"
-    if member.lost_end is not None:
-        yield f"its end is lost: {range_text(*member.lost_end)}, committed as its checkpoint says"
-    if member.losses:
-        yield f"elected, {_losses_text(member.losses)}"
 
 
 def ranges_text(ranges: Ranges) -> str:
@@ -165,22 +344,3 @@ def _losses_text(losses: Sequence[Loss]) -> str:
 
 def _has(nodes: Sequence[str]) -> str:
     return "has" if len(nodes) == 1 else "have"
-
-
-def _names(nodes: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(nodes[:-1]), nodes[-1]))) if nodes else ""
-
-
-def lost_count(found: Iterable[LostMessage]) -> str:
-    """The number of lost messages, at least; what is between known ones can have had more."""
-    from pyspark_dledger.rocketmq.lost.lost_messages import count_of
-
-    listed = list(found)
-    count, is_all = count_of(listed)
-    if not listed:
-        return "nothing"
-    places = sum(lost.entries is None for lost in listed)
-    messages = counted(count, "message")
-    if is_all:
-        return messages
-    return f"at least {messages}; nothing tells what was in {counted(places, 'damaged place')}"

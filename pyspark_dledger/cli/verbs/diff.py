@@ -12,8 +12,7 @@ from pyspark_dledger.cli.arguments import add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
 from pyspark_dledger.cli.output.rows import Row, print_rows, print_table, range_text
 from pyspark_dledger.cli.output.stream import Output, note
-from pyspark_dledger.cli.stores.commit_log_text import print_commit_logs
-from pyspark_dledger.cli.stores.comparison_text import cut_logs, sentences
+from pyspark_dledger.cli.stores.diff_text import cut_logs, print_commit_logs, sentences
 from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
@@ -132,7 +131,7 @@ def _replicas(paths: list[str]) -> list[str]:
 
 def _print_comparison(out: Output, found: Comparison, log: Log) -> None:
     logs, verdict = [log, *log.replicas], found.verdict
-    for text in verdict_lines(verdict, queues_text(lost_queues(logs, verdict))):
+    for text in verdict_lines(verdict, queues=queues_text(lost_queues(logs, verdict))):
         out.line(text)
     for text in next_lines(step_after_comparison(found, logs)):
         out.line(text)

@@ -10,10 +10,9 @@ from pyspark_dledger.cli.arguments import add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
 from pyspark_dledger.cli.output.rows import Row, print_table
 from pyspark_dledger.cli.output.stream import Output, note
-from pyspark_dledger.cli.stores.commit_log_text import unclear_positions_text
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import print_unread
-from pyspark_dledger.cli.stores.verdict_text import lost_count, unclear_text
+from pyspark_dledger.cli.stores.verdict_text import lost_count, unclear_positions_text, unclear_text
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, rows_of

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     )
 
     from pyspark_dledger.cli.report.facts import Facts, gather
-    from pyspark_dledger.cli.report.group_verdict import is_trouble
+    from pyspark_dledger.cli.report.verdict import is_trouble
 
     def gathered(asked: Log) -> Facts:
         return gather(_alone(asked), asked if compared is not None else None, out.progress)
