@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pyspark_dledger.log import next_step as steps
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
@@ -65,10 +64,9 @@ def step_of(
 ) -> NextStep:
     """The next step of a group; a salvage of CommitLogs that diverged restores the log of the master."""
     members = commit_logs.verdict.members if commit_logs is not None else ()
-    leader = next((each.path for each in members if each.start == MASTER), None)
-    is_diverged = commit_logs is not None and DIVERGED in commit_logs.bytes and leader is not None
-    log_of = str(Path(leader).absolute()) if is_diverged and leader is not None else None
-    return next_step(conditions, is_lost=is_lost, can_salvage=can_salvage, log_of=log_of)
+    leader = next((each.node for each in members if each.start == MASTER), None)
+    is_diverged = commit_logs is not None and DIVERGED in commit_logs.bytes
+    return next_step(conditions, is_lost=is_lost, can_salvage=can_salvage, log_of=leader if is_diverged else None)
 
 
 def step_after_comparison(found: Comparison | CommitLogComparison, stores: Iterable[StoreView]) -> NextStep:
