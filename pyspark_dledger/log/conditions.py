@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format.spec import KINDS, Filters, IntFilter
 from pyspark_dledger.log.options import microseconds
-
-if TYPE_CHECKING:
-    from pyspark_dledger.log.lookups import Lookup
 
 ALL_ROWS = Filters()
 
@@ -28,6 +25,17 @@ _NO_ROW = Filters(pos=_NO_VALUE)
 _COMPARED_AS = {"queueOffset": "pos", "keys": "topic", "uniqKey": "tags"}
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """Rows with other ``queue_offsets``, or with none of these ``keys`` as a key or uniqKey, need not be read.
+
+    Both have an effect only with topics of the filters, queue offsets also with queues, and keys with trustKeyIndex.
+    """
+
+    queue_offsets: IntFilter | None = None
+    keys: tuple[str, ...] | None = None
+
+
 def compared_column(column: str) -> str:
     """The column as which a condition of a column is written, for `lookup_of_conditions`; others have no condition."""
     return _COMPARED_AS.get(column, "size")
@@ -35,8 +43,6 @@ def compared_column(column: str) -> str:
 
 def lookup_of_conditions(conditions: Iterable[Filters]) -> Lookup | None:
     """What conditions of queueOffset, keys and uniqKey, see `compared_column`, let a plan look up; None without one."""
-    from pyspark_dledger.log.lookups import Lookup  # loads numpy
-
     offsets: IntFilter | None = None
     keys: tuple[str, ...] | None = None
     for condition in conditions:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark_dledger.log.arrow.log_dataset import LogDataset
     from pyspark_dledger.log.arrow.parallel import PlanParts
-    from pyspark_dledger.log.lookups import Lookup
+    from pyspark_dledger.log.conditions import Lookup
     from pyspark_dledger.log.verify.findings import Finding
 
 

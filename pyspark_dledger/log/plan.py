@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pyspark_dledger.format.engine import Engine
+    from pyspark_dledger.log.conditions import Lookup
     from pyspark_dledger.log.io.unread_files import UnreadFiles
-    from pyspark_dledger.log.lookups import Lookup
 
 
 _MIN_TARGET_BYTES = 1024

@@ -14,7 +14,7 @@ from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment, TermRun
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment, SurveyRequest, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
 from pyspark_dledger.log.io.files import OnUnreadable, map_reads, raise_error
@@ -207,6 +207,23 @@ class StoreView:
     def max_offset(self) -> int:
         """The position at which the log ends; 0 without entries."""
         return max((end.pos for _, end in self.ends.values()), default=0)
+
+    @cached_property
+    def claimed_end(self) -> int:
+        """The position after all that was in the log: its entries, damaged bytes after them, and what queues point to.
+
+        A start that ends the log earlier truncates it.
+        """
+        ends = [self.max_offset]
+        for segment, end in self.ends.values():
+            problems = self.engine.survey(SurveyRequest(segment, end.pos, end.pos, verify_crc=False)).problems
+            ends += [each.pos + each.size for each in problems if each.code == "trailingBytes"]
+        root = self.paths.root
+        if root is not None and self.paths.only is None and (root / "consumequeue").is_dir():
+            from pyspark_dledger.log.io.queue_files import last_units  # imports numpy, which is slow to load
+
+            ends += [unit.commit_log_offset + unit.size for unit in last_units(root, self.on_unreadable)]
+        return max(ends)
 
     def segment_end(self, segment: Segment) -> int:
         """The position up to which a segment is walked: its end, or the end of the log."""

@@ -11,8 +11,8 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger import open_log
 from pyspark_dledger.format.spec import Filters, ScanRequest
-from pyspark_dledger.log.key_spans import key_spans
-from pyspark_dledger.log.lookups import Lookup
+from pyspark_dledger.log.conditions import Lookup
+from pyspark_dledger.log.lookups import key_spans
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_dledger

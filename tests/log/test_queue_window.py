@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_dledger import open_log
 from pyspark_dledger.format.spec import Filters, IntFilter
-from pyspark_dledger.log.lookups import Lookup
+from pyspark_dledger.log.conditions import Lookup
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_consume_queue, write_dledger

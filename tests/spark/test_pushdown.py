@@ -37,7 +37,7 @@ from pyspark.sql.datasource import (  # noqa: E402
     StringStartsWith,
 )
 
-from pyspark_dledger.log.lookups import Lookup  # noqa: E402
+from pyspark_dledger.log.conditions import Lookup  # noqa: E402
 from pyspark_dledger.spark.read.pushdown import intersect, lookup_of, push  # noqa: E402
 from tests.support.long_runs import examples  # noqa: E402
 

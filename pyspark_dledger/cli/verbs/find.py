@@ -20,8 +20,8 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import Log
+from pyspark_dledger.log.conditions import Lookup
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
-from pyspark_dledger.log.lookups import Lookup
 from pyspark_dledger.log.option_uses import FIND
 from pyspark_dledger.log.options import option_filters, parse_options
 from pyspark_dledger.log.plan import plan_read, read_known

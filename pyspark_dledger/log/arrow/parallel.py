@@ -20,8 +20,7 @@ import pyarrow as pa
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.spec import Filters
-from pyspark_dledger.log.conditions import ALL_ROWS
-from pyspark_dledger.log.lookups import Lookup
+from pyspark_dledger.log.conditions import ALL_ROWS, Lookup
 from pyspark_dledger.log.plan import WIDE_COLUMNS, Partition, split_partition
 
 _streams: weakref.WeakSet[_Stream] = weakref.WeakSet()

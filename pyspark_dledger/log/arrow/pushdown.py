@@ -17,6 +17,7 @@ from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.conditions import (
     ALL_ROWS,
+    Lookup,
     compared_column,
     comparison,
     exclusion,
@@ -25,7 +26,6 @@ from pyspark_dledger.log.conditions import (
     membership,
     presence,
 )
-from pyspark_dledger.log.lookups import Lookup
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -56,11 +56,6 @@ class MemberVerdict:
     unreadable: tuple[str, ...]
     short: tuple[str, ...]
 
-    @property
-    def lacks_entries(self) -> bool:
-        """Whether it lacks entries within its log that can be copied from others."""
-        return bool(self.damaged.entries or self.left_out.entries)
-
 
 @dataclass(frozen=True)
 class GroupVerdict:

@@ -106,12 +106,6 @@ def check_whole(segment: Segment) -> None:
         read_existing(segment.path, offset, MAX_ENTRY_SIZE)
 
 
-def check_rest(segment: Segment, start: int, end: int) -> None:
-    """Raises UnreadableError if the next bytes of ``[start, end)``, in which an entry could be, cannot be read."""
-    if start < end and segment.file.is_local:
-        read_existing(segment.path, start - segment.base, min(end - start, MAX_ENTRY_SIZE))
-
-
 class UnreadFiles:
     """What cannot be read of one store: the files of its log that were left out, and all others.
 

@@ -10,7 +10,6 @@ from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.io.unread_files import check_fact
 from pyspark_dledger.log.store_view import StoreView
 
-_TRAILING = "trailingBytes"
 SILENT_CODES = frozenset(("bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"))
 """Findings about such entries."""
 MAX_LISTED = 100
@@ -42,25 +41,7 @@ def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
                 yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.fact.sentence())
 
 
-def claimed_end(store: StoreView) -> int:
-    """The position after everything that was in the log: its entries, bytes after them, and what queues point to.
-
-    A start that ends the log earlier truncates it. Raises StoreError.
-    """
-    ends = [store.max_offset]
-    for segment, end in store.ends.values():
-        request = SurveyRequest(segment, end.pos, end.pos, verify_crc=False)
-        problems = engine_of(store.engine.NAME, segment).survey(request).problems
-        ends += [problem.pos + problem.size for problem in problems if problem.code == _TRAILING]
-    root = store.paths.root
-    if root is not None and store.paths.only is None and (root / "consumequeue").is_dir():
-        from pyspark_dledger.log.io.queue_files import last_units  # imports numpy, which is slow to load
-
-        ends += [unit.commit_log_offset + unit.size for unit in last_units(root, store.on_unreadable)]
-    return max(ends)
-
-
 def truncated(store: StoreView, end: int) -> tuple[int, int] | None:
     """The positions, inclusive, that a start truncates which ends the log at `end`; None if it truncates nothing."""
-    last = claimed_end(store) - 1
+    last = store.claimed_end - 1
     return (end, last) if end <= last else None

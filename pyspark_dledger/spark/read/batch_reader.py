@@ -22,7 +22,7 @@ from pyspark_dledger.spark.schema import LOG, arrow_schema, column_names
 from pyspark_dledger.spark.sent_to_tasks import SentToTasks
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.lookups import Lookup
+    from pyspark_dledger.log.conditions import Lookup
     from pyspark_dledger.log.tables.table import Table
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import datasource
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.conditions import (
     STRINGS,
+    Lookup,
     compared_column,
     comparison,
     exclusion,
@@ -21,7 +22,6 @@ from pyspark_dledger.log.conditions import (
     membership,
     presence,
 )
-from pyspark_dledger.log.lookups import Lookup
 from pyspark_dledger.spark.read.batch_reader import LogReader
 
 
