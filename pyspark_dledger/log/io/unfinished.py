@@ -1,4 +1,4 @@
-"""Rejects the target of an unfinished salvage or export: it looks like a store, but files of it are missing."""
+"""Rejects the target of an unfinished job: it looks like a store, but files of it are missing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.files import is_remote_path, path_of, read_start
@@ -18,7 +19,7 @@ RUNNING = "running"
 BACKUP_MANIFEST = "backup.json"
 """The manifest of a finished backup."""
 
-_COMMANDS = {"salvage": "salvage", "commitlog": "export"}
+_COMMANDS = {"salvage": "salvage", "commitlog": "export", "restore": "restore"}
 """The commands that write a store, by the ``form`` in their manifest."""
 # A segment file is in TARGET/dledger-<id>/data.
 _MAX_DEPTH = 4
@@ -38,7 +39,7 @@ def written_here(target: Path) -> Iterator[None]:
 
 
 def check_finished(path: str) -> None:
-    """Raises StoreError if `path` is in the target of an unfinished salvage or export. Not for remote paths."""
+    """Raises StoreError if `path` is in the target of an unfinished job. Not for remote paths."""
     given = path_of(path)
     if is_remote_path(given):
         return
@@ -54,20 +55,22 @@ def check_finished(path: str) -> None:
 
 def _unfinished(manifest: Path) -> str | None:
     """The command whose manifest says that it is running, or was interrupted."""
-    try:
-        found = json.loads(read_start(manifest, _MAX_MANIFEST))
-        return _COMMANDS.get(found["form"]) if found["state"] == RUNNING else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    found = _read(manifest)
+    return _COMMANDS.get(str(found.get("form"))) if found.get("state") == RUNNING else None
 
 
 def salvaged_from(path: str) -> tuple[str, ...]:
     """The sources of the salvage that wrote the store at `path`; empty for any other store."""
     given = path_of(path)
-    if is_remote_path(given):
-        return ()
+    found = {} if is_remote_path(given) else _read(Path(os.path.realpath(given)) / MANIFEST)
+    sources = found.get("sources")
+    return tuple(map(str, sources)) if found.get("form") == "salvage" and isinstance(sources, list) else ()
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    """The object in a manifest; empty without one, or if it is damaged."""
     try:
-        found = json.loads(read_start(Path(os.path.realpath(given)) / MANIFEST, _MAX_MANIFEST))
-        return tuple(map(str, found["sources"])) if found["form"] == "salvage" else ()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ()
+        found = json.loads(read_start(manifest, _MAX_MANIFEST))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

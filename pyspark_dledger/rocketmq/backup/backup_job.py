@@ -28,9 +28,9 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, Manifest, read_manifest, write_manifest
 from pyspark_dledger.rocketmq.backup.member_copy import (
     PROGRESS_FOLDER,
+    CopiedRange,
     ExpiredError,
     LogCopy,
-    LogRange,
     MemberFiles,
     serves_messages,
 )
@@ -167,7 +167,7 @@ class _Backup:
         )
 
     def _manifest(
-        self, wanted: LogRange, log: list[FileBlocks], state: str, files: MemberFiles, lacks_state: bool
+        self, wanted: CopiedRange, log: list[FileBlocks], state: str, files: MemberFiles, lacks_state: bool
     ) -> Manifest:
         """Raises StoreError for a log of files of different sizes, and for damaged files of the member."""
         sizes = sorted({file.file_size for file in log})
@@ -209,7 +209,7 @@ class _Backup:
             if path.name != kept:
                 shutil.rmtree(path)
 
-    def _range(self, dispatched: int) -> LogRange:
+    def _range(self, dispatched: int) -> CopiedRange:
         """All entries that are known to be committed; those up to `dispatched` are. Raises StoreError without one."""
         store = self._store
         bound = committed_bound(store, self._options)
@@ -225,14 +225,14 @@ class _Backup:
         header = entry_at(segment, pos) if segment is not None else None
         if header is None or header.index != committed:
             raise StoreError(f"{store.path}: expected entry {committed} at position {pos}, found none: dledger verify")
-        return LogRange(first_index, committed, header.term, begin, pos + header.size)
+        return CopiedRange(first_index, committed, header.term, begin, pos + header.size)
 
-    def _check_begin(self, wanted: LogRange) -> None:
+    def _check_begin(self, wanted: CopiedRange) -> None:
         """Raises ExpiredError if entries expired meanwhile: queues and summary could begin after the copied log."""
         if self._store.refreshed().begin_index != wanted.first_index:
             raise ExpiredError
 
-    def _lacks_state(self, files: MemberFiles, wanted: LogRange) -> bool:
+    def _lacks_state(self, files: MemberFiles, wanted: CopiedRange) -> bool:
         """Whether neither log nor summary tells queue offsets of expired messages; those of brokers are in queues."""
         is_ours = (self._node_dir / "identities").is_dir()
         known = files.summary.index if files.summary is not None else -1

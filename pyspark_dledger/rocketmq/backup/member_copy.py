@@ -50,7 +50,7 @@ class ExpiredError(Exception):
 
 
 @dataclass(frozen=True)
-class LogRange:
+class CopiedRange:
     """The entries ``[first_index, last_index]`` at ``[begin, end)``; ``last_term`` is that of the last one."""
 
     first_index: int
@@ -78,7 +78,7 @@ class _Verified:
 class LogCopy:
     """Copies the entries `wanted` of `store` to the folder `target`. Memory does not grow with the log."""
 
-    def __init__(self, store: StoreView, wanted: LogRange, target: Path, progress: Progress) -> None:
+    def __init__(self, store: StoreView, wanted: CopiedRange, target: Path, progress: Progress) -> None:
         self._store = store
         self._wanted = wanted
         self._target = target

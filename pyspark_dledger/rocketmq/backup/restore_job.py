@@ -110,14 +110,14 @@ def restore(
 
 
 @dataclass(frozen=True)
-class _File:
+class _RestoredFile:
     """A file to restore: its path in the folder of the unfinished restore, and what the backup has of it."""
 
     path: str
     record: FileBlocks
 
 
-def _write_file(source: str, file: _File, number: int, target: Path) -> PartReport:
+def _write_file(source: str, file: _RestoredFile, number: int, target: Path) -> PartReport:
     """Copy a file and check both copies. Raises StoreError if one does not match the manifest."""
     record, path = file.record, Path(source, file.record.path)
     try:
@@ -187,15 +187,15 @@ class _Restore:
             make_dir(self._staging, PRIVATE_FOLDER)
         return is_unfinished and earlier.get("state") == FINISHED
 
-    def _log_file(self, file: FileBlocks) -> _File:
-        return _File(f"{NODE}/{self._node_dir.name}/{DATA_FOLDER}/{Path(file.path).name}", file)
+    def _log_file(self, file: FileBlocks) -> _RestoredFile:
+        return _RestoredFile(f"{NODE}/{self._node_dir.name}/{DATA_FOLDER}/{Path(file.path).name}", file)
 
-    def _other_file(self, file: FileBlocks) -> _File:
+    def _other_file(self, file: FileBlocks) -> _RestoredFile:
         _, kind, *rest = file.path.split("/")
         folder = [NODE, self._node_dir.name] if kind == NODE else [ROOT]
-        return _File("/".join([*folder, *rest]), file)
+        return _RestoredFile("/".join([*folder, *rest]), file)
 
-    def _write_files(self, files: Sequence[_File]) -> int:
+    def _write_files(self, files: Sequence[_RestoredFile]) -> int:
         """Copy all files, and check both copies. Returns how many of them earlier runs had copied."""
         size = sum(file.record.size for file in files)
         write = partial(_write_file, str(self._source))

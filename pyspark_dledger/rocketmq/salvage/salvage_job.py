@@ -60,7 +60,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
 from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
-from pyspark_dledger.rocketmq.salvage.segment_file import FilePart, IndexUnits, load_left, write_file
+from pyspark_dledger.rocketmq.salvage.segment_file import IndexUnits, SegmentPart, load_left, write_file
 from pyspark_dledger.rocketmq.work_parts import MapParts, Progress, map_here
 
 _VERB = "salvage"
@@ -325,7 +325,7 @@ class _Salvage:
         self._job.end(asdict(report), reports)
         return report
 
-    def _file_parts(self, plan: SalvagePlan) -> Iterator[FilePart]:
+    def _file_parts(self, plan: SalvagePlan) -> Iterator[SegmentPart]:
         engine = self._sources.request.engine
         units = self._unit_spec
         for log in plan.logs:
@@ -340,7 +340,7 @@ class _Salvage:
                 continues = base + log.file_size < log.end or (log.source == COMMITLOG and len(plan.logs) > 1)
                 donors = {number: self._file_of(number, log, base) for number in _donors(own)}
                 path = f"{folder}/{segment_name(base)}"
-                yield FilePart(
+                yield SegmentPart(
                     path,
                     base,
                     log.file_size,

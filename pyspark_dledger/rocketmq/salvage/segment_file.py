@@ -113,7 +113,7 @@ _NO_UNITS = np.empty(0, record_dtype(INDEX_UNIT))
 
 
 @dataclass(frozen=True)
-class FilePart:
+class SegmentPart:
     """A file of the restored log: its extents by position, and the path of each donor's file by its number.
 
     ``path`` is relative to the target. The log continues in the next file if ``has_blank``. ``units`` is what to
@@ -134,7 +134,7 @@ class FilePart:
     units: UnitSpec | None = field(default=None, repr=False)
 
 
-def write_file(part: FilePart, number: int, target: Path) -> PartReport:
+def write_file(part: SegmentPart, number: int, target: Path) -> PartReport:
     """Write a file, and the units of its entries for `left_units.load_left`, and read the file back.
 
     Raises StoreError if a source changed since the plan or the disk returns other bytes, OSError.
@@ -154,14 +154,14 @@ def write_file(part: FilePart, number: int, target: Path) -> PartReport:
     return PartReport(number, rows, lost, (), (file_written,), part.size, problems=problems, left=left)
 
 
-def _written(part: FilePart, file: DirectFile) -> Iterator[memoryview]:
+def _written(part: SegmentPart, file: DirectFile) -> Iterator[memoryview]:
     """Write the file up to its zeros."""
     for data in _contents(part, file):
         yield data
         file.advance(len(data))
 
 
-def _contents(part: FilePart, target: DirectFile) -> Iterator[memoryview]:
+def _contents(part: SegmentPart, target: DirectFile) -> Iterator[memoryview]:
     """The bytes of the file up to its zeros, each time in memory that the target reserved."""
     at = part.base
     stored = 0
@@ -208,7 +208,7 @@ def _reserved(target: DirectFile, data: bytes) -> memoryview:
     return memory
 
 
-def _read_back(part: FilePart, file: DirectFile, spans: Sequence[Span], stream: ChecksumFile) -> tuple[int, int]:
+def _read_back(part: SegmentPart, file: DirectFile, spans: Sequence[Span], stream: ChecksumFile) -> tuple[int, int]:
     """Read the file, and write the units of its entries to a stream.
 
     Returns the numbers of entries, and of those that are damaged as planned.
@@ -232,12 +232,14 @@ def _read_back(part: FilePart, file: DirectFile, spans: Sequence[Span], stream: 
     return rows, problems
 
 
-def _limited(part: FilePart, offset: int) -> int:
+def _limited(part: SegmentPart, offset: int) -> int:
     """An offset in the file, at most that of the log's end."""
     return min(offset, end_of(part.extents[-1]) - part.base)
 
 
-def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[pa.RecordBatch, DispatchedUnits | None]:
+def _entries(
+    part: SegmentPart, window: FileWindow, start: int, end: int
+) -> tuple[pa.RecordBatch, DispatchedUnits | None]:
     """The rows that begin at positions ``[start, end)``, and their units for queues and keys."""
     size = window.end - window.start
     segment = Segment.local(window.path, segment_name(part.base), part.base + window.start, size, part.source)
@@ -254,7 +256,7 @@ def _entries(part: FilePart, window: FileWindow, start: int, end: int) -> tuple[
     return batch, units_of_chunk(spec, part_of(engine, request, batch.slice(0, count), **spec.arguments))
 
 
-def _checked(part: FilePart, batch: pa.RecordBatch, damaged: Sequence[int], at: int) -> int:
+def _checked(part: SegmentPart, batch: pa.RecordBatch, damaged: Sequence[int], at: int) -> int:
     """The end of the last row. Raises StoreError unless the rows are contiguous from `at`, and as intact as planned."""
     pos = values_of(batch["pos"])
     kept_so = [each for each in part.extents if isinstance(each, Piece) and each.is_suspect]
@@ -267,7 +269,7 @@ def _checked(part: FilePart, batch: pa.RecordBatch, damaged: Sequence[int], at: 
     return int(ends[-1])
 
 
-def _unplanned(part: FilePart, found: str) -> StoreError:
+def _unplanned(part: SegmentPart, found: str) -> StoreError:
     return StoreError(
         f"{part.path}: expected the planned entries in the new file, found {found}: a source changed meanwhile, or "
         "the disk is damaged: salvage again"
