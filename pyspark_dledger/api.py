@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect
-from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from pyspark_dledger.cli.exit_codes import CLIENT_EXITS, read_exits
 from pyspark_dledger.errors import OptionError
 
 if TYPE_CHECKING:
-    from pyspark_dledger.rocketmq.work_parts import MapParts
+    from pyspark_dledger.rocketmq.jobs import MapParts
 
 BODY_FORMS = ("text", "hex", "base64", "none")
 ROW_POSITION = (
@@ -39,7 +39,7 @@ def add_flag(parser: argparse.ArgumentParser, flag: str, *options: str, **settin
 def parts_at(master: str | None) -> Iterator[MapParts]:
     """Where the parts of a job are done: in this process, or in a Spark session at a master, which ends with it."""
     if master is None:
-        from pyspark_dledger.rocketmq.work_parts import map_here
+        from pyspark_dledger.rocketmq.jobs import map_here
 
         yield map_here
         return

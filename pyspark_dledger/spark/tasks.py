@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
-from pyspark_dledger.rocketmq.work_parts import MapParts
+from pyspark_dledger.rocketmq.jobs import MapParts
 from pyspark_dledger.spark import NEEDS_PYSPARK
 
 if TYPE_CHECKING:

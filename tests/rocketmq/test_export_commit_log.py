@@ -27,8 +27,8 @@ from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.rocketmq.export import commit_log_part, export
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.export.commit_log_part import FILLER_TOPIC, MIN_FILLER_SIZE
+from pyspark_dledger.rocketmq.jobs import map_here
 from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
-from pyspark_dledger.rocketmq.work_parts import map_here
 from tests.support import golden
 from tests.support.generate import (
     Recipe,

@@ -21,7 +21,7 @@ from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.next_step import after_plan, as_given, check_of
 from pyspark_dledger.log.option_uses import SALVAGE, check_use
 from pyspark_dledger.log.options import parse_options
-from pyspark_dledger.rocketmq.work_parts import MapParts
+from pyspark_dledger.rocketmq.jobs import MapParts
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.salvage import SalvageReport, SalvageRequest

@@ -34,10 +34,10 @@ from pyspark_dledger.rocketmq.backup.member_copy import (
     MemberFiles,
     serves_messages,
 )
+from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks
 from pyspark_dledger.rocketmq.jobs.store_files import index_file_size
 from pyspark_dledger.rocketmq.jobs.target_folder import check_apart, locked_folder
-from pyspark_dledger.rocketmq.work_parts import Progress
 
 _STATE = "state-"
 _MAX_ATTEMPTS = 10

@@ -35,12 +35,12 @@ from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
 from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER as IDENTITIES
 from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun
+from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.jobs.manifest import load_json, parsed
 from pyspark_dledger.rocketmq.jobs.new_files import BLOCK_BYTES, BlockFile, FileBlocks, read_blocks, write_blocks
 from pyspark_dledger.rocketmq.jobs.store_files import copy_config, notes_of_left_out
 from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
 from pyspark_dledger.rocketmq.summary import MAX_SUMMARY_SIZE, SUMMARY, Summary, parse_summary
-from pyspark_dledger.rocketmq.work_parts import Progress
 
 PROGRESS_FOLDER = "progress"
 

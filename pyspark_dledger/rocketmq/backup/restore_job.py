@@ -36,12 +36,12 @@ from pyspark_dledger.rocketmq.backup.manifest import read_manifest as read_backu
 from pyspark_dledger.rocketmq.backup.member_copy import entry_ranges
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.root_files import ABORT
+from pyspark_dledger.rocketmq.jobs import Progress, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport, read_manifest
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks, read_blocks, write_blocks
 from pyspark_dledger.rocketmq.jobs.store_files import write_checkpoint, write_current_term, write_index
 from pyspark_dledger.rocketmq.jobs.target_folder import FINISHED, locked_folder, new_file
-from pyspark_dledger.rocketmq.work_parts import Progress, map_here
 
 _VERB = "restore"
 _ID = re.compile(r"[^/\0\s]+")

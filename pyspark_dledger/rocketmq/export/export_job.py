@@ -25,12 +25,12 @@ from pyspark_dledger.rocketmq.export import forms
 from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, FinishReport, Form
 from pyspark_dledger.rocketmq.export.lake_append import append_new
 from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
+from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import PartReport, not_ours
 from pyspark_dledger.rocketmq.jobs.target_folder import absolute_path, check_apart, locked_folder, target_path
 from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_ranges
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of, lost_messages
-from pyspark_dledger.rocketmq.work_parts import MapParts, Progress, map_here
 
 _FORMS = {
     "commitlog": "commit_log_form.CommitLogForm",

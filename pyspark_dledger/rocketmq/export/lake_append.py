@@ -32,8 +32,8 @@ from pyspark_dledger.rocketmq.export.lake_table import (
     filters_checksum,
     first_offset,
 )
+from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.jobs.target_folder import check_apart
-from pyspark_dledger.rocketmq.work_parts import Progress
 
 _TABLES: dict[str, Callable[[str, ExportSettings], LakeTable]] = {"iceberg": IcebergTable, "delta": DeltaLake}
 # Other writers commit rarely, such as a compaction.

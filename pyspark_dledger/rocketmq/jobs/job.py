@@ -20,6 +20,7 @@ from typing import Any
 from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
+from pyspark_dledger.rocketmq.jobs import MapParts, Progress
 from pyspark_dledger.rocketmq.jobs.manifest import (
     FileReport,
     PartReport,
@@ -40,7 +41,6 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     target_errors,
     temporary_folder,
 )
-from pyspark_dledger.rocketmq.work_parts import MapParts, Progress
 
 VERSION = 2
 WritePart = Callable[[Any, int, Path], PartReport]

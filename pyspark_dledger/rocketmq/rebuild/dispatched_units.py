@@ -28,7 +28,7 @@ from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
-from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
+from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 
 # Read into memory at a time.
 _CHUNK_BYTES = 32 * 1024 * 1024

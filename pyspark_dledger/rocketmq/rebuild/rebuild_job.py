@@ -28,12 +28,12 @@ from pyspark_dledger.log.units.stored import has_tag_units, queue_root
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.root_files import locked, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
+from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.jobs.target_folder import target_errors
 from pyspark_dledger.rocketmq.rebuild import builder, swap
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
 from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
 from pyspark_dledger.rocketmq.rebuild.queue_comparison import QueueDifference, compare_queues
-from pyspark_dledger.rocketmq.work_parts import MapParts, map_here
 
 WHATS = (QUEUES, INDEX)
 

@@ -45,7 +45,7 @@ from pyspark_dledger.log.units.stored import has_tag_units
 from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings, verify
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.export_job import export
-from pyspark_dledger.rocketmq.jobs import store_files
+from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here, store_files
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.manifest import PartReport, parsed, read_json
 from pyspark_dledger.rocketmq.jobs.new_files import left_file
@@ -61,7 +61,6 @@ from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
 from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
 from pyspark_dledger.rocketmq.salvage.segment_file import IndexUnits, SegmentPart, load_left, write_file
-from pyspark_dledger.rocketmq.work_parts import MapParts, Progress, map_here
 
 _VERB = "salvage"
 _FORM = "commitlog"
