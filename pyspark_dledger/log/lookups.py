@@ -30,7 +30,7 @@ from pyspark_dledger.format.message import message_in
 from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest
 from pyspark_dledger.log.conditions import Lookup
 from pyspark_dledger.log.gaps import FileGap
-from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.entry_reads import message_at, segment_at
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import (
     KeyFile,
@@ -286,11 +286,7 @@ def _unit_of(unit: Any) -> _Unit:
 
 def _keys_at(store: StoreView, offset: int) -> set[int]:
     """The hashes of the keys of a message; none if it is damaged."""
-    row, segment = store.row_of_message(offset), segment_at(store.segments, offset)
-    if row is None or segment is None:
-        return set()
-    data = segment.read(offset, row.end - offset)
-    message = message_in(data)
+    message = message_at(store.segments, offset)
     if message is None:
         return set()
     topic, properties = message.topic, message.properties

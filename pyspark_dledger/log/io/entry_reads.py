@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,15 @@ from pyspark_dledger.format.codec import (
     decode_index_unit,
     decode_records,
 )
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT, INDEX_UNIT_SIZE, MESSAGE_HEADER
+from pyspark_dledger.format.layout import (
+    ENTRY_HEADER_SIZE,
+    ENTRY_MAGICS,
+    INDEX_UNIT,
+    INDEX_UNIT_SIZE,
+    MESSAGE_HEADER,
+    MIN_MESSAGE_SIZE,
+)
+from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.files import OnUnreadable, file_at, ignore_error, open_file, unreadable
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, Listing, listing
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+# Most messages are shorter.
+_HEAD_BYTES = 4096
 _BLOCK_BYTES = 64 * 1024 * INDEX_UNIT_SIZE
 
 
@@ -73,6 +83,27 @@ def entry_in(data: bytes, segment: Segment, pos: int) -> EntryHeader | None:
     if not fits or pos + header.size > segment.end or header.index < 0 or header.term < -1:
         return None
     return header if header.pos == pos or not segment.check_pos else None
+
+
+def message_at(segments: list[Segment], offset: int, end_of: Callable[[Segment], int] | None = None) -> Message | None:
+    """The message at an offset of the log, in DLedger that of an entry's body; None without one.
+
+    The log ends in a segment at `end_of` it, by default at the segment's end.
+    """
+    for source, header_size in ((DLEDGER, ENTRY_HEADER_SIZE), (COMMITLOG, 0)):
+        pos = offset - header_size
+        segment = segment_at(segments, pos)
+        if segment is None or segment.source != source or (end_of is not None and pos >= end_of(segment)):
+            continue
+        head = segment.read(pos, _HEAD_BYTES)
+        body = head[header_size:]
+        size = int.from_bytes(body[:4], "big", signed=True)
+        header = entry_in(head, segment, pos) if header_size else None
+        is_entry = not header_size or (header is not None and header.body_size == size)
+        if not is_entry or not MIN_MESSAGE_SIZE <= size <= segment.end - offset:
+            return None
+        return message_in(body[:size] if size <= len(body) else segment.read(offset, size))
+    return None
 
 
 def segment_at(segments: list[Segment], pos: int) -> Segment | None:

@@ -19,8 +19,8 @@ from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.distinct_numbers import numbered
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import Message, message_in
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
-from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.io.entry_reads import message_at as stored_message_at
 from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags")
@@ -146,23 +146,13 @@ class LocatedMessage:
 
 def message_at(log: StoreView, offset: int) -> LocatedMessage | None:
     """The message at an offset of the log, in DLedger that of an entry's body; None without one."""
-    for source, header in ((DLEDGER, layout.ENTRY_HEADER_SIZE), (COMMITLOG, 0)):
-        segment = segment_at(log.segments, offset - header)
-        if segment is None or segment.source != source or offset - header >= log.segment_end(segment):
-            continue
-        at = offset - segment.base
-        size = int.from_bytes(segment.read(segment.base + at, 4), "big", signed=True)
-        entry = entry_at(segment, offset - header) if source == DLEDGER else None
-        if source == DLEDGER and (entry is None or entry.body_size != size):
-            return None
-        if not layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE:
-            return None
-        data = segment.read(segment.base + at, size)
-        return located_message(data, offset) if len(data) == size else None
-    return None
+    return _located(stored_message_at(log.segments, offset, log.segment_end), offset)
 
 
 def located_message(data: bytes, offset: int) -> LocatedMessage | None:
     """The message that `data` is; None for other bytes."""
-    message = message_in(data)
+    return _located(message_in(data), offset)
+
+
+def _located(message: Message | None, offset: int) -> LocatedMessage | None:
     return LocatedMessage(offset, message, message.topic, message.properties) if message is not None else None

@@ -19,13 +19,10 @@ from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     INDEX_FILE_HEADER_SIZE,
     INDEX_FILE_SLOT_SIZE,
-    MAX_ENTRY_SIZE,
-    MIN_MESSAGE_SIZE,
 )
-from pyspark_dledger.format.message import Message, message_in
-from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io import key_files
-from pyspark_dledger.log.io.entry_reads import read_existing, segment_at
+from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, key_units, message_starts
 from pyspark_dledger.log.io.queue_files import folder_entries
@@ -36,7 +33,6 @@ from pyspark_dledger.log.verify.report import Report
 
 _SAMPLE, _REMOTE_SAMPLE = 500, 50
 """Units of each IndexFile whose messages are read."""
-_HEAD_BYTES = 4096
 
 
 def check_broker_files(store: StoreView, root: Path, log_end: int, report: Report) -> None:
@@ -80,20 +76,6 @@ def _last_stored(store: StoreView) -> int | None:
         found = message_at(store.segments, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
         return found.store_timestamp if found is not None else None
     return None
-
-
-def message_at(segments: list[Segment], offset: int) -> Message | None:
-    """The message at an offset of the log; None without one."""
-    segment = segment_at(segments, offset)
-    if segment is None:
-        return None
-    at = offset - segment.base
-    head = segment.read(segment.base + at, _HEAD_BYTES)
-    size = int.from_bytes(head[:4], "big", signed=True)
-    if not MIN_MESSAGE_SIZE <= size <= (MAX_ENTRY_SIZE if segment.source != COMMITLOG else segment.size):
-        return None
-    data = head[:size] if size <= len(head) else segment.read(segment.base + at, size)
-    return message_in(data)
 
 
 class _KeyUnit(NamedTuple):
