@@ -25,6 +25,7 @@ VERDICT_KEYS = {
         "unclearEntries",
         "lostQueues",
     ): "lost, fillers, unclear; queue offsets",
+    ("unclearReasons",): "`differ`, `onlyCopy`, `failAlike`, `unread`",
     ("restorable",): "what a salvage restores",
     ("lostEnd", "lostEndFrom", "lostEnds"): "what is after every log's end",
     ("missingMembers",): "members not given",
@@ -79,6 +80,7 @@ def commit_log_row(found: CommitLogComparison, queues: Sequence[Row], step: Next
         "lostEnds": json_of(verdict.lost_ends),
         "lostQueues": list(queues),
         "unclearEntries": json_of(verdict.unclear),
+        "unclearReasons": list(verdict.unclear_reasons),
         "members": [json_of(member) | {"text": member_text(member)} for member in shown],
         "next": step.command if shown and step.arguments else None,
     }

@@ -10,6 +10,7 @@ from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.diff.commit_log.verdict import CommitLogVerdict
 from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
+from pyspark_dledger.log.diff.copy_ranges import ALIKE, DIFFER, ONLY_COPY, UNREAD
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log.states import ConsistentPoint
@@ -68,7 +69,7 @@ def lost_text(found: GroupVerdict | CommitLogVerdict) -> str:
             "end of every log"
         )
     if found.unclear_entries.entries:
-        parts.append(unclear_text(found.unclear_entries))
+        parts.append(unclear_text(found.unclear_entries, found.unclear_reasons))
     parts += unread_ends_text(found.members)
     if parts and found.missing_members:
         parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
@@ -83,7 +84,7 @@ def _lost_positions(verdict: CommitLogVerdict) -> str:
         parts.append(f"positions {ranges_text(verdict.filled)}: replaced by fillers of a salvage")
     parts += [f"the end of {each.node}, which no replica has: {each.proof}" for each in verdict.lost_ends]
     if verdict.unclear.entries:
-        parts.append(unclear_positions_text(verdict.unclear))
+        parts.append(unclear_text(verdict.unclear, verdict.unclear_reasons, "positions"))
     parts += unread_ends_text(verdict.members)
     yet = [
         f"{member.node} would lose {member.truncation.confirmed_bytes} confirmed bytes as slave of {member.ahead}"
@@ -106,20 +107,18 @@ def unread_ends_text(members: Sequence[MemberVerdict | CommitLogMember]) -> list
     return [f"cannot tell if a log was longer: files of {names} cannot be read"] if names else []
 
 
-def unclear_text(ranges: Ranges) -> str:
-    """That nothing tells whether these entries are lost."""
-    return (
-        f"cannot tell for {counted(ranges.entries, 'entry')}, {ranges_text(ranges)}: copies differ, only one is left, "
-        "equal ones fail their checksum, or a file cannot be read"
-    )
+_UNDECIDED = {
+    DIFFER: "copies differ, and no check shows which one is right",
+    ONLY_COPY: "only one copy is left, and no check covers it",
+    ALIKE: "equal copies fail their checksum",
+    UNREAD: "a file that can have them cannot be read",
+}
 
 
-def unclear_positions_text(ranges: Ranges) -> str:
-    """That nothing tells whether the bytes at these positions are lost."""
-    return (
-        f"cannot tell for positions {ranges_text(ranges)}: copies differ, only one is left, equal ones fail their "
-        "checksum, or a file cannot be read"
-    )
+def unclear_text(ranges: Ranges, reasons: Iterable[str], what: str = "") -> str:
+    """That nothing tells whether these entries, or `what` is at these positions, are lost, and why."""
+    found = what or f"{counted(ranges.entries, 'entry')},"
+    return f"cannot tell for {found} {ranges_text(ranges)}: {', or '.join(_UNDECIDED[each] for each in reasons)}"
 
 
 def lost_count(found: Iterable[LostMessage]) -> str:

@@ -26,6 +26,12 @@ cannot be read; before the begin of its log; after the end.
 _BLANK = "blank"
 
 
+DIFFER, ONLY_COPY, ALIKE = "differ", "onlyCopy", "failAlike"
+"""Why nothing decides about an entry: its intact copies differ; or only one is left, and no checksum covers it; or
+equal copies fail their checksum. Else `UNREAD`: a file that can have it cannot be read.
+"""
+
+
 class Copy(NamedTuple):
     """How one replica has the entries of a range.
 
@@ -70,6 +76,16 @@ class CopyRange(NamedTuple):
     def having(self, *states: str) -> list[int]:
         """The replicas that have the entries so."""
         return [number for number, copy in enumerate(self.copies) if copy.state in states]
+
+    @property
+    def why_undecided(self) -> str:
+        """Why nothing decides about the entries of the main history."""
+        copies = [copy for copy in self.copies if copy.is_undecided and copy.history == 0]
+        if any(copy.state == DAMAGED for copy in copies):
+            return ALIKE
+        if len({copy.version for copy in copies}) > 1:
+            return DIFFER
+        return ONLY_COPY if copies else UNREAD
 
     @property
     def undecided(self) -> list[int]:

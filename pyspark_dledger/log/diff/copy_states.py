@@ -32,11 +32,13 @@ class CopyStates:
         self._group = ReplicaGroup(found_stores, store.options.group_size)
         self._ranges = self._group.ranges
         unclear, lost = RangeCounter(), RangeCounter()
+        self.unclear_reasons: set[str] = set()
         for found in self._ranges:
             if found.is_lost:
                 lost.add(found.first, found.last)
             elif found.is_undecided:
                 unclear.add(found.first, found.last, found.size)
+                self.unclear_reasons.add(found.why_undecided)
         self.unclear: Ranges = unclear.ranges_found()
         self.lost: Ranges = lost.ranges_found()
         self._old = commit_log_group(found_stores)
@@ -46,6 +48,7 @@ class CopyStates:
         for found in self._bytes:
             if found.is_undecided:
                 positions.add(found.first, found.last)
+                self.unclear_reasons.add(found.why_undecided)
         self.unclear_positions = positions.ranges_found()
         ends_known = all(each.donors for each in lost_ends_of(old))
         self.commit_log_end = max((each.end for each in old), default=0) if old and ends_known else INT64_MAX

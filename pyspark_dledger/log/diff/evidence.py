@@ -16,14 +16,21 @@ class LogEvidence:
         """Lost ranges with fewer than `least` bytes were no message."""
         self.lost, self.filled, self.unclear = RangeCounter(), RangeCounter(), RangeCounter()
         self.restorable = RangeCounter()
+        self._reasons: set[str] = set()
         for found in ranges:
             extent = found.first, found.last, found.size
             if found.is_lost and found.size >= least:
                 (self.filled if found.having(FILLER) else self.lost).add(*extent)
             elif found.is_undecided:
                 self.unclear.add(*extent)
+                self._reasons.add(found.why_undecided)
             if found.is_restorable:
                 self.restorable.add(*extent)
+
+    @property
+    def unclear_reasons(self) -> tuple[str, ...]:
+        """Why nothing decides about the undecided ones."""
+        return tuple(sorted(self._reasons))
 
 
 class MemberEvidence:

@@ -64,7 +64,8 @@ class GroupVerdict:
     ``lost_entries`` are damaged on every given replica; of ``filled_entries`` one has fillers of a salvage. Of the
     ``restorable`` ones only the header is damaged: a salvage writes it again.
     ``lost_end`` are committed by a checkpoint, of the node ``lost_end_from``, and after the end of every given replica.
-    ``unclear_entries`` are those for which no check tells which copy is intact, or whether the only one is.
+    ``unclear_entries`` are those for which no check tells which copy is intact, or whether the only one is,
+    for the ``unclear_reasons``.
     ``missing_members`` were not given: they may have what is lost.
     """
 
@@ -75,6 +76,7 @@ class GroupVerdict:
     lost_end: tuple[int, int] | None
     lost_end_from: str | None
     unclear_entries: Ranges
+    unclear_reasons: tuple[str, ...]
     missing_members: int
     members: tuple[MemberVerdict, ...]
 
@@ -124,6 +126,7 @@ def judge(
         lost_end=lost_end,
         lost_end_from=source if lost_end else None,
         unclear_entries=unclear,
+        unclear_reasons=of_log.unclear_reasons,
         missing_members=max(group.size - len(members), 0),
         members=members,
     )

@@ -44,6 +44,7 @@ class GroupLosses(NamedTuple):
     messages: list[LostMessage]
     unclear: Ranges
     unclear_positions: Ranges
+    unclear_reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLoss
     messages = sorted(_with_restorable(list(completed), replicas), key=lambda lost: (lost.pos, lost.size or 0))
     if states is None:
         return GroupLosses(messages, Ranges(), Ranges())
-    return GroupLosses(messages, states.unclear, states.unclear_positions)
+    return GroupLosses(messages, states.unclear, states.unclear_positions, tuple(sorted(states.unclear_reasons)))
 
 
 def _with_other_headers(states: CopyStates, known: list[LostMessage], logs: list[StoreView]) -> Iterator[LostMessage]:

@@ -62,13 +62,15 @@ class CommitLogVerdict:
     """What is lost for good, and what may be done with each member.
 
     ``lost`` positions are intact nowhere, ``filled`` ones have fillers of a salvage; ``lost_ends`` are after the end of
-    every log. For ``unclear`` positions no check tells which copy is intact.
+    every log. For ``unclear`` positions no check tells which copy is intact, for the
+    ``unclear_reasons``.
     """
 
     lost: Ranges
     filled: Ranges
     lost_ends: tuple[LostEnd, ...]
     unclear: Ranges
+    unclear_reasons: tuple[str, ...]
     members: tuple[MemberVerdict, ...]
 
     @property
@@ -78,23 +80,6 @@ class CommitLogVerdict:
             return SOME
         is_unclear = self.unclear.entries or any(member.unreadable for member in self.members)
         return UNKNOWN if is_unclear else NOTHING
-
-    @property
-    def donor(self) -> MemberVerdict | None:
-        """A member to copy in place of those that must not start: it has all of theirs."""
-        damaged = [member for member in self.members if member.start == NO]
-        complete = (
-            member
-            for member in self.members
-            if member.start == MASTER and all(_is_replaceable(other, member.node) for other in damaged)
-        )
-        return min(complete, key=lambda member: (member.begin, member.node), default=None)
-
-
-def _is_replaceable(member: MemberVerdict, donor: str) -> bool:
-    """Whether `donor` has what a member lost."""
-    has_end = member.lost_end is None or donor in member.lost_end.donors
-    return has_end and (donor in member.donors or not (member.damaged.entries or member.left_out.entries))
 
 
 def judge(
@@ -119,6 +104,7 @@ def judge(
         filled=of_log.filled.ranges_found(),
         lost_ends=tuple(each for each in lost_ends if not each.donors and not each.is_row),
         unclear=of_log.unclear.ranges_found(),
+        unclear_reasons=of_log.unclear_reasons,
         members=tuple(
             _member(state, states[first], found, points, lost_ends, losses)
             for state, found in zip(states, evidence, strict=True)
