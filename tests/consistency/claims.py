@@ -37,8 +37,11 @@ class Claim(NamedTuple):
 
 INTACT, DAMAGED, UNCLEAR = "intact", "damaged", "unclear"
 
-# Errors of `verify` in log and queues. Others, of indexes that Java rebuilds and of settings, do not stop a start.
+# Errors of `verify` that do not stop a start: of indexes that Java rebuilds and of settings. What is wrong with queues,
+# consumers notice; only a queue file of another size stops a start.
 ELSEWHERE = ("config", "keyIndex", "index", "checkpoint")
+QUEUES = ("consumeQueue", "messageNotInQueue", "messagesNotDispatched", "messageQueue", "queueOffset")
+STOPS_START = "consumeQueueFileSize"
 _OF_ENTRIES = {
     *("corruptBytes", "bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"),
 }

@@ -16,6 +16,8 @@ from tests.consistency.claims import (
     DAMAGED,
     ELSEWHERE,
     INTACT,
+    QUEUES,
+    STOPS_START,
     Contradiction,
     Group,
     Losses,
@@ -35,6 +37,7 @@ from tests.salvage.heal import heal_differences
 from tests.support.sparse_copy import copy_tree
 
 MAX_COMMANDS = 6
+STARTS = ("yes", "master", "slave")
 
 
 def check_losses(group: Group) -> None:
@@ -85,16 +88,13 @@ def _check_truth(group: Group, name: str, states: dict[str, dict[str, set[Number
 
 
 def check_start(group: Group) -> None:
-    """A verdict that a replica may start: neither `verify` nor `audit` finds an error in its log or queues."""
+    """A verdict that a replica may start: `verify` finds no error in its log. `diff` says that it reads no queues."""
     for member in group.verdict.members if group.verdict is not None else ():
         name = own_name(member["node"], group.stores)
-        if name not in group.stores or member["start"] not in ("yes", "master", "slave"):
+        if name not in group.stores or member["start"] not in STARTS:
             continue
-        if errors := _errors(group, name):
+        if errors := _errors(group, name, of_log=True):
             group.say("may start", "diff and verify", f"{name}: {', '.join(errors)}")
-        codes = sorted({row["code"] for row in group.audited[name].rows})
-        if codes:
-            group.say("may start", "diff and audit", f"{name}: {', '.join(codes)}")
         replica = group.replica(name)
         assert replica is not None
         if gone := _inside(group, surely_damaged(replica), name):
@@ -112,28 +112,39 @@ def check_check(group: Group) -> None:
     (found,) = group.checked.rows
     if group.verdict is not None and found["lost"] != group.verdict.group["lost"]:
         group.say("check", "check and diff", f"lost: {found['lost']}, {group.verdict.group['lost']}")
-    starts = {own_name(each["node"], group.stores): each for each in group.verdict.members} if group.verdict else {}
+    known = {own_name(each["node"], group.stores): each for each in group.verdict.members} if group.verdict else {}
     for member in found["members"]:
         name = Path(member["path"]).name
-        errors = _errors(group, name)
-        if member["start"] == "yes" and errors:
-            group.say("may start", "check and verify", f"{name}: {', '.join(errors)}")
-        if name not in starts:
-            continue
-        start = "yes" if starts[name]["start"] in ("yes", "master", "slave") else starts[name]["start"]
-        if member["start"] != start and len(group.stores) > 1:
-            group.say("check", "check and diff", f"start of {name}: {member['start']}, {start}; {', '.join(errors)}")
+        stops = [*_errors(group, name, of_log=True), *_errors(group, name, of_log=False, only=STOPS_START)]
+        if member["start"] == "yes" and stops:
+            group.say("may start", "check and verify", f"{name}: {', '.join(stops)}")
+        queues = [*_errors(group, name, of_log=False), *{row["code"] for row in group.audited[name].rows}]
+        if member["serve"] == "yes" and queues:
+            group.say("may serve", "check, verify and audit", f"{name}: {', '.join(sorted(queues))}")
+        if name in known:
+            _check_member(group, name, member, known[name], stops)
     if group.checked.code == 0:
         runs = [group.plan, group.lost, *group.verified.values(), *group.audited.values()]
         if failed := sorted({ran.verb for ran in runs if ran.code != 0}):
             group.say("exit code", f"check 0, not {', '.join(failed)}", ", ".join(group.stores))
 
 
-def _errors(group: Group, name: str) -> list[str]:
-    """The errors that `verify` finds in the log or the queues of a replica."""
+def _check_member(group: Group, name: str, member: Row, known: Row, stops: list[str]) -> None:
+    """`check` allows a member what `diff` allows, unless `verify` or a restart says more."""
+    start = "yes" if known["start"] in STARTS else known["start"]
+    is_explained = member["start"] == "no" and (stops or not (member["restart"] or {"starts": True})["starts"])
+    if member["start"] != start and not is_explained:
+        group.say("check", "check and diff", f"start of {name}: {member['start']}, {start}")
+    may_lead = known["start"] == "master" if group.world.kind != LEDGER else known["elect"] in ("yes", "withLoss")
+    if member["lead"] == "yes" and not may_lead:
+        group.say("check", "check and diff", f"lead of {name}: yes, {known['start']} {known.get('elect')}")
+
+
+def _errors(group: Group, name: str, *, of_log: bool, only: str = "") -> list[str]:
+    """The errors that `verify` finds in the log, or in the queues, of a replica."""
     rows = group.verified[name].rows if name in group.verified else []
-    codes = {row["code"] for row in rows if row["severity"] == "error"}
-    return sorted(code for code in codes if not code.startswith(ELSEWHERE))
+    codes = {row["code"] for row in rows if row["severity"] == "error" and row["code"].startswith(only)}
+    return sorted(each for each in codes if not each.startswith(ELSEWHERE) and each.startswith(QUEUES) != of_log)
 
 
 def check_walk(group: Group) -> None:
@@ -199,7 +210,7 @@ def check_codes(group: Group) -> None:
         group.say("exit code", "lost", "0 with losses")
     if group.verdict is not None and group.verdict.ran.code == 0:
         for name in group.stores:
-            if errors := _errors(group, name):
+            if errors := _errors(group, name, of_log=True):
                 group.say("exit code", "diff 0, verify has errors", f"{name}: {errors}")
 
 
@@ -294,7 +305,7 @@ def _check_with_sources(group: Group) -> None:
     if member is None:
         group.say("result", "salvage and diff", "the result is no member")
         return
-    if member["start"] not in ("yes", "master", "slave"):
+    if member["start"] not in STARTS:
         group.say("result", "salvage and diff", f"start {member['start']}: {member['text'][:160]}")
     elif group.world.kind != LEDGER and member["start"] == "slave" and not group.log_of:
         group.say("result", "salvage and diff", f"slave: {member['text'][:160]}")

@@ -109,13 +109,13 @@ def test_verify_names_a_queue_that_is_not_as_the_log_says(tmp_path: Path, what: 
     should(found.code == 1, found.out[-200:])
 
 
-@known_defect("diff does not look at queues")
 @DAMAGED_QUEUES
-def test_diff_lets_no_member_start_of_which_verify_faults_the_queues(tmp_path: Path, what: str) -> None:
+def test_check_lets_no_member_serve_of_which_verify_faults_the_queues(tmp_path: Path, what: str) -> None:
+    """`diff` reads no queues, and says so."""
     group = with_damaged_queue(tmp_path, what)
-    members = run(group, "diff", *nodes(group)).rows[0]["members"]
-    start = next(each["start"] for each in members if each["node"] == "n0")
-    should(start != "yes", start)
+    member = next(each for each in run(group, "check", *nodes(group)).rows[0]["members"] if each["name"] == "n0")
+    assert (member["serve"], member["start"]) == ("no", "no" if what == "cut" else "yes")
+    assert "queues" in run(group, "diff", *nodes(group), as_json=False).out.splitlines()[-1]
 
 
 def with_damaged_queue(folder: Path, what: str) -> Path:
