@@ -17,6 +17,8 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.check.store_facts import NO, UNKNOWN, YES, StoreFacts
 
 WITH_LOSS = "withLoss"
+_STOP_BROKERS = frozenset(("consumeQueueFileSize",))
+"""Findings with which no broker starts, whatever its log is."""
 _STARTS = {"yes": YES, MASTER: YES, SLAVE: YES, "no": NO, "unknown": UNKNOWN}
 
 
@@ -105,8 +107,9 @@ class MemberCheck:
     @property
     def start(self) -> str:
         """Whether it may be started: ``yes``, ``no`` or ``unknown``."""
-        restart = self.facts.restart
-        if (restart is not None and restart.starts is False) or (self._is_alone and is_damage(self.facts.faults)):
+        restart, faults = self.facts.restart, self.facts.faults
+        fails = (restart is not None and restart.starts is False) or not _STOP_BROKERS.isdisjoint(faults)
+        if fails or (self._is_alone and is_damage(faults)):
             return NO
         found = start_of(self.entries, self.bytes)
         return UNKNOWN if found == YES and self.facts.unreadable else found
