@@ -199,7 +199,7 @@ def world(folder: Path, seed: int) -> World:
         if isinstance(log, DLedgerWriter):
             _save_ledger(draw, log, path, name, min(committed, shared_count(main, histories[number])), has_messages)
         else:
-            _save_plain(draw, log, path, parts[number], shape, main[committed - 1].end)
+            _save_plain(draw, log, path, parts[number], shape)
         replicas.append(Replica(name, path, histories[number]))
     found = World(seed, kind, shape, has_messages, file_size, replicas, main, committed, names[0])
     _expire(draw, found)
@@ -303,13 +303,14 @@ def _save_ledger(
         _checkpoint(path, 0)
 
 
-def _save_plain(draw: random.Random, log: _PlainLog, path: Path, parts: list[Part], shape: str, confirmed: int) -> None:
+def _save_plain(draw: random.Random, log: _PlainLog, path: Path, parts: list[Part], shape: str) -> None:
     log.data.save(path / "commitlog")
     build_queues(path, units=20)
     if "epochs" not in shape:
         _checkpoint(path, 0)
         return
-    _checkpoint(path, confirmed)
+    # A master confirms what its slaves in sync have, a slave what it has itself, and both dispatch that.
+    _checkpoint(path, log.at)
     number, epochs = 0, []
     for payloads, term in parts:
         if payloads:
