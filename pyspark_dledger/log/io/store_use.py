@@ -83,7 +83,7 @@ def _is_listed(file: Path) -> bool:
     """Whether the kernel lists a lock of a file. It does not list those of processes in other containers."""
     try:
         status = file.stat()
-        lines = _LOCKS.read_text("ascii").splitlines()
+        lines = _LOCKS.read_text("utf-8").splitlines()
     except OSError:
         return False
     # Some file systems have a device of their own for each mount, and another one in the list.
