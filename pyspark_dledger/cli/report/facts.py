@@ -12,8 +12,7 @@ from pyspark_dledger.cli.output.rows import Row, plain_time
 from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.stores.diff_text import commit_log_sentences, cut_logs, sentences
-from pyspark_dledger.cli.stores.lost_queues import lost_queues, lost_queues_of_positions
-from pyspark_dledger.cli.stores.queue_fillers import count_fillers
+from pyspark_dledger.cli.stores.queue_rows import count_fillers, lost_queues, lost_queues_of_positions
 from pyspark_dledger.cli.stores.row_printer import table_batches
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.common.fields import fields_row, json_of

@@ -44,7 +44,7 @@ def _audited(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
 
 def _notes(log: Log) -> Iterator[str]:
     """What no row says: that there are no queues, or that they have fillers."""
-    from pyspark_dledger.cli.stores.queue_fillers import count_copies, count_fillers
+    from pyspark_dledger.cli.stores.queue_rows import count_copies, count_fillers
     from pyspark_dledger.log.io.queue_files import FOLDER
     from pyspark_dledger.log.io.state_files import confirmed_end
     from pyspark_dledger.log.units.stored import queue_root

@@ -10,7 +10,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, plain_time, print_fields, print_rows, print_table
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_stores
-from pyspark_dledger.cli.stores.queue_ends import print_queue_ends, queue_ends
+from pyspark_dledger.cli.stores.queue_rows import print_queue_ends, queue_ends
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.log.state import state_of
 from pyspark_dledger.log.store_view import answer

@@ -15,8 +15,7 @@ from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_ter
 from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, Longs, frames_between, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, SegmentUnits, Units
-from pyspark_dledger.log.witness.known_arrays import chosen, merged
-from pyspark_dledger.log.witness.known_messages import has_no_gap, known_by_units
+from pyspark_dledger.log.witness.known_messages import chosen, has_no_gap, known_by_units, merged
 from pyspark_dledger.log.witness.stale_tail import log_end_of
 from pyspark_dledger.log.witness.unit_chains import LogUnits, NodeState, units_of_log
 

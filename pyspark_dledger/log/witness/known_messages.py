@@ -33,7 +33,6 @@ from pyspark_dledger.format.spec import DLEDGER, KnownEntries, Segment
 from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.io.queue_units import Messages, messages_in
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, places_of, read_headers
-from pyspark_dledger.log.witness.known_arrays import chosen, merged, without_overlaps
 
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -190,3 +189,27 @@ def _agreeing(found: KnownEntries, start: int, end: int) -> KnownEntries:
     ends = np.concatenate([whole.end, lost.end, [start][: start > 0]])
     is_next = np.isin(lost.pos, ends) | np.isin(lost.end, starts)
     return merged(whole, chosen(lost, is_next))
+
+
+def chosen(known: KnownEntries, which: npt.NDArray[Any]) -> KnownEntries:
+    """The entries that a mask or an array of numbers selects."""
+    return KnownEntries(known.pos[which], known.end[which], known.is_whole[which])
+
+
+def without_overlaps(known: KnownEntries) -> KnownEntries:
+    """The sorted entries without those that begin before the end of an earlier one."""
+    reach = np.maximum.accumulate(np.concatenate([[-1], known.end]))[:-1]
+    return chosen(known, known.pos >= reach)
+
+
+def merged(first: KnownEntries, more: KnownEntries) -> KnownEntries:
+    """All of `first`, and those of `more` that overlap none of it. Both are sorted and disjoint."""
+    before = np.searchsorted(first.pos, more.end) - 1
+    ends = np.concatenate([first.end, [-1]])
+    more = chosen(more, ends[before] <= more.pos)
+    both = KnownEntries(
+        np.concatenate([first.pos, more.pos]),
+        np.concatenate([first.end, more.end]),
+        np.concatenate([first.is_whole, more.is_whole]),
+    )
+    return chosen(both, np.argsort(both.pos, kind="stable"))

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.retention import Retention, used_ratio
 from pyspark_dledger.format.spec import COMMITLOG
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.index_file.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.unit_files.queue_writer import QueueWriter
 
 _LOG = logging.getLogger(__name__)
 _MAX_DELETED = 10

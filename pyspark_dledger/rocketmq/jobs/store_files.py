@@ -40,13 +40,13 @@ from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, TOPICS, 
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES, ConfigFile, read_config_file
 from pyspark_dledger.rocketmq.broker.root_files import ABORT, write_store_checkpoint
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE
-from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport
 from pyspark_dledger.rocketmq.jobs.new_files import file_report, read_back_error
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
+from pyspark_dledger.rocketmq.unit_files.index_writer import HASH_SLOTS, INDEX_UNITS
+from pyspark_dledger.rocketmq.unit_files.queue_writer import UNITS_PER_FILE
 
 LEFT_OUT = {
     "batchconsumequeue": "messages of its topics are in the log but in no queue",

@@ -23,9 +23,7 @@ from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import batch_queues, queues
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.consume_queue.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
-from pyspark_dledger.rocketmq.index_file.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, plan_ranges, units_in_order
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
@@ -35,6 +33,8 @@ from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
     UnitFiles,
     ext_addresses,
 )
+from pyspark_dledger.rocketmq.unit_files.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
+from pyspark_dledger.rocketmq.unit_files.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the log that are done, and with all bytes."""

@@ -32,8 +32,7 @@ from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.jobs.target_folder import target_errors
 from pyspark_dledger.rocketmq.rebuild import builder, swap
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
-from pyspark_dledger.rocketmq.rebuild.index_comparison import IndexDifference, compare_index
-from pyspark_dledger.rocketmq.rebuild.queue_comparison import QueueDifference, compare_queues
+from pyspark_dledger.rocketmq.rebuild.comparison import IndexDifference, QueueDifference, compare_index, compare_queues
 
 WHATS = (QUEUES, INDEX)
 

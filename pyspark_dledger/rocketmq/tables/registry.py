@@ -23,8 +23,8 @@ _MODULES = {
     "state": "log.tables.state_table",
     "findings": "log.tables.findings_table",
     "indexUnits": "log.tables.index_units_table",
-    "consumeQueue": "rocketmq.tables.consume_queue_table",
-    "indexFile": "rocketmq.tables.index_file_table",
+    "consumeQueue": "rocketmq.tables.unit_tables:CONSUME_QUEUE",
+    "indexFile": "rocketmq.tables.unit_tables:INDEX_FILE",
     "audit": "rocketmq.tables.audit_table",
     "consumers": "rocketmq.tables.consumers_table",
     "lost": "rocketmq.tables.lost_table",
@@ -33,10 +33,11 @@ _MODULES = {
 
 
 class _Tables(Mapping[str, Table]):
-    """Imports the module of a table when the table is used: each has ``TABLE``."""
+    """Imports the module of a table when the table is used: each has ``TABLE``, or the name after a colon."""
 
     def __getitem__(self, name: str) -> Table:
-        table: Table = import_module(f"pyspark_dledger.{_MODULES[name]}").TABLE
+        module, _, attribute = _MODULES[name].partition(":")
+        table: Table = getattr(import_module(f"pyspark_dledger.{module}"), attribute or "TABLE")
         return table
 
     def __iter__(self) -> Iterator[str]:

@@ -16,8 +16,10 @@ begin with any queueOffset, because earlier messages expire.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, sync_dir, write_at
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE, segment_name
@@ -42,7 +45,6 @@ from pyspark_dledger.log.io.queue_files import (
     written_units,
 )
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler
-from pyspark_dledger.rocketmq.consume_queue.sparse_files import SparseFiles
 
 UNITS_PER_FILE = 300_000
 """RocketMQ's default (``mappedFileSizeConsumeQueue``)."""
@@ -367,3 +369,85 @@ def _check_sizes(found: list[Queue], units: int) -> None:
                     f"{file.path}: expected a ConsumeQueue file of {units} units like most others, found {file.units}: "
                     "delete the folder consumequeue; all queues are then rebuilt from the log"
                 )
+
+
+_MAX_OPEN_FILES = 256
+
+
+class SparseFiles:
+    """Files of `size` bytes, by path. Raises OSError if the disk fails."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._open: OrderedDict[Path, int] = OrderedDict()
+        self._dirty: set[Path] = set()
+        self._changed_dirs: set[Path] = set()
+
+    def write(self, path: Path, offset: int, data: bytes) -> None:
+        write_at(self._descriptor(path), data, offset)
+        self._dirty.add(path)
+
+    def _descriptor(self, path: Path) -> int:
+        descriptor = self._open.get(path)
+        if descriptor is not None:
+            self._open.move_to_end(path)
+            return descriptor
+        try:
+            descriptor = open_own(path, os.O_RDWR)
+        except FileNotFoundError:
+            descriptor = self._create(path)
+        if os.fstat(descriptor).st_size < self._size:
+            os.ftruncate(descriptor, self._size)
+        self._open[path] = descriptor
+        if len(self._open) > _MAX_OPEN_FILES:
+            os.close(self._open.popitem(last=False)[1])
+        return descriptor
+
+    def _create(self, path: Path) -> int:
+        for folder in _missing_folders(path.parent):
+            folder.mkdir(PRIVATE_FOLDER)
+            self._changed_dirs.add(folder.parent)
+        self._changed_dirs.add(path.parent)
+        return open_own(path, os.O_RDWR | os.O_CREAT)
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Zero everything after the first `size` bytes; the file keeps its length."""
+        descriptor = self._descriptor(path)
+        os.ftruncate(descriptor, size)
+        os.ftruncate(descriptor, self._size)
+        self._dirty.add(path)
+
+    def delete(self, path: Path) -> None:
+        self._dirty.discard(path)
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+        path.unlink(missing_ok=True)
+        self._changed_dirs.add(path.parent)
+
+    def sync(self) -> None:
+        """Make all writes durable, with the folders of new and deleted files."""
+        for path in list(self._dirty):
+            self._dirty.discard(path)
+            try:
+                os.fsync(self._descriptor(path))
+            except BaseException:
+                self._dirty.add(path)
+                raise
+        while self._changed_dirs:
+            folder = self._changed_dirs.pop()
+            if folder.is_dir():
+                sync_dir(folder)
+
+    def close(self) -> None:
+        for descriptor in self._open.values():
+            with suppress(OSError):
+                os.close(descriptor)
+        self._open.clear()
+
+
+def _missing_folders(folder: Path) -> Iterator[Path]:
+    """The folder and its parents that do not exist, the topmost first."""
+    if not folder.is_dir():
+        yield from _missing_folders(folder.parent)
+        yield folder

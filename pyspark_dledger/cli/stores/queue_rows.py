@@ -1,0 +1,191 @@
+"""Queues of a store, as text and rows: where they begin and end, their fillers and copies, and what they lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark_dledger.cli.output.rows import Row, cell, print_table, range_text
+from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.common.adjacent import merge_adjacent
+from pyspark_dledger.errors import StoreError
+
+if TYPE_CHECKING:
+    from pyspark_dledger.log import Log
+    from pyspark_dledger.log.diff.ranges import Ranges
+    from pyspark_dledger.log.diff.verdict import GroupVerdict
+    from pyspark_dledger.log.io.queue_files import Queue
+
+_MAX_SHOWN = 50
+
+
+def queue_ends(log: Log) -> list[Row]:
+    """A row for each queue: topic, queueId, minOffset, maxOffset; null with a problem where a file cannot be read.
+
+    ``minOffset`` is the first queue offset with a message in the log.
+    """
+    from pyspark_dledger.log.io.queue_files import queues
+    from pyspark_dledger.log.units.stored import queue_root
+
+    if log.paths.root is None:
+        return []
+    problems: list[Exception] = []
+    try:
+        rows = [_row(log, queue) for queue in queues(queue_root(log), problems.append)]
+    except (StoreError, OSError) as error:
+        return [_problem(error)]
+    return [*rows, *(_problem(error) for error in problems)]
+
+
+def _row(log: Log, queue: Queue) -> Row:
+    from pyspark_dledger.log.io.queue_units import QueueUnits
+
+    row = {"topic": queue.topic, "queueId": queue.queue_id}
+    try:
+        first, end = QueueUnits(queue).bounds(log.min_offset)
+    except StoreError as error:
+        return {**row, "minOffset": None, "maxOffset": None, "problem": str(error)}
+    return {**row, "minOffset": first, "maxOffset": end, "problem": None}
+
+
+def _problem(error: Exception) -> Row:
+    return {"topic": None, "queueId": None, "minOffset": None, "maxOffset": None, "problem": str(error)}
+
+
+def print_queue_ends(out: Output, rows: list[Row]) -> None:
+    """Print the first queues."""
+    if not rows:
+        out.line("no ConsumeQueue")
+        return
+    has_problem = any(row["problem"] for row in rows)
+    shown = rows[:_MAX_SHOWN]
+    print_table(out, shown if has_problem else [{k: row[k] for k in row if k != "problem"} for row in shown])
+    if len(rows) > _MAX_SHOWN:
+        out.line(f"and {len(rows) - _MAX_SHOWN} more queues: --json prints all")
+
+
+def count_fillers(log: Log) -> int:
+    """The number of fillers, which stand for messages that the log does not have, after the first message of a queue.
+
+    Earlier ones do not count: a queue that begins in the middle of a file has them. Raises StoreError where the queues
+    cannot be read.
+    """
+    return _counted(log, _fillers_in)
+
+
+def count_copies(log: Log) -> int:
+    """The number of units that are copies of the next one; a rebuild makes them. Raises StoreError."""
+    return _counted(log, _copies_in)
+
+
+def _counted(log: Log, count: Callable[[Queue], int]) -> int:
+    from pyspark_dledger.log.io.queue_files import queues
+    from pyspark_dledger.log.units.stored import is_selected, queue_root
+
+    return sum(count(queue) for queue in queues(queue_root(log)) if is_selected(*queue.name, log.options))
+
+
+def _copies_in(queue: Queue) -> int:
+    import numpy as np
+
+    from pyspark_dledger.log.io.queue_files import read_units
+    from pyspark_dledger.log.io.queue_units import has_message
+
+    count, last = 0, None
+    for file in queue.files:
+        for units in read_units(file):
+            offsets = units[has_message(units)]["commitLogOffset"]
+            count += int(np.count_nonzero(offsets[1:] == offsets[:-1]))
+            if len(offsets):
+                count += int(offsets[0]) == last
+                last = int(offsets[-1])
+    return count
+
+
+def _fillers_in(queue: Queue) -> int:
+    import numpy as np
+
+    from pyspark_dledger.log.io.queue_files import read_units
+    from pyspark_dledger.log.io.queue_units import has_message, is_filler
+
+    count, has_begun = 0, False
+    for file in queue.files:
+        for units in read_units(file):
+            messages = np.flatnonzero(has_message(units))
+            if has_begun or len(messages):
+                count += int(is_filler(units)[0 if has_begun else messages[0] :].sum())
+                has_begun = True
+    return count
+
+
+MAX_QUEUES = 20
+_QueuePlace = tuple[str | None, int | None, int | None]
+
+
+def lost_queues(logs: Sequence[Log], verdict: GroupVerdict) -> list[Row]:
+    """A row for each range of queue offsets that is lost: topic, queueId, firstQueueOffset and lastQueueOffset.
+
+    Empty if nothing is lost, or no index and queue knows what it was.
+    """
+    from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
+    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, entries_of_index
+
+    if verdict.lost != "some":
+        return []
+    wanted = [*verdict.lost_entries.ranges, *verdict.filled_entries.ranges]
+    wanted += [verdict.lost_end] if verdict.lost_end is not None else []
+    known: dict[int, KnownMessage] = {}
+    for log in logs:
+        for first, last in wanted:
+            for entry in entries_of_index(log.index_files, first, last, _ignore):
+                known.setdefault(entry.offset, entry)
+    found = _in_queues(logs, ((offset, offset + 1) for offset in sorted(known)))
+    found |= {place for log in logs for place in SalvageFillers(log.paths).queue_offsets(verdict.filled_entries.ranges)}
+    return list(_ranges(found))
+
+
+def lost_queues_of_positions(logs: Sequence[Log], lost: Ranges) -> list[Row]:
+    """The same for positions of CommitLogs that are intact nowhere."""
+    return list(_ranges(_in_queues(logs, ((first, last + 1) for first, last in lost.ranges))))
+
+
+def _in_queues(logs: Sequence[Log], places: Iterator[tuple[int, int]]) -> set[_QueuePlace]:
+    """Topic, queue and queue offset of the messages that begin in places of the log."""
+    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places, add_queue_units
+
+    known: dict[int, KnownMessage] = {}
+    wanted = Places(places)
+    for root in {log.paths.root for log in logs}:
+        # Remote queues are not listed.
+        if isinstance(root, Path):
+            add_queue_units(root, wanted, known, _ignore)
+    return {(each.topic, each.queue_id, each.queue_offset) for each in known.values() if each.topic is not None}
+
+
+def _ignore(_: Exception) -> None:
+    """What cannot be read knows nothing."""
+
+
+def _ranges(known: Iterable[_QueuePlace]) -> Iterator[Row]:
+    ordered = sorted(known, key=lambda item: (item[0] or "", item[1] or 0, item[2] or 0))
+    rows: Iterator[Row] = (
+        {"topic": topic, "queueId": queue_id, "firstQueueOffset": offset, "lastQueueOffset": offset}
+        for topic, queue_id, offset in ordered
+    )
+    return merge_adjacent(rows, _joined)
+
+
+def _joined(last: Row, row: Row) -> Row | None:
+    is_next = (last["topic"], last["queueId"]) == (row["topic"], row["queueId"])
+    is_next = is_next and last["lastQueueOffset"] + 1 == row["firstQueueOffset"]
+    return {**last, "lastQueueOffset": row["lastQueueOffset"]} if is_next else None
+
+
+def queues_text(rows: Sequence[Row]) -> str:
+    """The first ranges in words."""
+    shown = []
+    for row in rows[:MAX_QUEUES]:
+        offsets = range_text(row["firstQueueOffset"], row["lastQueueOffset"])
+        shown.append(f"{cell(row['topic'])} queue {row['queueId']} offset {offsets}")
+    return ", ".join(shown) + (f" and {len(rows) - MAX_QUEUES} more" if len(rows) > MAX_QUEUES else "")

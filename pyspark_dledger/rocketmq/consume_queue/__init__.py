@@ -1,1 +1,0 @@
-"""ConsumeQueues: units, files, and writing them."""

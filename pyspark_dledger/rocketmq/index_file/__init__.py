@@ -1,1 +1,0 @@
-"""RocketMQ's IndexFile: the index of message keys."""

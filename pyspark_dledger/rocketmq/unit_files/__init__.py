@@ -1,0 +1,1 @@
+"""Writers of ConsumeQueue files and IndexFiles."""
