@@ -140,7 +140,8 @@ def _for_text(item: RecoveryPreview) -> Row:
     row = item.as_json()
     for name in ("dataFilesAfter", "indexFilesAfter"):
         row[name] = len(row[name])
-    row["lost"] = [range_text(first, last) for first, last in item.lost]
+    row |= _ranges(item)
+    row["dropped"] = item.dropped or None
     row |= {f"rocketmq.{name}": value for name, value in (row.pop("rocketmq") or {}).items()}
     return {name: value for name, value in row.items() if value not in (None, "", [], {})}
 
@@ -150,9 +151,15 @@ def _short(item: RecoveryPreview) -> Row:
     return {name: row[name] for name in _COLUMNS} | {
         "dataFiles": len(item.data_files_after),
         "deleted": len(item.data_files_deleted) + len(item.index_files_deleted),
-        "lost": [range_text(first, last) for first, last in item.lost],
+        **_ranges(item),
         "reason": item.reason,
     }
+
+
+def _ranges(item: RecoveryPreview | PlainRecovery) -> Row:
+    """What a start loses, as text."""
+    cut = range_text(*item.truncated) if item.truncated is not None else None
+    return {"lost": [range_text(first, last) for first, last in item.lost], "truncated": cut}
 
 
 def _print_plain_recoveries(
@@ -240,7 +247,7 @@ def _family_row(family: Sequence[PlainRecovery]) -> Row:
     scans = list(dict.fromkeys(item.scan_from for item in family))
     row["scanFrom"] = scans if len(scans) > 1 else scans[0]
     row["reason"] = next((item.reason for item in family if item.reason), "")
-    row["lost"] = [range_text(first, last) for first, last in family[0].lost]
+    row |= _ranges(family[0])
     row["lostTopics"] = [f"{topic} {count}" for topic, count in row["lostTopics"].items()]
     for name in ("filesDeleted", "indexFilesDeleted", "lostTopics"):
         names = row[name]
