@@ -72,7 +72,7 @@ def _print_recovery(args: argparse.Namespace, out: Output, log: Log) -> int:
     from pyspark_dledger.log.recovery.log_damage import silent_damage
 
     silent = list(silent_damage(log))
-    if args.java is None and _is_plain(log):
+    if args.java is None and log.paths.is_plain:
         _check_plain(args)
         return _print_plain_recoveries(out, log, silent, args.rocketmq, args.data_file_size, args.json)
     found = list(_recoveries(args, log))
@@ -111,11 +111,6 @@ def _warnings(head: str, silent: list[SilentDamage]) -> Iterator[str]:
         yield f"  {where}, in {cell('/'.join(Path(each.file).parts[-2:]))}: {each.text}"
     if len(silent) > _MAX_WARNINGS:
         yield f"  and {len(silent) - _MAX_WARNINGS} more: see dledger verify"
-
-
-def _is_plain(log: Log) -> bool:
-    """Whether the store has a CommitLog and no DLedger node."""
-    return log.paths.node_dir is None and bool(log.paths.commitlog_dirs)
 
 
 def _check_plain(args: argparse.Namespace) -> None:

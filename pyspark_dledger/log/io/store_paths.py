@@ -62,6 +62,11 @@ class StorePaths:
     commitlog_dirs: tuple[Path, ...] = ()
     only: Path | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the store has a CommitLog and no DLedger node."""
+        return self.node_dir is None and bool(self.commitlog_dirs)
+
 
 def with_data_dirs(path: str) -> tuple[str, tuple[str, ...]]:
     """The path of a store, and the further data folders that follow it after commas, as in broker.conf.

@@ -13,7 +13,7 @@ from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES as PLAIN_LINES
-from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, is_plain, preview_plain
+from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, preview_plain
 
 ROCKETMQ, DLEDGER = "RocketMQ", "DLedger"
 BROKERS = ("4.9.8", "5.3.3")
@@ -74,14 +74,14 @@ def restart_of(log: StoreView, software: str, version: str) -> Restart:
     """What a version would do with a store. Raises StoreError and OptionError as the recovery models."""
     if software == DLEDGER:
         return _of_ledger(software, version, preview(log, version))
-    if is_plain(log):
+    if log.paths.is_plain:
         return _of_commit_log(preview_plain(log, version))
     return _of_ledger(software, version, preview_broker(log, version))
 
 
 def all_versions(log: StoreView) -> Iterator[tuple[str, str]]:
     """Every line of software and version that can open a store of this kind."""
-    if is_plain(log):
+    if log.paths.is_plain:
         yield from ((ROCKETMQ, version) for version in PLAIN_LINES)
         return
     yield from ((DLEDGER, line) for line in LINES)
@@ -95,14 +95,14 @@ def version_of(log: StoreView, findings: Container[str], rocketmq: str | None, j
     Raises OptionError for a version of the wrong software.
     """
     if java is not None:
-        if is_plain(log):
+        if log.paths.is_plain:
             raise OptionError(f"{log.path}: has no DLedger node, and --java is a version of DLedger: use --rocketmq")
         return Version(DLEDGER, java, GIVEN)
     if rocketmq is not None:
         return Version(ROCKETMQ, rocketmq, GIVEN)
-    if not is_plain(log) and (log.dialect == "0.4" or "newerMagic" in findings):
+    if not log.paths.is_plain and (log.dialect == "0.4" or "newerMagic" in findings):
         return Version(DLEDGER, "0.4", SHOWN, "its files are those of 0.4.0")
-    if not is_plain(log) and not is_broker(log):
+    if not log.paths.is_plain and not is_broker(log):
         return Version(DLEDGER, _ASSUMED_LINE, ASSUMED)
     evidence = next((text for is_there, text in _EVIDENCE if is_there(log)), "")
     return Version(ROCKETMQ, _ASSUMED_BROKER, ASSUMED, evidence)

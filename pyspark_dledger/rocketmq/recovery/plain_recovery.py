@@ -129,11 +129,6 @@ def families(found: Iterable[PlainRecovery]) -> list[list[PlainRecovery]]:
     return result
 
 
-def is_plain(log: StoreView) -> bool:
-    """Whether a store has a CommitLog and no DLedger node."""
-    return log.paths.node_dir is None and bool(log.paths.commitlog_dirs)
-
-
 def preview_plain(log: StoreView, version: str, file_size: int | None = None) -> PlainRecovery:
     """What a broker of RocketMQ `version` would do at its start on a plain store.
 
@@ -144,7 +139,7 @@ def preview_plain(log: StoreView, version: str, file_size: int | None = None) ->
     release = (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
     if not release >= _FIRST or release[:2] > _LAST:
         raise OptionError(f"expected a RocketMQ version from 4.9.0 to 5.5.0, found {version!r}")
-    if log.paths.root is None or log.paths.only is not None or not is_plain(log):
+    if log.paths.root is None or log.paths.only is not None or not log.paths.is_plain:
         raise StoreError(
             f"{log.path}: expected a storePathRootDir with a commitlog folder, found something else: give the root"
         )
