@@ -185,9 +185,44 @@ def test_the_order_in_which_parts_finish_does_not_matter(tmp_path: Path, monkeyp
 def test_a_missing_part_is_an_error(tmp_path: Path) -> None:
     root = tmp_path / "root"
     store_of(root)
-    with pytest.raises(StoreError, match=r"expected \d+ ranges, range 1 is missing"):
+    with pytest.raises(StoreError, match=r"expected reports of \d+ parts, part 1 is missing"):
         rebuild(root, "index", out=tmp_path / "out", run=lambda work, parts: iter([work(parts[0])]))
-    assert not (tmp_path / "out" / "rebuild.dispatched_units").exists()
+    assert os.listdir(tmp_path / "out") == ["rebuild.parts"]
+    rebuild(root, "index", out=tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == ["index"]
+
+
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_an_interrupted_rebuild_in_tasks_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_outside: bool
+) -> None:
+    monkeypatch.setattr(builder, "_PART_BYTES", 1500)
+    root = tmp_path / "root"
+    store = store_of(root, 80)
+    good, counts = files_of(root, "consumequeue"), []
+
+    def first_only(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+        yield work(parts[0])
+        raise KeyboardInterrupt
+
+    def counted(work: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
+        counts.append(len(parts))
+        return map(work, parts)
+
+    out = tmp_path / "out" if is_outside else None
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            rebuild(root, "consumequeue", out=out, run=first_only)
+    rebuild(root, "consumequeue", out=out, run=counted)
+    assert files_of(out or root, "consumequeue") == good
+    rebuild(root, "consumequeue", out=tmp_path / "whole", run=counted)
+    assert counts == [counts[1] - 2, counts[1]]
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(root, "consumequeue", out=tmp_path / "other", run=first_only)
+    os.utime(store.segments[0].path, ns=(0, 0))
+    rebuild(root, "consumequeue", out=tmp_path / "other", run=counted)
+    assert counts[2] == counts[1], "another log"
+    assert not list(tmp_path.rglob("rebuild.parts"))
 
 
 def test_a_rebuild_equals_dispatching_step_by_step(tmp_path: Path) -> None:

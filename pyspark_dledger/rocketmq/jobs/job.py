@@ -138,6 +138,11 @@ class Job:
         for report in self._map_parts(task, remaining):
             reports[report.number] = report
             self._report_progress(reports, total)
+        missing = next((number for number in range(len(parts)) if number not in reports), None)
+        if missing is not None:
+            raise StoreError(
+                f"{self._target}: expected reports of {len(parts)} parts, part {missing} is missing: run it again"
+            )
         return [reports[number] for number in range(len(parts))], resumed
 
     def _report_progress(self, reports: Mapping[int, PartReport], total: int) -> None:

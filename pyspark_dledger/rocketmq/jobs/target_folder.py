@@ -59,6 +59,15 @@ def _real_path(path: str) -> str:
     return real if is_utf8(real) else str(Path(path).absolute())
 
 
+def file_state(path: str) -> tuple[int, int] | None:
+    """Size and time of a file of a source, which tell that it has not changed; None if there is none."""
+    try:
+        state = Path(path).stat()
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns
+
+
 @contextmanager
 def source_errors(path: str | Path) -> Iterator[None]:
     """Raises errors of the system as UnreadableError: for a read of a source while the target is written."""

@@ -39,7 +39,9 @@ from pyspark_dledger.rocketmq.unit_files.queue_writer import UNITS_PER_FILE, Que
 Progress = Callable[[int, int], None]
 """Called with the bytes of the log that are done, and with all bytes."""
 
-_PARTS = "rebuild.parts"
+PARTS = "rebuild.parts"
+"""The folder of what other processes read of the log, in the folder that is built."""
+
 # After so many keys the full index files are written to disk and closed.
 _KEYS_PER_FLUSH = 10_000_000
 # The range of one task. In this process it is a whole segment, so that no segment is walked to find where to split it.
@@ -138,7 +140,7 @@ def build(
     folders = [folder for folder, is_selected in ((QUEUES, queues), (INDEX, index)) if is_selected]
 
     def fill(sinks: Sequence[UnitSink]) -> BuildReport:
-        return read_log(log, settings, sinks, keep_from, run, target / _PARTS, progress)
+        return read_log(log, settings, sinks, keep_from, run, target / PARTS, progress)
 
     return _build(log, target, folders, settings, keep_from, fill)
 

@@ -6,10 +6,10 @@ process needs memory for a whole log.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO, RawIOBase
@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple, TypedDict
 
 import numpy as np
 
+from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import Keys, Longs, QueueName
@@ -29,6 +30,12 @@ from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
+from pyspark_dledger.rocketmq.jobs.job import Job
+from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
+from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, left_file
+from pyspark_dledger.rocketmq.jobs.target_folder import file_state, left_path, locked_folder, new_file
+
+_VERB = "rebuild"
 
 # Read into memory at a time.
 _CHUNK_BYTES = 32 * 1024 * 1024
@@ -111,32 +118,47 @@ def plan_ranges(log: StoreView, end: int | None, part_bytes: int) -> tuple[list[
 def units_in_order(
     spec: UnitSpec, ranges: list[SegmentRange], folder: Path | None, map_parts: MapParts
 ) -> Iterator[tuple[SegmentRange, Iterable[DispatchedUnits]]]:
-    """The units of each range, in the order of the log. In `folder` other processes leave the units they read.
+    """The units of each range, in the order of the log.
 
+    Other processes leave what they read in `folder`, which a job writes: after a kill, the same call continues it.
     Raises StoreError if a range cannot be read, or a process did not return one.
     """
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
     if map_parts is map_here:
         for each in ranges:
             yield each, read_range(spec, each)
         return
     assert folder is not None
-    folder.mkdir(parents=True)
+    with locked_folder(folder, _VERB):
+        reports = _job_reports(spec, ranges, folder, map_parts)
+        for each, report in zip(ranges, reports, strict=True):
+            assert report.left is not None
+            yield each, load_units(left_file(folder, report.left))
+    shutil.rmtree(folder)
+
+
+def _job_reports(spec: UnitSpec, ranges: list[SegmentRange], folder: Path, map_parts: MapParts) -> Sequence[PartReport]:
+    """The reports of the ranges; what an earlier run left of other ranges, or of another log, is deleted."""
+    states = [file_state(each.segment.path) for each in ranges]
+    plan = hashlib.sha256(repr((spec, ranges, states)).encode("utf-8", "surrogatepass")).hexdigest()
+    job = Job(folder, _VERB, {"source": "the log", "ranges": plan}, map_parts, None)
     try:
-        finished: dict[int, Path] = {}
-        following = 0
-        for number, path in map_parts(partial(_read_into, spec, folder), ranges):
-            finished[number] = path
-            while following in finished:
-                path = finished.pop(following)
-                yield ranges[following], load_units(path)
-                path.unlink()
-                following += 1
-        if following < len(ranges):
-            raise StoreError(f"{folder}: expected {len(ranges)} ranges, range {following} is missing: run it again")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        earlier = job.earlier()
+    except StoreError:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        earlier = None
+    return job.write(partial(_leave_units, spec), ranges, 0, earlier=earlier)[0]
+
+
+def _leave_units(spec: UnitSpec, part: SegmentRange, number: int, target: Path) -> PartReport:
+    """Read a range and leave its units in a file."""
+    with new_file(target, left_path(number)) as file:
+        with ChecksumFile(file) as stream:
+            for units in read_range(spec, part):
+                save_units(stream, units)
+        sync_file(file)
+        left = FileReport(left_path(number), file.stat().st_size, stream.crc32, 0)
+    return PartReport(number, 0, 0, (), (), part.end - part.start, left=left)
 
 
 def read_range(spec: UnitSpec, each: SegmentRange) -> Iterator[DispatchedUnits]:
@@ -155,20 +177,6 @@ def units_of_chunk(spec: UnitSpec, chunk: LogPart) -> DispatchedUnits:
     counts = ChunkCounts(rows.messages, rows.skipped, chunk.first_skipped, rows.batches, rows.last_stored)
     keys = rows.keys if spec.index else rows.keys[:0]
     return DispatchedUnits(chunk.end, rows.queues, rows.counts, rows.queue_offset, rows.units, keys, counts)
-
-
-# Ranges that other processes read
-
-
-def _read_into(spec: UnitSpec, folder: Path, each: SegmentRange) -> tuple[int, Path]:
-    """Read a range and leave its units in a file. Concurrent attempts at the same range are safe."""
-    path = folder / f"{each.number:08d}"
-    temporary = folder / f"{path.name}.{uuid.uuid4().hex}"
-    with temporary.open("wb") as file:
-        for units in read_range(spec, each):
-            save_units(file, units)
-    temporary.rename(path)
-    return each.number, path
 
 
 def save_units(file: BinaryIO | RawIOBase, found: DispatchedUnits) -> None:

@@ -156,9 +156,10 @@ def rebuild(
     if out is None:
         store.check_can_be_replaced()
     with target_errors(target, "rebuild"), locked(store.root) if out is None else nullcontext():
-        leftover = swap.finish_interrupted(store.root, what) if out is None else None
+        leftover = swap.finish_interrupted(store.root, what, builder.PARTS) if out is None else None
         notes = [*([leftover] if leftover is not None else []), *store.size_notes()]
         built = store.build(target, run, progress)
+        shutil.rmtree(target / builder.PARTS, ignore_errors=True)  # of an earlier run
         before, note = store.put_in_place(built) if out is None else (None, None)
         notes += [note] if note is not None else []
     folder = (store.root if out is None else target) / what
@@ -166,14 +167,14 @@ def rebuild(
 
 
 def _checked_out(root: Path, out: str | os.PathLike[str]) -> Path:
-    """The folder to build in. Raises StoreError if it is in the store, or not empty."""
+    """The folder to build in. Raises StoreError if it is in the store, or has more than an interrupted rebuild left."""
     text = os.fspath(out)
     if is_remote(text):
         raise OptionError(f"out: expected a local folder, found the URI {as_uri(text)}")
     target = Path(without_file_scheme(text)).absolute()
     if not is_remote_path(root) and target.resolve().is_relative_to(root.resolve()):
         raise StoreError(f"{target}: the folder is in the store {root}: name another folder")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and (not target.is_dir() or {path.name for path in target.iterdir()} - {builder.PARTS}):
         raise StoreError(f"{target}: expected a new or empty folder: name another one")
     return target
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark_dledger.common.durable import sync_dir, write_durably
@@ -30,10 +31,11 @@ def building_folder(root: Path, name: str) -> Path:
     return root / f"{name}.rebuilding"
 
 
-def finish_interrupted(root: Path, name: str) -> str | None:
+def finish_interrupted(root: Path, name: str, kept_name: str) -> str | None:
     """Clean up after an interrupted run. Returns a note on what was done; None if there was nothing. Raises OSError.
 
-    If the run ended between its two renames, the verified new folder is put in place; the old one is kept.
+    If the run ended between its two renames, the verified new folder is put in place; the old one is kept. What is
+    named `kept_name` stays for the next run, if the new folder was not complete.
     """
     building = building_folder(root, name)
     if not building.is_dir():
@@ -48,7 +50,11 @@ def finish_interrupted(root: Path, name: str) -> str | None:
         left.rename(target)
         text = f"an earlier run was interrupted while it put its {name} in place: this is done"
     sync_dir(root)
-    shutil.rmtree(building)
+    for path in building.iterdir():
+        if path.name != kept_name or built is not None:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with suppress(OSError):
+        building.rmdir()  # fails if it is not empty
     sync_dir(root)
     return text
 

@@ -53,6 +53,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     FINISHED,
     absolute_path,
     check_apart,
+    file_state,
     locked_folder,
     target_errors,
     target_path,
@@ -270,11 +271,11 @@ class _Sources:
     def _file_states(self) -> dict[str, tuple[int, int] | None]:
         """Size and time of each local file of the logs; None if there is none."""
         paths = (part.path for store in self.stores for part in store.segments if part.file.is_local)
-        return {path: _state_of(path) for path in paths}
+        return {path: file_state(path) for path in paths}
 
     def check_unchanged(self) -> None:
         """Raises StoreError if a file of the logs changed since the sources were opened."""
-        changed = next((path for path, state in self._states.items() if _state_of(path) != state), None)
+        changed = next((path for path, state in self._states.items() if file_state(path) != state), None)
         if changed is not None:
             raise StoreError(f"{changed}: the file changed during the salvage: stop its broker, then salvage again")
 
@@ -287,14 +288,6 @@ class _Sources:
 
     def node(self) -> str:
         return store_files.check_node_id(self.request.node or self.stores[0].paths.node)
-
-
-def _state_of(path: str) -> tuple[int, int] | None:
-    try:
-        state = Path(path).stat()
-    except OSError:
-        return None
-    return state.st_size, state.st_mtime_ns
 
 
 class _Salvage:
