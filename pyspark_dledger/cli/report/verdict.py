@@ -20,7 +20,7 @@ from pyspark_dledger.log.diff.comparison import Comparison
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER
 from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DIVERGED, OTHER_BYTES
 from pyspark_dledger.log.diff.verdict import MemberVerdict
-from pyspark_dledger.log.recovery.log_damage import SILENT_CODES
+from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.verify.findings import CODES, ERROR, INFO, WARNING
 from pyspark_dledger.rocketmq.tables.audit_table import MESSAGE_NOT_IN_QUEUE
 

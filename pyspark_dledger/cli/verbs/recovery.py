@@ -22,8 +22,7 @@ from pyspark_dledger.log.option_uses import RECOVERY
 from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.recovery.log_damage import SilentDamage
-    from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
+    from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, SilentDamage
     from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery
 
 
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _print_recovery(args: argparse.Namespace, out: Output, log: Log) -> int:
-    from pyspark_dledger.log.recovery.log_damage import silent_damage
+    from pyspark_dledger.log.recovery.recovery_preview import silent_damage
 
     silent = list(silent_damage(log))
     if args.java is None and log.paths.is_plain:

@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 from functools import cached_property
-from types import TracebackType
 from typing import Protocol, final
 
 from pyspark_dledger.errors import StoreError, UnreadableError
@@ -58,9 +57,7 @@ class SegmentFile:
     def __enter__(self) -> SegmentFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     def __getitem__(self, key: slice, /) -> bytes:

@@ -10,7 +10,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, TypeVar, cast, final
 
 from pyspark_dledger.common.uris import RemoteUri, as_uri, is_remote, without_file_scheme
@@ -50,9 +49,7 @@ class OpenFile(Protocol):
 
     def __enter__(self) -> OpenFile: ...  # noqa: PYI034 - Self needs Python 3.11
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def size(self) -> int:
         """Its size in bytes."""
@@ -79,9 +76,7 @@ class OpenLocalFile:
     def __enter__(self) -> OpenLocalFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def size(self) -> int:

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, TypeVar, final
 
 import pyarrow as pa
@@ -240,9 +239,7 @@ class OpenRemoteFile:
     def __enter__(self) -> OpenRemoteFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def size(self) -> int:

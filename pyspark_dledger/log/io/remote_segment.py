@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import groupby
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 from pyspark_dledger.common.durable import write_at
@@ -104,9 +103,7 @@ class FetchedSegment:
     def __enter__(self) -> FetchedSegment:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for chunk in self._chunks.values():
             chunk.cancel()
         wait(self._chunks.values())  # a thread must not write to a closed descriptor

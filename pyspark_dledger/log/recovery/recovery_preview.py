@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from typing import Any
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError, UnreadableError
 from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
+from pyspark_dledger.format.spec import DLEDGER, SurveyRequest
 from pyspark_dledger.log.committed import Bound, committed_bound
-from pyspark_dledger.log.io.unread_files import unread_file
+from pyspark_dledger.log.io.store_engine import engine_of
+from pyspark_dledger.log.io.unread_files import check_fact, unread_file
 from pyspark_dledger.log.options import Offset, option_filters
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaEnds, JavaExits, JavaFileList, configured_size
 from pyspark_dledger.log.recovery.java_opening import JavaOpening
 from pyspark_dledger.log.recovery.java_scan import JavaRules
-from pyspark_dledger.log.recovery.log_damage import truncated
 from pyspark_dledger.log.store_view import StoreView
 
 _RULES = {
@@ -191,7 +193,7 @@ def _recovery(
         index_files_deleted=opening.index.names_deleted,
         reason=_reason(opening, ended, lost, cut),
         lost=lost,
-        lost_topics=_topics(store, lost),
+        lost_topics=counted_topics(store, "index", lost),
         dropped=_dropped(store, opening) if opens else 0,
         truncated=cut,
         notes=notes,
@@ -265,20 +267,62 @@ def _committed(store: StoreView, bound: Bound) -> int | None:
     return bound.index + bisect_left(after, True, key=lambda index: store.index_files.unit(index) is None)
 
 
-def _topics(store: StoreView, lost: list[tuple[int, int]]) -> dict[str, int]:
-    """The number of intact messages in the ranges, by topic."""
-    found: Counter[str] = Counter()
-    for first, last in lost:
-        try:
-            options = replace(
-                store.options,
-                starting_offsets=Offset("index", first),
-                ending_offsets=Offset("index", last + 1),
-                fail_on_data_loss=False,
-            )
-            for partition in plan_read(store, ("topic",), options, option_filters(options)):
-                for batch in read_partition(partition):
-                    found.update(topic for topic in batch.column(0).to_pylist() if topic is not None)
-        except DLedgerError:
-            continue  # the ranges show the loss without topics
+def counted_topics(store: StoreView, kind: str, lost: list[tuple[int, int]]) -> dict[str, int]:
+    """The number of intact messages in inclusive ranges, by topic."""
+    found = Counter(topic for first, last in lost for topic in topics_between(store, kind, first, last + 1))
     return dict(sorted(found.items()))
+
+
+def topics_between(store: StoreView, kind: str, start: int, end: int) -> Iterator[str]:
+    """The topics of the intact messages with an index or a position, as `kind` says, in ``[start, end)``."""
+    if start >= end:
+        return
+    options = replace(
+        store.options,
+        starting_offsets=Offset(kind, start),
+        ending_offsets=Offset(kind, end),
+        fail_on_data_loss=False,
+    )
+    try:
+        for partition in plan_read(store, ("topic",), options, option_filters(options)):
+            for batch in read_partition(partition):
+                yield from (topic for topic in batch.column(0).to_pylist() if topic is not None)
+    except DLedgerError:
+        return  # the ranges show the loss without topics
+
+
+SILENT_CODES = frozenset(("bodyCrc", "messageStructure", "messageOffset", "messageCrc", "propertyCrc"))
+"""Findings about such entries."""
+MAX_LISTED = 100
+"""Entries listed of each file and kind; `verify` counts the others."""
+
+
+@dataclass(frozen=True)
+class SilentDamage:
+    """A damaged entry. ``code`` is that of a finding, ``text`` says what was expected and found."""
+
+    index: int | None
+    pos: int
+    file: str
+    code: str
+    text: str
+
+
+def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
+    """The damaged entries, in the order of the log. Reads the whole log. Raises StoreError."""
+    for segment in store.segments:
+        end = store.segment_end(segment)
+        if segment.base >= end:
+            continue
+        request = SurveyRequest(segment, segment.base, end, verify_crc=True, max_problems=MAX_LISTED)
+        for problem in engine_of(store.engine.NAME, segment).survey(request).problems:
+            check_fact(segment, problem.fact)
+            is_moved = problem.code == "messageOffset" and segment.source == DLEDGER and not segment.check_pos
+            if problem.code in SILENT_CODES and not is_moved:
+                yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.fact.sentence())
+
+
+def truncated(store: StoreView, end: int) -> tuple[int, int] | None:
+    """The positions, inclusive, that a start truncates which ends the log at `end`; None if it truncates nothing."""
+    last = store.claimed_end - 1
+    return (end, last) if end <= last else None

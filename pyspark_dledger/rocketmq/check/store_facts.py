@@ -11,7 +11,7 @@ from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.io.queue_files import FOLDER
 from pyspark_dledger.log.io.store_use import StoreWatch
-from pyspark_dledger.log.recovery.log_damage import SILENT_CODES
+from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView, answer
 from pyspark_dledger.log.verify.findings import CODES, INFO, Severity

@@ -24,9 +24,8 @@ from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatch_recovery import DispatchRecovery
-from pyspark_dledger.rocketmq.dispatch.expired_files import FileCleaner
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
-from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.log_files import FileCleaner, LogFiles
 from pyspark_dledger.rocketmq.unit_files.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.unit_files.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 

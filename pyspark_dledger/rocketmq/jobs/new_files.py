@@ -18,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, final
 
 from pyspark_dledger.common.durable import drop_cached, open_own, write_all, write_at
@@ -125,9 +124,7 @@ class DirectFile:
     def __enter__(self) -> DirectFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._disk.shutdown()
         if not self._is_direct:
             drop_cached(self._descriptor)
@@ -317,9 +314,7 @@ class BlockFile:
     def __enter__(self) -> BlockFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:

@@ -15,23 +15,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.fields import fields_row
-from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
+from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.state_files import CHECKPOINT, epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.unread_files import unread_file
-from pyspark_dledger.log.options import Offset, option_filters
-from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, parse_long
-from pyspark_dledger.log.recovery.log_damage import truncated
+from pyspark_dledger.log.recovery.recovery_preview import counted_topics, topics_between, truncated
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, paths_in
 from pyspark_dledger.rocketmq.recovery.java_messages import (
@@ -220,7 +218,7 @@ class _Load(BrokerStart):
             queues=self.queues.changes(),
             consume_queue_max_offsets=self.queues.max_offsets(),
             lost=lost,
-            lost_topics=self._topics(lost),
+            lost_topics=counted_topics(self.log, "pos", lost),
             truncated=cut,
             confirm_offset=self.confirmed,
             epoch_problem=self._epoch_problem(end),
@@ -371,7 +369,7 @@ class _Load(BrokerStart):
         if self.release < (5,):
             return highest
         start = end if self.confirmed is None else self.confirmed
-        if not self.abort and self.release < (5, 3, 2) and any(self._messages(highest, start)):
+        if not self.abort and self.release < (5, 3, 2) and any(topics_between(self.log, "pos", highest, start)):
             self.not_dispatched = highest, start - 1
             self.notes.append(
                 f"messages from {highest} on stay out of the ConsumeQueues: this version dispatches from {start} on"
@@ -411,25 +409,4 @@ class _Load(BrokerStart):
 
     def _lost(self, end: int) -> list[tuple[int, int]]:
         last = self.log.max_offset
-        return [(end, last - 1)] if any(self._messages(end, last)) else []
-
-    def _messages(self, start: int, end: int) -> Iterator[str]:
-        """The topics of the intact messages at positions ``[start, end)``."""
-        if start >= end:
-            return
-        options = replace(
-            self.log.options,
-            starting_offsets=Offset("pos", start),
-            ending_offsets=Offset("pos", end),
-            fail_on_data_loss=False,
-        )
-        try:
-            for partition in plan_read(self.log, ("kind", "topic"), options, option_filters(options)):
-                for batch in read_partition(partition):
-                    yield from (topic for topic in batch.column(1).to_pylist() if topic is not None)
-        except DLedgerError:
-            return  # the range shows the loss without topics
-
-    def _topics(self, lost: list[tuple[int, int]]) -> dict[str, int]:
-        found = Counter(topic for first, last in lost for topic in self._messages(first, last + 1))
-        return dict(sorted(found.items()))
+        return [(end, last - 1)] if any(topics_between(self.log, "pos", end, last)) else []
