@@ -10,7 +10,8 @@ import base64
 import ipaddress
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.java_text import decode_utf8
@@ -365,3 +366,33 @@ def _move(message: bytearray, position: int) -> int:
             begin = len(message) - layout.PROPERTY_CRC_SIZE
             message[begin:] = encode_property_crc(message_crc(bytes(message[:begin])))
     return V2 if is_v2 else V1
+
+
+_MAX_FILLER_SIZE = 1024 * 1024
+
+
+def filler_messages(topic: bytes, start: int, end: int, store_timestamp: int) -> Iterator[bytes]:
+    """Rolled-back messages that fill positions ``[start, end)``, see `filler_message`."""
+    count = -(-(end - start) // _MAX_FILLER_SIZE)
+    cuts = [start + (end - start) * number // count for number in range(count + 1)]
+    return (filler_message(topic, *cut, store_timestamp) for cut in pairwise(cuts))
+
+
+def filler_message(topic: bytes, start: int, end: int, store_timestamp: int) -> bytes:
+    """A rolled-back message at positions ``[start, end)``, longer than `layout.MIN_MESSAGE_SIZE`: it is in no queue.
+
+    Its storeTimestamp is in milliseconds. In a small space the topic is cut.
+    """
+    space = end - start - layout.MIN_MESSAGE_SIZE
+    # With a CRC for brokers with forceVerifyPropCRC, if there is space.
+    has_crc = space >= layout.PROPERTY_CRC_SIZE + len(topic)
+    space -= layout.PROPERTY_CRC_SIZE if has_crc else 0
+    return encode_message(
+        topic[:space],
+        bytes(max(space - len(topic), 0)),
+        start,
+        sys_flag=layout.TRANSACTION_FLAGS["rollback"],
+        born_timestamp=store_timestamp,
+        store_timestamp=store_timestamp,
+        property_crc=has_crc,
+    )

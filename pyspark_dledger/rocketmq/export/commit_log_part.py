@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +33,8 @@ from pyspark_dledger.format.message import (
     MESSAGE_CRC_MASK,
     V1,
     V2,
-    encode_message,
     encode_property_crc,
+    filler_messages,
     message_in,
     offset_msg_id,
     stored_property_crc,
@@ -312,9 +311,6 @@ def _readable(batch: pa.RecordBatch, block: MessageBlock, outcome: PartOutcome) 
 FILLER_TOPIC = b"DLEDGER_EXPORT_FILLER"
 MIN_FILLER_SIZE = layout.MIN_MESSAGE_SIZE + len(FILLER_TOPIC) + layout.PROPERTY_CRC_SIZE
 
-_MAX_FILLER_SIZE = 1024 * 1024
-_ROLLED_BACK = layout.TRANSACTION_FLAGS["rollback"]
-
 
 class OutputBytes(NamedTuple):
     """The next bytes of a CommitLog file, and how many messages they contain, including fillers.
@@ -472,30 +468,3 @@ def fillers(start: int, end: int, store_timestamp: int, outcome: PartOutcome) ->
     for message in filler_messages(FILLER_TOPIC, start, end, store_timestamp):
         outcome.counts[FILLERS] += 1
         yield OutputBytes(memoryview(message), 1)
-
-
-def filler_messages(topic: bytes, start: int, end: int, store_timestamp: int) -> Iterator[bytes]:
-    """Rolled-back messages that fill positions ``[start, end)``, see `filler_message`."""
-    count = -(-(end - start) // _MAX_FILLER_SIZE)
-    cuts = [start + (end - start) * number // count for number in range(count + 1)]
-    return (filler_message(topic, *cut, store_timestamp) for cut in pairwise(cuts))
-
-
-def filler_message(topic: bytes, start: int, end: int, store_timestamp: int) -> bytes:
-    """A rolled-back message at positions ``[start, end)``, longer than `layout.MIN_MESSAGE_SIZE`.
-
-    Its storeTimestamp is in milliseconds. In a small space the topic is cut.
-    """
-    space = end - start - layout.MIN_MESSAGE_SIZE
-    # With a CRC for brokers with forceVerifyPropCRC, if there is space.
-    has_crc = space >= layout.PROPERTY_CRC_SIZE + len(topic)
-    space -= layout.PROPERTY_CRC_SIZE if has_crc else 0
-    return encode_message(
-        topic[:space],
-        bytes(max(space - len(topic), 0)),
-        start,
-        sys_flag=_ROLLED_BACK,
-        born_timestamp=store_timestamp,
-        store_timestamp=store_timestamp,
-        property_crc=has_crc,
-    )

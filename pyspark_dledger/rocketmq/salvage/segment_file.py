@@ -35,7 +35,7 @@ from pyspark_dledger.format.layout import (
     MIN_MESSAGE_SIZE,
     segment_name,
 )
-from pyspark_dledger.format.message import STORED_SIZE, store_timestamp
+from pyspark_dledger.format.message import STORED_SIZE, filler_message, filler_messages, store_timestamp
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.copies.problems import is_damage
 from pyspark_dledger.log.io.entry_reads import read_existing
@@ -47,7 +47,6 @@ from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
-from pyspark_dledger.rocketmq.export.commit_log_part import filler_message, filler_messages
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
 from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, FileWindow, Span, spans_of
 from pyspark_dledger.rocketmq.jobs.target_folder import left_path, new_file, source_errors
