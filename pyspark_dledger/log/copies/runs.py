@@ -35,6 +35,7 @@ from pyspark_dledger.log.io.files import path_of
 MAX_SOURCES = 62
 """Sources are bits of a signed number."""
 
+_TORN = "expected what another replica has, found zeros from or to the edge of a sector"
 _KEYS = ("pos", "size", "index", "term")
 
 
@@ -114,7 +115,7 @@ def compare_copies(part: SegmentPart | IndexedPart) -> Evidence:
             table.add_units(number, DLedgerIndex(path_of(folder)))
         _leave_out_torn(table, files)
         committed = {copy.source: copy.committed for copy in part.copies}
-        variants = _different(table, files, unequal, committed)
+        variants = _different(table, files, unequal, committed, damages)
     runs = sorted(_runs(table, variants, sorted({*committed.values()}) if part.source == DLEDGER else None))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages))
 
@@ -127,7 +128,7 @@ def _compare_indexed(part: IndexedPart) -> Evidence:
         table.add(number, entries[number])
     _leave_out_torn(table, files)
     everywhere = {number: [(0, INT64_MAX)] for number in files}
-    variants = _different(table, files, everywhere, dict.fromkeys(files, -1))
+    variants = _different(table, files, everywhere, dict.fromkeys(files, -1), damages)
     return Evidence(
         int(table.columns["pos"].min(initial=0)), part.source, tuple(sorted(_runs(table, variants, ()))), tuple(damages)
     )
@@ -256,7 +257,11 @@ Bytes = SegmentBytes | IndexedBytes
 
 
 def _different(
-    table: _Table, files: Mapping[int, Bytes], unequal: dict[int, list[Range]], committed: dict[int, int]
+    table: _Table,
+    files: Mapping[int, Bytes],
+    unequal: dict[int, list[Range]],
+    committed: dict[int, int],
+    damages: list[Damage],
 ) -> dict[int, tuple[_Groups, int]]:
     """The groups of sources with equal bytes, and `Run.majority`, by the row of each entry whose bytes differ.
 
@@ -289,10 +294,26 @@ def _different(
         for number in sources_of(int(holders[row])):
             groups.setdefault(copies[number], []).append(number)
         ordered = sorted((tuple(numbers), data) for data, numbers in groups.items())
+        if table.intact[row]:
+            ordered = _without_torn(ordered, table, row, damages)
         most = _majority_bytes([data for data in copies.values() if len(data) == size])
         majority = next((place for place, (_, data) in enumerate(ordered) if data == most), -1)
         found[row] = tuple(numbers for numbers, _ in ordered), majority
     return found
+
+
+def _without_torn(
+    ordered: list[tuple[tuple[int, ...], bytes]], table: _Table, row: int, damages: list[Damage]
+) -> list[tuple[tuple[int, ...], bytes]]:
+    """The groups of copies without those that lost a write, where another one has other bytes."""
+    start, size, index = (int(table.columns[name][row]) for name in ("pos", "size", "index"))
+    torn = [numbers for numbers, data in ordered if is_torn(start, data)]
+    if len(torn) in (0, len(ordered)):
+        return ordered
+    for number in (number for numbers in torn for number in numbers):
+        table.intact[row] &= ~(np.int64(1) << number)
+        damages.append(Damage(number, start, start + size, index if index >= 0 else None, _TORN))
+    return [each for each in ordered if each[0] not in torn]
 
 
 def _last(rows: Longs) -> int:

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 
+import numpy as np
+
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.files import OpenFile, open_file
 
 WINDOW = 256 * 1024
 _SECTOR = 512
+_LEAST_HOLE = 64
+"""Bytes: a body can have some zeros anywhere."""
 
 Bytes = bytes | bytearray
 
@@ -52,9 +56,14 @@ class SegmentBytes:
 
 
 def is_torn(start: int, data: bytes) -> bool:
-    """Whether bytes from position `start` on have a sector of zeros: several replicas can lose it in the same way."""
-    first = -start % _SECTOR
-    return any(not any(data[at : at + _SECTOR]) for at in range(first, len(data), _SECTOR))
+    """Whether bytes from position `start` on have a hole of zeros that begins or ends where a sector does.
+
+    A write that was lost leaves such a hole: several replicas can lose it in the same way.
+    """
+    values = np.frombuffer(data, np.uint8)
+    edges = np.flatnonzero(np.diff((values == 0).view(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    long = edges[np.diff(edges, axis=1)[:, 0] >= _LEAST_HOLE]
+    return bool(((long + start) % _SECTOR == 0).any())
 
 
 def unequal_windows(

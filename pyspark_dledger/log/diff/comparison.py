@@ -203,6 +203,7 @@ def _divergence(row: DiffRow | None, group: ReplicaGroup) -> Divergence | None:
 
 def _notes(group: ReplicaGroup) -> Iterator[str]:
     """Facts that no verdict has."""
+    yield from group.notes
     numbers = range(len(group.members))
     for number in numbers:
         for before in range(number):

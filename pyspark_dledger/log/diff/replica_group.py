@@ -67,6 +67,7 @@ class ReplicaGroup:
     """
 
     def __init__(self, compared: ComparedStores, size: int | None) -> None:
+        self.notes = compared.notes
         histories = compared.histories(DLEDGER)
         self.histories = histories or Histories(DLEDGER, (), {}, ())
         numbers = range(len(compared.stores))

@@ -18,6 +18,8 @@ TOPIC = "DLEDGER_LOST"
 """The topic of fillers, which are rolled-back messages."""
 LOST_FILE = "lost.jsonl"
 """The list of what no source has, in the target of a salvage."""
+DECIDED_FILE = "decided.jsonl"
+"""The list of the entries of which only the request of a salvage chose the copy, in its target."""
 _MAX_LIST = 16 * 1024 * 1024
 PROBLEM = "a filler of a salvage: no source had the entry"
 
@@ -26,7 +28,7 @@ class SalvageFillers:
     """The fillers of one store: by their topic, and by the list of its salvage, which also has what was known."""
 
     def __init__(self, paths: StorePaths) -> None:
-        self._listed = {row["pos"]: row for row in _listed(paths)}
+        self._listed = {row["pos"]: row for row in _listed(paths, LOST_FILE)}
 
     @property
     def positions(self) -> frozenset[int]:
@@ -57,12 +59,17 @@ class SalvageFillers:
                 yield from (place for place in found if None not in place)
 
 
-def _listed(paths: StorePaths) -> list[dict[str, Any]]:
-    """The rows of the list; none without one, or if it is damaged."""
+def decided_positions(paths: StorePaths, source: str) -> frozenset[int]:
+    """Where the entries begin that the salvage which wrote a store decided about."""
+    return frozenset(row["pos"] for row in _listed(paths, DECIDED_FILE) if row.get("source") == source)
+
+
+def _listed(paths: StorePaths, name: str) -> list[dict[str, Any]]:
+    """The rows of a list; none without one, or if it is damaged."""
     if paths.root is None or is_remote_path(paths.root):
         return []
     try:
-        rows = [json.loads(line) for line in read_start(paths.root / LOST_FILE, _MAX_LIST).splitlines()]
+        rows = [json.loads(line) for line in read_start(paths.root / name, _MAX_LIST).splitlines()]
     except (OSError, ValueError, RecursionError):
         return []
     return [row for row in rows if isinstance(row, dict) and isinstance(row.get("pos"), int)]

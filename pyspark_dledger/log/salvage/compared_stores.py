@@ -15,6 +15,7 @@ from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGI
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.commit_log_replica import own_replicas
+from pyspark_dledger.log.copies.duplicates import duplicates, without_duplicates
 from pyspark_dledger.log.copies.indexed_copies import IndexedPart
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import Evidence, Run, SegmentPart, compare_copies
@@ -22,11 +23,11 @@ from pyspark_dledger.log.copies.segment_copy import Damage, SegmentCopy
 from pyspark_dledger.log.copies.stale_tails import highest_term, own_end
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file
-from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers, decided_positions
 from pyspark_dledger.log.replicas import entry_of, replica_names
 from pyspark_dledger.log.salvage.histories import Histories, decide_histories
 from pyspark_dledger.log.salvage.last_copies import judged
-from pyspark_dledger.log.salvage.pieces import QUEUE_UNIT, Decide
+from pyspark_dledger.log.salvage.pieces import DECIDED, QUEUE_UNIT, Decide
 from pyspark_dledger.log.salvage.restored_log import Witnesses
 from pyspark_dledger.log.store_view import StoreView
 
@@ -35,8 +36,8 @@ Progress = Callable[[int, int], None]
 
 _ONE_FILE = 2**62
 
-Confirmed = dict[int, tuple[int, ...]]
-"""For the start of an entry of which copies differ, the sources whose copy other files confirm."""
+Confirmed = dict[int, tuple[tuple[int, ...], str]]
+"""For the start of an entry of which copies differ, the sources whose copy other files confirm, and why."""
 
 
 def map_in_threads(function: Callable[[Any], Any], parts: Sequence[Any]) -> Iterator[Any]:
@@ -66,6 +67,16 @@ class ComparedStores:
         for damage in (damage for each in self._evidence for damage in each.damages if damage.error is not None):
             _leave_out(stores[damage.source], damage)
         self._confirmed: dict[str, Confirmed] = {}
+        self.duplicates = duplicates(stores, self.names, self._evidence)
+        """For each replica that is a copy of another one, that one: their bytes count once."""
+        if self.duplicates and len(self.duplicates) + 1 < len(stores):
+            self._evidence = [without_duplicates(each, self.duplicates) for each in self._evidence]
+
+    @property
+    def notes(self) -> list[str]:
+        """That replicas are copies of others."""
+        pairs = sorted((self.names[copy], self.names[first]) for copy, first in self.duplicates.items())
+        return [f"{copy} is a copy of {first}: what both have counts once" for copy, first in pairs]
 
     def histories(
         self, source: str, decide: Callable[[Confirmed], Decide] | None = None, log_of: int | None = None
@@ -81,7 +92,8 @@ class ComparedStores:
         size, problem = _file_size(parts) if parts else (_ONE_FILE, "")
         if source not in self._confirmed:
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
-            self._confirmed[source] = _confirmed(self.stores, contested, source)
+            decided = _decided(self.stores, (run for each in evidence for run in each.runs), source)
+            self._confirmed[source] = decided | _confirmed(self.stores, contested, source)
         choose = (decide or decided_by_units)(self._confirmed[source])
         judge = partial(judged, stores=self.stores, source=source)
         found = decide_histories(evidence, size, self._witnesses(source, size), choose, judge, log_of)
@@ -114,8 +126,9 @@ def decided_by_units(confirmed: Confirmed) -> Decide:
     """Decides only where units of ConsumeQueues and IndexFiles do."""
 
     def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
-        found = tuple(source for source in confirmed.get(run.start, ()) if source in run.sources)
-        return (found, QUEUE_UNIT) if found else None
+        sources, why = confirmed.get(run.start, ((), ""))
+        found = tuple(source for source in sources if source in run.sources)
+        return (found, why) if found else None
 
     return decide
 
@@ -154,7 +167,19 @@ def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: st
         start = run.start + header
         damaged = units.damaged([(start, _read(segments, group[0], start, run.end)) for group in run.variants])
         if damaged.count(False) == 1:
-            found[run.start] = run.variants[damaged.index(False)]
+            found[run.start] = run.variants[damaged.index(False)], QUEUE_UNIT
+    return found
+
+
+def _decided(stores: Sequence[StoreView], runs: Iterable[Run], source: str) -> Confirmed:
+    """The copies that salvages which wrote some of the stores decided for."""
+    by_store = [decided_positions(store.paths, source) for store in stores]
+    known = frozenset().union(*by_store)
+    found: Confirmed = {}
+    for run in runs if known else ():
+        groups = [group for group in run.variants if any(run.start in by_store[number] for number in group)]
+        if len(groups) == 1 and run.start in known:
+            found[run.start] = groups[0], DECIDED
     return found
 
 
@@ -175,7 +200,7 @@ def _confirmed_by_index(stores: Sequence[StoreView], contested: Sequence[Run]) -
         ]
         damaged = units.damaged(bodies)
         if damaged.count(False) == 1:
-            found[run.start] = run.variants[damaged.index(False)]
+            found[run.start] = run.variants[damaged.index(False)], QUEUE_UNIT
     return found
 
 

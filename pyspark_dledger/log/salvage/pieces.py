@@ -10,7 +10,7 @@ from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
 ONE, SAME, QUEUE_UNIT, MAJORITY, TAKEN = "onlyCopy", "sameBytes", "queueUnit", "majority", "taken"
-WRITTEN_SO, UNCONFIRMED = "writtenSo", "unconfirmed"
+WRITTEN_SO, UNCONFIRMED, DECIDED = "writtenSo", "unconfirmed", "decided"
 """Why a copy was chosen:
 
 - no other source has it intact;
@@ -19,7 +19,8 @@ WRITTEN_SO, UNCONFIRMED = "writtenSo", "unconfirmed"
 - at each byte, most sources have its value, or it is the only copy left;
 - the request takes it;
 - its checksums fail, but several sources have the same bytes;
-- it is the only copy left, and no checksum covers it.
+- it is the only copy left, and no checksum covers it;
+- a salvage that wrote one of the stores decided so.
 """
 
 

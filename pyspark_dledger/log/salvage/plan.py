@@ -141,7 +141,7 @@ def plan_salvage(
     refused = tuple(each for log in logs for each in log.undecided) if options.undecided == REFUSE else ()
     unreadable = {name: texts for name, store in zip(names, stores, strict=True) if (texts := store.unread.witnesses())}
     files = {name: texts for name, store in zip(names, stores, strict=True) if (texts := store.unread.segment_texts())}
-    notes = (*_notes(found.parts), *_unreadable_notes(unreadable), *_unreadable_notes(files, "it has"))
+    notes = (*found.notes, *_notes(found.parts), *_unreadable_notes(unreadable), *_unreadable_notes(files, "it has"))
     for name, store in zip(names, stores, strict=True):
         if store.unread.has_end:
             unreadable[name] = (*unreadable.get(name, ()), *files[name])

@@ -135,7 +135,8 @@ class _Collector:
             self._pass(batch, at, number)
             row = row_at(batch, number)
             if number in fillers:
-                row.update(self._fillers.known_at(row["pos"]), problem=PROBLEM)
+                # Its own time is that of the filler.
+                row.update(self._fillers.known_at(row["pos"]), problem=PROBLEM, storeTimestamp=None)
             self._add_row(row)
             at = number + 1
         self._pass(batch, at, batch.num_rows)

@@ -24,7 +24,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.salvage_fillers import LOST_FILE
+from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE
 from pyspark_dledger.log.io.state_files import is_of_controller_mode
 from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
@@ -65,8 +65,6 @@ from pyspark_dledger.rocketmq.salvage.segment_file import IndexUnits, SegmentPar
 
 _VERB = "salvage"
 _FORM = "commitlog"
-DECIDED_FILE = "decided.jsonl"
-"""The list of the entries that only the request decided, in the target."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Finds replicas that are copies of others, as a folder that was copied before a salvage: they have no own vote.
+
+Healthy replicas have equal bytes, too. But no two of them have files of the same times, or the same corrupt bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations
+
+from pyspark_dledger.log.copies.runs import Evidence, Run
+from pyspark_dledger.log.copies.segment_bytes import is_torn
+from pyspark_dledger.log.io.entry_reads import segment_at
+from pyspark_dledger.log.io.files import is_remote_path, path_of
+from pyspark_dledger.log.store_view import StoreView
+
+_SECOND = 10**9
+_MAX_COMPARED = 64 * 1024
+_File = tuple[str, int, int]
+
+
+def duplicates(stores: Sequence[StoreView], names: Sequence[str], evidence: Sequence[Evidence]) -> dict[int, int]:
+    """For the number of each replica that is a copy of another one, that one."""
+    files = [_files(store) for store in stores]
+    found: dict[int, int] = {}
+    for one, two in combinations(sorted(range(len(stores)), key=lambda number: names[number]), 2):
+        is_copy = _are_one(files[one], files[two]) or _lost_alike(stores, evidence, one, two)
+        if one not in found and two not in found and is_copy:
+            found[two] = one
+    return found
+
+
+def _files(store: StoreView) -> list[_File]:
+    """Name, size and time of each local file of the log; a time in whole seconds may have been set."""
+    files: list[_File] = []
+    for segment in store.segments:
+        path = path_of(segment.path)
+        with suppress(OSError):
+            if not is_remote_path(path):
+                state = path.stat()
+                files.append((segment.name, state.st_size, state.st_mtime_ns))
+    return files
+
+
+def _are_one(one: list[_File], two: list[_File]) -> bool:
+    return one == two and any(time % _SECOND for _, _, time in one)
+
+
+def _lost_alike(stores: Sequence[StoreView], evidence: Sequence[Evidence], one: int, two: int) -> bool:
+    """Whether two replicas have equal bytes everywhere, with the same damage that is no lost write."""
+    listed = [(part.source, each) for part in evidence for each in part.damages]
+    first, second = (
+        [(source, each.start, each.end, each.index) for source, each in listed if each.source == number]
+        for number in (one, two)
+    )
+    groups = (group for part in evidence for run in part.runs for group in run.variants)
+    if first != second or any((one in group) != (two in group) for group in groups):
+        return False
+    for source, start, end, _ in first:
+        data = [_read(stores[number], source, start, min(end, start + _MAX_COMPARED)) for number in (one, two)]
+        if data[0] and data[0] == data[1] and not is_torn(start, data[0]):
+            return True
+    return False
+
+
+def _read(store: StoreView, source: str, start: int, end: int) -> bytes:
+    segment = segment_at([segment for segment in store.segments if segment.source == source], start)
+    return segment.read(start, end - start) if segment is not None else b""
+
+
+def without_duplicates(evidence: Evidence, found: dict[int, int]) -> Evidence:
+    """The evidence in which a copy of a replica decides nothing."""
+    return replace(evidence, runs=tuple(_counted_once(run, found) for run in evidence.runs))
+
+
+def _counted_once(run: Run, found: dict[int, int]) -> Run:
+    if run.is_suspect:
+        return run.of({number for number in run.sources if found.get(number) not in run.sources})
+    if run.majority < 0:
+        return run
+    voters = {found.get(number, number) for number in run.sources}
+    most = {found.get(number, number) for number in run.variants[run.majority]}
+    has_majority = len(voters) > 2 and 2 * len(most) > len(voters)
+    return run if has_majority else run._replace(majority=-1)

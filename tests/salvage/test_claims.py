@@ -1,0 +1,99 @@
+"""What other files and other replicas say of copies: copied folders, lost writes, decisions of an earlier salvage."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.log import open_log
+from pyspark_dledger.log.copies.segment_bytes import is_torn
+from pyspark_dledger.log.diff.comparison import Comparison, compare
+from pyspark_dledger.log.salvage.plan_rows import headline
+from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from tests.support.damaged_groups import Member, write_group
+
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
+INDEX = 7
+
+
+def group(folder: Path) -> list[Member]:
+    """Three members with raw entries, which no checksum covers."""
+    return write_group(folder, random.Random(3), as_messages=False)
+
+
+def change(member: Member, offset: int, data: bytes) -> None:
+    file, start, _ = member.entries[INDEX]
+    member.write(file, start + offset, data)
+
+
+def comparison(*paths: Path) -> Comparison:
+    return compare(open_log(str(paths[0]), replicas=[str(path) for path in paths[1:]]))
+
+
+@pytest.mark.parametrize("keeps_times", [True, False])
+def test_a_copy_of_a_damaged_replica_has_no_vote(tmp_path: Path, keeps_times: bool) -> None:
+    n0, n1, _ = group(tmp_path)
+    change(n1, ENTRY_HEADER_SIZE + 5, b"?")
+    if not keeps_times:
+        # The same corrupt bytes show it as well.
+        file, start, _ = n1.entries[INDEX + 3]
+        n1.write(file, start + 44, b"\1")
+    copy = tmp_path / "copy"
+    shutil.copytree(n1.path, copy, copy_function=shutil.copy2 if keeps_times else shutil.copy)
+    paths = [n0.path, n1.path, copy]
+    for order in (paths, paths[::-1]):
+        found = plan(SalvageRequest.of(order, undecided="majority"))
+        assert [each.index for each in found.logs[0].undecided] == [INDEX]
+        assert f"{INDEX}: nothing shows that a copy is right" in headline(found)
+        assert "n1 is a copy of copy: what both have counts once" in found.notes
+    assert comparison(*paths).notes[0] == "n1 is a copy of copy: what both have counts once"
+
+
+def test_a_hole_up_to_the_edge_of_a_sector_is_a_lost_write(tmp_path: Path) -> None:
+    data = b"x" * 2000
+    assert not is_torn(100, data) and not is_torn(0, data[:511] + bytes(1) + data[512:])
+    assert is_torn(100, data[:412] + bytes(70) + data[482:]), "it begins at the edge of a sector"
+    assert is_torn(100, data[:300] + bytes(112) + data[412:]), "it ends there"
+    assert is_torn(100, bytes(412) + data[412:]), "it began before the bytes"
+    n0, n1, n2 = group(tmp_path)
+    file, start, entry = next(each for each in n1.entries.values() if each[1] % 512 + len(each[2]) > 512 + 150)
+    index = next(index for index, each in n1.entries.items() if each[:2] == (file, start))
+    edge = -start % 512
+    n1.write(file, start + edge - 100, bytes(100))
+    found = comparison(n0.path, n1.path)
+    members = {member.node: member for member in found.verdict.members}
+    assert members["n1"].damaged.ranges == ((index, index),) and entry
+    assert not members["n0"].damaged.entries
+    assert plan(SalvageRequest.of([n0.path, n1.path, n2.path])).refused == ()
+
+
+def test_what_a_salvage_decided_is_decided_in_a_comparison_with_its_sources(tmp_path: Path) -> None:
+    n0, n1, n2 = group(tmp_path)
+    change(n1, ENTRY_HEADER_SIZE + 5, b"?")
+    paths = [n0.path, n1.path, n2.path]
+    assert comparison(*paths).verdict.unclear_entries.ranges == ((INDEX, INDEX),)
+    salvage(SalvageRequest.of(paths, undecided="majority"), tmp_path / "result")
+    for order in ((tmp_path / "result", n1.path), (n1.path, tmp_path / "result", n2.path)):
+        found = comparison(*order)
+        assert (found.verdict.lost, found.verdict.unclear_entries.entries) == ("nothing", 0)
+        assert [member.start for member in found.verdict.members if member.damaged.entries] == ["no"]
+
+
+def test_fillers_of_first_entries_have_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    members = write_group(tmp_path, random.Random(3), as_messages=True)
+    for member in members:
+        for index in (0, 1):
+            file, start, data = member.entries[index]
+            member.write(file, start, bytes(len(data)))
+    salvage(SalvageRequest.of([member.path for member in members]), tmp_path / "result")
+    assert main(["lost", str(tmp_path / "result"), "--json"]) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["index"] for row in rows] == [0, 1]
+    assert "1970" not in json.dumps(rows)
