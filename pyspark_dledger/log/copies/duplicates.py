@@ -77,7 +77,8 @@ def without_duplicates(evidence: Evidence, found: dict[int, int]) -> Evidence:
 
 def _counted_once(run: Run, found: dict[int, int]) -> Run:
     if run.is_suspect:
-        return run.of({number for number in run.sources if found.get(number) not in run.sources})
+        ones = {found.get(number, number) for number in run.sources}
+        return run if len(ones) > 1 else run.of(ones)
     if run.majority < 0:
         return run
     voters = {found.get(number, number) for number in run.sources}

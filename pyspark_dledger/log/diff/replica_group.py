@@ -72,8 +72,8 @@ class ReplicaGroup:
         self.histories = histories or Histories(DLEDGER, (), {}, ())
         numbers = range(len(compared.stores))
         bounds = [_bounds(compared.stores[number], number, self.histories) for number in numbers]
-        self._copies = CopyRanges(self.histories, bounds)
-        self.ranges = list(self._copies)
+        self.copies = CopyRanges(self.histories, bounds)
+        self.ranges = list(self.copies)
         self.members = tuple(
             self._member(compared.names[number], compared.stores[number], number, bounds[number]) for number in numbers
         )
@@ -89,7 +89,7 @@ class ReplicaGroup:
 
     def _member(self, name: str, store: StoreView, number: int, bounds: LogBounds) -> GroupMember:
         last = self.histories.lasts.get(number)
-        term = self._copies.term_at(self._copies.history_of(number, bounds.end), bounds.end)
+        term = self.copies.term_at(self.copies.history_of(number, bounds.end), bounds.end)
         is_known = last is not None and last.index >= bounds.end
         end_pos = last.end if last is not None and is_known and store.dialect != "0.4" else store.end.pos
         end_term = last.term if last is not None and is_known else term if term >= 0 else store.end.last_term
@@ -122,7 +122,7 @@ class ReplicaGroup:
         member = self.members[number]
         if not 0 <= member.begin <= index <= member.end:
             return None
-        term = self._copies.term_at(self._copies.history_of(number, index), index)
+        term = self.copies.term_at(self.copies.history_of(number, index), index)
         return term if term >= 0 else None
 
     def common(self, first: int, second: int) -> int:
@@ -162,7 +162,7 @@ class ReplicaGroup:
         starts = sorted({since for path in paths for since in path.values() if begin < since <= end})
         agreed = begin - 1
         for low, following in zip([begin, *starts], [*starts, end + 1], strict=True):
-            if self._copies.history_of(first, low) != self._copies.history_of(second, low):
+            if self.copies.history_of(first, low) != self.copies.history_of(second, low):
                 break
             agreed = following - 1
         shared = [each for each in self.ranges if each.first <= agreed and begin <= each.last]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
-from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
-from pyspark_dledger.log.copies.lost_ends import commit_log_replicas
-from pyspark_dledger.log.diff.copy_states import ABSENT, DAMAGED, INTACT, UNCLEAR, CopyStates
+from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
+from pyspark_dledger.log.diff import copy_ranges
+from pyspark_dledger.log.diff.commit_log.group import commit_log_group
+from pyspark_dledger.log.diff.evidence import LogEvidence
 from pyspark_dledger.log.diff.ranges import Ranges
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
 from pyspark_dledger.log.replicas import replica_names
+from pyspark_dledger.log.salvage.compared_stores import ComparedStores
+from pyspark_dledger.log.salvage.histories import Histories
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
 from pyspark_dledger.log.verify.verify_store import plan_findings
@@ -33,7 +38,6 @@ from pyspark_dledger.rocketmq.lost.damaged_ranges import (
 from pyspark_dledger.rocketmq.lost.known_elsewhere import completed_by_replicas
 from pyspark_dledger.rocketmq.lost.known_units import entries_of_index
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messages
-from pyspark_dledger.rocketmq.lost.restorable import restorable_entries
 
 _MAX_LISTED = 100_000
 
@@ -47,6 +51,75 @@ class GroupLosses(NamedTuple):
     unclear_reasons: tuple[str, ...] = ()
 
 
+INTACT, DAMAGED, ABSENT, UNCLEAR = range(4)
+
+
+class _Group:
+    """The comparison of the logs of a group."""
+
+    def __init__(self, compared: ComparedStores, size: int | None) -> None:
+        self.ledger = ReplicaGroup(compared, size)
+        self.old = commit_log_group(compared)
+        of_bytes = LogEvidence(self.old.ranges if self.old is not None else ())
+        of_entries = LogEvidence(self.ledger.ranges)
+        self.unclear, self.unclear_positions = of_entries.unclear.ranges_found(), of_bytes.unclear.ranges_found()
+        self.unclear_reasons = tuple(sorted({*of_entries.unclear_reasons, *of_bytes.unclear_reasons}))
+        self.lost = (*of_entries.lost.ranges_found().ranges, *of_entries.filled.ranges_found().ranges)
+        self.last_index = max(member.end for member in self.ledger.members)
+        replicas = self.old.replicas if self.old is not None else []
+        ends_known = bool(replicas) and all(each.donors for each in lost_ends_of(replicas))
+        self.commit_log_end = max(each.end for each in replicas) if ends_known else INT64_MAX
+        """Where the longest CommitLog ends, 2^63-1 if all may have been longer."""
+        self.repairs = _repairs(self.ledger.histories, compared.names)
+
+    def history_of(self, number: int, index: int) -> int:
+        """The number of the history that a replica's log is of at an index; 0 is the main one."""
+        return self.ledger.copies.history_of(number, index)
+
+    def of_entry(self, number: int, index: int, losers: Iterable[int]) -> int:
+        """How a replica has the entry that the replicas `losers` lost; one of another history counts as absent."""
+        found = self.ledger.copies.at(index)
+        histories = {self.history_of(loser, index) for loser in losers}
+        if found is None or found.copies[number].history not in histories:
+            return ABSENT
+        return _state([found.copies[number]])
+
+    def of_bytes(self, number: int, start: int, end: int) -> int:
+        """How a replica has the positions ``[start, end)`` of the CommitLog."""
+        ranges = self.old.ranges if self.old is not None else []
+        first = max(bisect_right(ranges, start, key=lambda each: each.first) - 1, 0)
+        found = takewhile(lambda each: each.first < end, ranges[first:])
+        return _state([each.copies[number] for each in found if each.last >= start])
+
+    def silently_damaged(self, number: int) -> Iterator[tuple[int, int]]:
+        """Where rows of a replica begin that are damaged, and where the next ones begin; those that look whole too."""
+        for found in self.old.ranges if self.old is not None else ():
+            if found.copies[number].state == copy_ranges.DAMAGED:
+                yield found.first, found.last + 1
+        member = self.ledger.members[number]
+        for found in self.ledger.ranges:
+            if found.copies[number].is_silent and not found.copies[number].is_undecided:
+                yield member.position(found.first), member.position(found.last + 1)
+
+    def pos_of(self, index: int) -> int:
+        """The lowest position at which a replica has an entry, or had it."""
+        return min(member.position(index) for member in self.ledger.members if member.begin <= index)
+
+
+def _state(copies: list[copy_ranges.Copy]) -> int:
+    if any(copy.state in (copy_ranges.DAMAGED, copy_ranges.FILLER) and not copy.is_undecided for copy in copies):
+        return DAMAGED
+    if any(copy.is_undecided or copy.state == copy_ranges.UNREAD for copy in copies):
+        return UNCLEAR
+    return INTACT if copies and all(copy.state == copy_ranges.INTACT for copy in copies) else ABSENT
+
+
+def _repairs(found: Histories, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """The replicas with the message of each entry whose header a salvage writes again, by index."""
+    repairs = [each for history in found.found[:1] for each in history.log.repairs]
+    return {each.index: tuple(names[number] for number in each.sources) for each in repairs}
+
+
 @dataclass(frozen=True)
 class _Replica:
     """A replica, its number in the comparison of its group, and what it has lost."""
@@ -54,7 +127,7 @@ class _Replica:
     name: str
     log: StoreView
     number: int
-    states: CopyStates | None
+    states: _Group | None
     ranges: list[DamagedRange]
 
     @cached_property
@@ -70,8 +143,9 @@ class _Replica:
         """Whether the replica has a message, lost it too, or never had it or let it expire."""
         end = max(lost.end, lost.pos + 1)
         if self.states is not None and lost.source == DLEDGER and lost.index is not None:
-            return self.states.of_entry(self.number, lost.index, lost.lost_on or (self.name,))
-        if self.states is not None and lost.source == COMMITLOG and self.states.has_commit_logs:
+            names = self.states.ledger.names
+            return self.states.of_entry(self.number, lost.index, map(names.index, lost.lost_on or (self.name,)))
+        if self.states is not None and lost.source == COMMITLOG and self.states.old is not None:
             return self.states.of_bytes(self.number, lost.pos, end)
         if self.log.unread.covers(lost.pos, end):
             return UNCLEAR
@@ -88,7 +162,7 @@ def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLoss
     `StoreView.unread`. Raises StoreError.
     """
     logs = [log, *log.replicas]
-    states = CopyStates(log) if len(logs) > 1 else None
+    states = _Group(compared(log), log.options.group_size) if len(logs) > 1 else None
     replicas = []
     for number, (name, each) in enumerate(zip(replica_names(logs), logs, strict=True)):
         ranges = damaged_ranges(each, progress=_part_of(progress, number, len(logs)))
@@ -114,13 +188,13 @@ def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLoss
     messages = sorted(_with_restorable(list(completed), replicas), key=lambda lost: (lost.pos, lost.size or 0))
     if states is None:
         return GroupLosses(messages, Ranges(), Ranges())
-    return GroupLosses(messages, states.unclear, states.unclear_positions, tuple(sorted(states.unclear_reasons)))
+    return GroupLosses(messages, states.unclear, states.unclear_positions, states.unclear_reasons)
 
 
-def _with_other_headers(states: CopyStates, known: list[LostMessage], logs: list[StoreView]) -> Iterator[LostMessage]:
+def _with_other_headers(states: _Group, known: list[LostMessage], logs: list[StoreView]) -> Iterator[LostMessage]:
     """The entries that are lost on every replica, although their bytes look whole: their headers are of others."""
     listed = {each.index for each in known if each.source == DLEDGER}
-    for first, last in states.lost.ranges:
+    for first, last in states.lost:
         last = min(last, first + _MAX_LISTED)
         units = {
             each.index: each for log in logs for each in entries_of_index(log.index_files, first, last, ignore_error)
@@ -131,18 +205,14 @@ def _with_other_headers(states: CopyStates, known: list[LostMessage], logs: list
 
 
 def _with_restorable(messages: list[LostMessage], replicas: list[_Replica]) -> Iterator[LostMessage]:
-    wanted = (lost.index for lost in messages if lost.is_for_good and lost.source == DLEDGER)
-    indexes = sorted({index for index in wanted if index is not None})
-    ranges = merge_adjacent(((index, index) for index in indexes), _next_to)
-    repairs = {each.index: each for each in restorable_entries([replica.log for replica in replicas], ranges)}
+    states = replicas[0].states
+    repairs = states.repairs if states is not None else {}
+    if states is None and any(lost.index is not None for lost in messages):
+        found = ComparedStores([replica.log for replica in replicas])
+        repairs = _repairs(found.histories(DLEDGER) or Histories(DLEDGER, (), {}, ()), found.names)
     for lost in messages:
-        repair = repairs.get(lost.index) if lost.index is not None and lost.is_for_good else None
-        names = tuple(replicas[number].name for number in repair.sources) if repair is not None else ()
+        names = repairs.get(lost.index, ()) if lost.index is not None and lost.is_for_good else ()
         yield replace(lost, restorable_from=names) if names else lost
-
-
-def _next_to(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int] | None:
-    return (first[0], second[1]) if first[1] + 1 == second[0] else None
 
 
 def _is_after_end(lost: LostMessage, end: int) -> bool:

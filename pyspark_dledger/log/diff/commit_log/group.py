@@ -25,8 +25,8 @@ class CommitLogGroup:
         self.names = tuple(one.name for one in replicas)
         # Rows name the epoch, so a range is in one.
         starts = {epoch.start for one in replicas for epoch in one.epochs}
-        self._copies = CopyRanges(self.histories, [_bounds(one) for one in replicas], starts, self._has_blank)
-        self.ranges = list(self._copies)
+        self.copies = CopyRanges(self.histories, [_bounds(one) for one in replicas], starts, self._has_blank)
+        self.ranges = list(self.copies)
         self.foremost = min(range(len(replicas)), key=self.rank)
 
     def rank(self, number: int) -> tuple[int, int, str]:
@@ -36,7 +36,7 @@ class CommitLogGroup:
 
     def diverged(self, _: int, holder: int) -> bool:
         """Whether what `holder` has at its end is of no other history; of the main one, the master sends it."""
-        return self._copies.history_of(holder, INT64_MAX) > 0
+        return self.copies.history_of(holder, INT64_MAX) > 0
 
     def contradicts(self, _: CopyRange) -> bool:
         """Nothing shows that messages are committed."""
@@ -44,7 +44,7 @@ class CommitLogGroup:
 
     def messages(self, found: CopyRange) -> int:
         """The intact messages of a range on the replica that has most."""
-        return self._copies.messages(found, self._count)
+        return self.copies.messages(found, self._count)
 
     def _has_blank(self, number: int, start: int, end: int) -> bool:
         expected = (end - start).to_bytes(4, "big") + MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
