@@ -500,14 +500,14 @@ def test_a_message_that_changes_after_it_was_checked_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, at: int, text: str
 ) -> None:
     store = three_files(tmp_path / "store")
-    message_runs = commit_log_part.message_runs
+    message_batches = commit_log_part.message_batches
 
     def changed(*given: Any) -> Any:
-        for run in message_runs(*given):
+        for run in message_batches(*given):
             change(Path(store.segments[0].path), at)
             yield run
 
-    monkeypatch.setattr(commit_log_part, "message_runs", changed)
+    monkeypatch.setattr(commit_log_part, "message_batches", changed)
     with pytest.raises(StoreError, match=text):
         export(tmp_path / "store", tmp_path / "target", "commitlog", engine=engine)
     assert not list((tmp_path / "target").rglob("0*"))

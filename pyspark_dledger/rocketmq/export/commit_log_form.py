@@ -37,13 +37,13 @@ from pyspark_dledger.rocketmq.export.commit_log_part import (
     FilePart,
     OutputBytes,
     PartOutcome,
+    contents_of_file,
     is_intact,
-    pieces_of_file,
 )
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
 from pyspark_dledger.rocketmq.jobs import store_files
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
-from pyspark_dledger.rocketmq.jobs.new_files import DirectFile, Span, file_report, left_file, spans_of
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile, WrittenRange, file_report, left_file, written_ranges
 from pyspark_dledger.rocketmq.jobs.target_folder import left_path, new_file
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
@@ -317,10 +317,10 @@ def write_empty_file(target: Path, base: int, size: int, is_last: bool) -> FileR
     """Write a file without messages: brokers skip it or, if it is the last, append to it."""
     path = file_name(base)
     with new_file(target, path) as temporary, DirectFile(temporary) as file:
-        spans = list(_end_file(file, Span(0, 0, 0), size, is_last))
-        for _ in file.read_back(path, spans):
+        ranges = list(_end_file(file, WrittenRange(0, 0, 0), size, is_last))
+        for _ in file.read_back(path, ranges):
             pass
-    return FileReport(path, size, spans[-1].crc if spans else 0, 0)
+    return FileReport(path, size, ranges[-1].crc if ranges else 0, 0)
 
 
 def _write_file(
@@ -331,11 +331,11 @@ def _write_file(
     with ExitStack() as opened:
         temporary = opened.enter_context(new_file(target, path))
         file = opened.enter_context(DirectFile(temporary))
-        spans = list(spans_of(_written(file, pieces_of_file(part, outcome, file.reserve))))
-        if not spans:
+        ranges = list(written_ranges(_written(file, contents_of_file(part, outcome, file.reserve))))
+        if not ranges:
             raise _NoMessage
-        spans += _end_file(file, spans[-1], part.segment.size, part.is_last)
-        checked = _checked(engine, file, path, part, spans)
+        ranges += _end_file(file, ranges[-1], part.segment.size, part.is_last)
+        checked = _checked(engine, file, path, part, ranges)
         left = None
         if part.units is None:
             for _ in checked:
@@ -347,43 +347,43 @@ def _write_file(
                     chunk = part_of(engine, request, batch, **part.units.arguments)
                     save_units(stream, units_of_chunk(part.units, chunk))
             sync_file(left_temporary)
-            messages = sum(span.rows for span in spans)
+            messages = sum(each.rows for each in ranges)
             left = file_report(left_temporary, left_path(number), messages)
-    return FileReport(path, part.segment.size, spans[-1].crc, outcome.rows), left
+    return FileReport(path, part.segment.size, ranges[-1].crc, outcome.rows), left
 
 
-def _written(file: DirectFile, pieces: Iterator[OutputBytes]) -> Iterator[tuple[memoryview, int]]:
+def _written(file: DirectFile, outputs: Iterator[OutputBytes]) -> Iterator[tuple[memoryview, int]]:
     """Write the messages."""
-    for piece in pieces:
-        yield piece.data, piece.messages
-        if piece.is_in_place:
-            file.advance(len(piece.data))
+    for output in outputs:
+        yield output.data, output.messages
+        if output.is_in_place:
+            file.advance(len(output.data))
         else:
-            file.append(piece.data)
+            file.append(output.data)
 
 
-def _end_file(file: DirectFile, last: Span, size: int, is_last: bool) -> Iterator[Span]:
+def _end_file(file: DirectFile, last: WrittenRange, size: int, is_last: bool) -> Iterator[WrittenRange]:
     """Write the filler if another file follows, extend the file to its size, and sync it."""
     if not is_last:
         filler = _FILLER.pack(size - last.end, MESSAGE_MAGIC_BLANK)
         file.append(filler)
-        yield Span(last.end, last.end + len(filler), crc32(filler, last.crc))
+        yield WrittenRange(last.end, last.end + len(filler), crc32(filler, last.crc))
     file.finish(size)
 
 
 def _checked(
-    engine: Engine, file: DirectFile, path: str, part: FilePart, spans: list[Span]
+    engine: Engine, file: DirectFile, path: str, part: FilePart, ranges: list[WrittenRange]
 ) -> Iterator[tuple[ScanRequest, pa.RecordBatch]]:
-    """The rows of each span as read back. Raises StoreError unless they are contiguous intact messages."""
+    """The rows of each written range as read back. Raises StoreError unless they are contiguous intact messages."""
     columns = _CHECKED_COLUMNS if part.units is None else tuple(dict.fromkeys((*DISPATCHED_COLUMNS, *_CHECKED_COLUMNS)))
     base = part.segment.base
-    for span, window in file.read_back(path, spans):
-        if not span.rows:
+    for written, window in file.read_back(path, ranges):
+        if not written.rows:
             continue
         segment = Segment.local(window.path, path, base + window.start, window.end - window.start, COMMITLOG)
-        request = ScanRequest(segment, base + span.start, base + span.end, columns, end_is_boundary=True)
+        request = ScanRequest(segment, base + written.start, base + written.end, columns, end_is_boundary=True)
         batch = all_rows(engine, request)
-        _check_messages(path, batch, request.end, span.rows)
+        _check_messages(path, batch, request.end, written.rows)
         yield request, batch
 
 

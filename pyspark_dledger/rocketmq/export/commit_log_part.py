@@ -141,7 +141,7 @@ FILLERS = "fillers"
 """Names in `PartOutcome.counts`."""
 
 _COLUMNS = ("kind", "pos", "size", "index", "problem", "problemCode")
-_RUN_BYTES = 4 * 1024 * 1024
+_BATCH_BYTES = 4 * 1024 * 1024
 # Few enough that typical messages are still in the processor's cache when they are copied.
 _BATCH_ROWS = 8192
 # Written by DLedger 0.4 itself, not by producers.
@@ -231,29 +231,31 @@ class PartOutcome:
             self.notes.append(f"pos={pos}: offsetMsgId {ids[0]} is now {ids[1]}")
 
 
-def message_runs(engine: Engine, part: FilePart, outcome: PartOutcome) -> Iterator[tuple[pa.RecordBatch, Longs, Longs]]:
-    """The rows, physical offsets and sizes of the messages that can be written, in runs of at most `_RUN_BYTES`."""
+def message_batches(
+    engine: Engine, part: FilePart, outcome: PartOutcome
+) -> Iterator[tuple[pa.RecordBatch, Longs, Longs]]:
+    """The rows, physical offsets and sizes of the messages that can be written, in batches up to `_BATCH_BYTES`."""
     for batch in _whole_messages(engine, part, outcome):
         offsets = values_of(batch["pos"]) + part.header
         sizes = values_of(batch["size"]).astype(np.int64) - part.header
-        for first, stop in _runs(offsets, offsets + sizes):
+        for first, stop in _batches(offsets, offsets + sizes):
             yield batch.slice(first, stop - first), offsets[first:stop], sizes[first:stop]
 
 
 def message_blocks(part: FilePart, outcome: PartOutcome) -> Iterator[MessageBlock]:
     """The messages that can be written, in blocks of unchanged bytes of the log, other entries between them."""
-    for rows, offsets, sizes in message_runs(engine_of(part.engine, part.segment), part, outcome):
+    for rows, offsets, sizes in message_batches(engine_of(part.engine, part.segment), part, outcome):
         data = _log_bytes(part, int(offsets[0]), int(offsets[-1] + sizes[-1]))
         block = _readable(rows, MessageBlock(data, offsets - offsets[0], sizes, values_of(rows["pos"])), outcome)
         if len(block):
             yield block
 
 
-def _runs(offsets: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
-    """Ranges of rows within `_RUN_BYTES` of the log, with at least one row."""
+def _batches(offsets: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
+    """Ranges of rows within `_BATCH_BYTES` of the log, with at least one row."""
     first = 0
     while first < len(offsets):
-        stop = max(int(np.searchsorted(ends, offsets[first] + _RUN_BYTES, "right")), first + 1)
+        stop = max(int(np.searchsorted(ends, offsets[first] + _BATCH_BYTES, "right")), first + 1)
         yield first, stop
         first = stop
 
@@ -327,7 +329,7 @@ Reserve = Callable[[int], memoryview]
 """Gives memory for the next bytes of the file, by their number."""
 
 
-def pieces_of_file(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> Iterator[OutputBytes]:
+def contents_of_file(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> Iterator[OutputBytes]:
     """The contents of a part's file, from its start."""
     return _preserved(part, outcome) if part.preserves_offsets else _rewritten(part, outcome, reserve)
 
@@ -335,7 +337,7 @@ def pieces_of_file(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> It
 def _rewritten(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> Iterator[OutputBytes]:
     engine = engine_of(part.engine, part.segment)
     end = part.segment.base
-    for rows, starts, sizes in message_runs(engine, part, outcome):
+    for rows, starts, sizes in message_batches(engine, part, outcome):
         memory = reserve(int(sizes.sum()))
         copied = engine.copy_messages(part.segment, starts, sizes, memory, end)
         if (copied.outcomes == CHANGED).any():
@@ -356,9 +358,9 @@ def _preserved(part: FilePart, outcome: PartOutcome) -> Iterator[OutputBytes]:
         if first - end >= MIN_FILLER_SIZE:
             yield from fillers(end, first, int(block.store_timestamps()[0]), outcome)
             end = first
-        piece, end = _laid_out(engine, block, part.header, end, next_offset, outcome)
+        output, end = _laid_out(engine, block, part.header, end, next_offset, outcome)
         outcome.rows += len(block)
-        yield piece
+        yield output
 
 
 def _with_next(blocks: Iterable[MessageBlock], header: int) -> Iterator[tuple[MessageBlock, int | None]]:

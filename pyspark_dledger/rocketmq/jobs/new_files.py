@@ -31,7 +31,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
 BUFFER_SIZE = 16 * 1024 * 1024
 """Bytes that are collected for one write."""
 
-_SPAN_BYTES = 32 * 1024 * 1024
+_RANGE_BYTES = 32 * 1024 * 1024
 _BLOCK = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -87,7 +87,7 @@ class FileWindow:
         os.close(self._descriptor)
 
 
-class Span(NamedTuple):
+class WrittenRange(NamedTuple):
     """Bytes ``[start, end)`` of a file with that many rows; ``crc`` is the CRC-32 of the file up to ``end``."""
 
     start: int
@@ -96,17 +96,17 @@ class Span(NamedTuple):
     rows: int = 0
 
 
-def spans_of(pieces: Iterable[tuple[memoryview, int]]) -> Iterator[Span]:
-    """The spans of a file, from its pieces in order, each with its number of rows."""
+def written_ranges(contents: Iterable[tuple[memoryview, int]]) -> Iterator[WrittenRange]:
+    """The ranges of a file, from its contents in order, each with its number of rows."""
     start = end = crc = rows = 0
-    for data, count in pieces:
+    for data, count in contents:
         crc = crc32(data, crc)
         end, rows = end + len(data), rows + count
-        if end - start >= _SPAN_BYTES:
-            yield Span(start, end, crc, rows)
+        if end - start >= _RANGE_BYTES:
+            yield WrittenRange(start, end, crc, rows)
             start, rows = end, 0
     if start < end:
-        yield Span(start, end, crc, rows)
+        yield WrittenRange(start, end, crc, rows)
 
 
 @final
@@ -175,22 +175,22 @@ class DirectFile:
                 wait(reading)
 
     def read_back(
-        self, path: str, spans: Sequence[Span], beyond: Callable[[int], int] = lambda end: end
-    ) -> Iterator[tuple[Span, FileWindow]]:
-        """Each span with a window, which ends at least where `beyond` says for the span's end.
+        self, path: str, ranges: Sequence[WrittenRange], beyond: Callable[[int], int] = lambda end: end
+    ) -> Iterator[tuple[WrittenRange, FileWindow]]:
+        """Each range with a window, which ends at least where `beyond` says for the range's end.
 
         Raises StoreError for bytes that differ from the written ones; `path` names the file then.
         """
         crc = 0
-        windows = self.read([(span.start, max(span.end, beyond(span.end))) for span in spans])
-        for span, window in zip(spans, windows, strict=True):
-            crc = crc32(window.data(span.start, span.end), crc)
-            if crc != span.crc or window.end < span.end:
+        windows = self.read([(each.start, max(each.end, beyond(each.end))) for each in ranges])
+        for each, window in zip(ranges, windows, strict=True):
+            crc = crc32(window.data(each.start, each.end), crc)
+            if crc != each.crc or window.end < each.end:
                 raise StoreError(
-                    f"{path}: bytes {span.start} to {span.end} differ from the written ones when read back: expected "
-                    f"CRC-32 {span.crc:08x}, found {crc:08x}; check the disk"
+                    f"{path}: bytes {each.start} to {each.end} differ from the written ones when read back: expected "
+                    f"CRC-32 {each.crc:08x}, found {crc:08x}; check the disk"
                 )
-            yield span, window
+            yield each, window
 
     def _flush(self, count: int) -> None:
         """Write whole blocks; move the bytes after them to a buffer with space for `count` more."""

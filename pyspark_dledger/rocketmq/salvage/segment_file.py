@@ -48,7 +48,7 @@ from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
-from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, FileWindow, Span, spans_of
+from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, FileWindow, WrittenRange, written_ranges
 from pyspark_dledger.rocketmq.jobs.target_folder import left_path, new_file, source_errors
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     DispatchedUnits,
@@ -141,15 +141,15 @@ def write_file(part: SegmentPart, number: int, target: Path) -> PartReport:
     with ExitStack() as opened:
         temporary = opened.enter_context(new_file(target, part.path))
         file = opened.enter_context(DirectFile(temporary))
-        spans = list(spans_of((data, 0) for data in _written(part, file)))
+        ranges = list(written_ranges((data, 0) for data in _written(part, file)))
         file.finish(part.size)
         unit_file = opened.enter_context(new_file(target, left_path(number)))
         with ChecksumFile(unit_file) as stream:
-            rows, problems = _read_back(part, file, spans, stream)
+            rows, problems = _read_back(part, file, ranges, stream)
         sync_file(unit_file)
         left = FileReport(left_path(number), unit_file.stat().st_size, stream.crc32, 0)
     lost = sum(isinstance(extent, LostEntry) for extent in part.extents)
-    file_written = FileReport(part.path, part.size, spans[-1].crc, rows)
+    file_written = FileReport(part.path, part.size, ranges[-1].crc, rows)
     return PartReport(number, rows, lost, (), (file_written,), part.size, problems=problems, left=left)
 
 
@@ -207,7 +207,9 @@ def _reserved(target: DirectFile, data: bytes) -> memoryview:
     return memory
 
 
-def _read_back(part: SegmentPart, file: DirectFile, spans: Sequence[Span], stream: ChecksumFile) -> tuple[int, int]:
+def _read_back(
+    part: SegmentPart, file: DirectFile, ranges: Sequence[WrittenRange], stream: ChecksumFile
+) -> tuple[int, int]:
     """Read the file, and write the units of its entries to a stream.
 
     Returns the numbers of entries, and of those that are damaged as planned.
@@ -216,9 +218,9 @@ def _read_back(part: SegmentPart, file: DirectFile, spans: Sequence[Span], strea
     """
     at, log_end = start_of(part.extents[0]), end_of(part.extents[-1])
     rows = problems = 0
-    # An entry that begins in a span can end after it.
-    for span, window in file.read_back(part.path, spans, lambda end: _limited(part, end + MAX_ENTRY_SIZE)):
-        stop = part.base + _limited(part, span.end)
+    # An entry that begins in a range can end after it.
+    for written, window in file.read_back(part.path, ranges, lambda end: _limited(part, end + MAX_ENTRY_SIZE)):
+        stop = part.base + _limited(part, written.end)
         if at < stop:
             batch, units = _entries(part, window, at, stop)
             damaged = np.flatnonzero(is_damage(batch["problemCode"])).tolist()
