@@ -345,6 +345,18 @@ def test_copies_of_the_next_unit_in_place_of_lost_messages_are_no_disagreement(t
     assert [finding.code for finding in open_log(tmp_path).findings()] == ["messageNotInQueue"]
 
 
+@pytest.mark.parametrize(("offset", "size"), [(0, 0), (-(2**62), 417676066), (5, -9)])
+def test_a_damaged_last_unit_hides_no_other(store: Store, offset: int, size: int) -> None:
+    """A binary search takes all units before it for those of expired messages, or never reaches it."""
+    units = units_of(store.rows)
+    wrong = Unit("Orders", 0, 6, offset, size, 5653728)
+    write_units(store.path, [*(unit for unit in units if unit[:3] != ("Orders", 0, 2)), wrong])
+    found = [(row["code"], row["queueOffset"]) for row in rows_of(store.path)]
+    assert ("unitWithoutMessage", 6) in found and ("messageNotInQueue", 2) in found
+    codes = {finding.code for finding in open_log(store.path).findings()}
+    assert {"consumeQueueUnit", "messageNotInQueue"} <= codes
+
+
 def test_messages_of_a_deleted_topic_need_no_unit(store: Store) -> None:
     """The broker does not know the topic, and it has no queue."""
     write_units(store.path, [unit for unit in units_of(store.rows) if unit.topic != "Pays"])

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import index_files, read_header
+from pyspark_dledger.log.verify.findings import INFO
 from pyspark_dledger.rocketmq.rebuild import compare, rebuild
-from tests.support.dispatching import files_of, index_units, units
+from tests.support.dispatching import audit, files_of, index_units, units
 from tests.support.long_runs import examples
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
 from tests.support.sparse_copy import copy_tree
@@ -130,8 +131,9 @@ def test_any_damage_of_queues_is_found_and_repaired(
     for _ in range(data.draw(st.integers(0, 3))):
         change_something(root / "consumequeue", data)
     found = compare(root, "consumequeue", files=SMALL)
-    written = {name: each.rstrip(b"\0") for name, each in files_of(root, "consumequeue").items() if each.strip(b"\0")}
-    assert found.is_equal == (written == {name: each.rstrip(b"\0") for name, each in good.items()})
+    assert found.is_equal == (files_of(root, "consumequeue") == good)
+    # All verbs that check queues say so.
+    assert found.is_equal == (audit(root) == []) == all(each.severity == INFO for each in open_log(root).findings())
     rebuild(root, "consumequeue", files=SMALL)
     assert files_of(root, "consumequeue") == good
     assert compare(root, "consumequeue", files=SMALL).is_equal

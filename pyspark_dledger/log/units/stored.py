@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.log.io.entry_reads import read_existing
@@ -73,6 +74,11 @@ class StoredUnits(NamedTuple):
 
     def take(self, which: npt.NDArray[Any]) -> StoredUnits:
         return StoredUnits(*(values[which] for values in self))
+
+    def joined(self, *others: StoredUnits) -> StoredUnits:
+        """These and other units, by position."""
+        found = StoredUnits(*(np.concatenate(values) for values in zip(self, *others, strict=True)))
+        return found.take(np.argsort(found.offset, kind="stable"))
 
 
 class Unwritten(NamedTuple):
@@ -144,11 +150,19 @@ class StoredQueues:
         yield from ((queue, file, usual) for queue, file in found if file.size != usual)
 
     def bounds(self, position: int) -> list[int]:
-        """The rank of the first unit of each queue that points to a position of the log, or after it."""
+        """The rank of the first unit of each queue that points to a position of the log, or after it.
+
+        At the highest position the end of each queue: its last units may point to no message.
+        """
+        if position == INT64_MAX:
+            return [queue.count for queue in self.queues]
         return [queue.lower_bound(position) for queue in self.queues]
 
-    def between(self, starts: list[int], stops: list[int]) -> tuple[StoredUnits, list[Unwritten]]:
-        """The units with ranks in ``[start, stop)`` of each queue, by position, and the gaps before them."""
+    def between(self, starts: list[int], stops: list[int], first: int = 0) -> tuple[StoredUnits, list[Unwritten]]:
+        """The units with ranks in ``[start, stop)`` of each queue, by position, and the gaps before them.
+
+        Units of messages before the position `first` of the log are left out.
+        """
         unwritten: list[Unwritten] = []
         parts = [StoredUnits(*(np.empty(0, np.int64) for _ in StoredUnits._fields))]
         for number, (queue, start, stop) in enumerate(zip(self.queues, starts, stops, strict=True)):
@@ -161,14 +175,14 @@ class StoredQueues:
             written, offsets = units[which], queue_offsets[which]
             if not self.is_unread(queue.name):
                 unwritten += _gaps(number, np.concatenate([[before], offsets]), is_first=start == 0)
-            which = ~is_filler(written)
+            is_expired = (written["commitLogOffset"] >= 0) & (written["commitLogOffset"] < first)
+            which = ~is_filler(written) & ~is_expired
             offset, size, tags_code = (
                 written[name][which].astype(np.int64) for name in ("commitLogOffset", "size", "tagsCode")
             )
             queue_number = np.full(len(offset), number, np.int64)
             parts.append(StoredUnits(offset, size, tags_code, queue_number, offsets[which]))
-        joined = StoredUnits(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-        return joined.take(np.argsort(joined.offset, kind="stable")), unwritten
+        return parts[0].joined(*parts[1:]), unwritten
 
     def positions_of(self, number: int) -> Longs:
         """The sorted positions in the log that a queue points to; none of a very long queue."""

@@ -81,7 +81,7 @@ class AuditPart:
     """The messages of `partition`, all those of ``[low, high)``, and the units that point there.
 
     ``no_bound`` says why no entry is known to be committed; None if one is. Only messages before ``confirmed`` must be
-    in a queue. One part also ``checks_files``.
+    in a queue. The part that ``is_first`` also checks files, and units before its own.
     """
 
     path: str
@@ -93,7 +93,7 @@ class AuditPart:
     log_end: int
     no_bound: str | None
     confirmed: int
-    checks_files: bool
+    is_first: bool
 
 
 class QueueAudit:
@@ -112,7 +112,7 @@ class QueueAudit:
 
     def rows(self) -> Iterator[Row]:
         """The disagreements. Raises StoreError if a message without a unit may be uncommitted."""
-        for queue, file, usual in self._stored.files_of_other_sizes() if self.part.checks_files else ():
+        for queue, file, usual in self._stored.files_of_other_sizes() if self.part.is_first else ():
             values = (WRONG_FILE_SIZE, *queue.name, file.first, None, f"{usual} bytes", f"{file.size} bytes")
             yield dict(zip(_SCHEMA.names, values, strict=True))
         units, unwritten = self._units()
@@ -127,7 +127,12 @@ class QueueAudit:
 
     def _units(self) -> tuple[StoredUnits, list[Unwritten]]:
         """The units that point into the part, in the order of the log, and the gaps before them."""
-        found, unwritten = self._stored.between(self._stored.bounds(self.part.low), self._stored.bounds(self.part.high))
+        starts = self._stored.bounds(self.part.low)
+        found, unwritten = self._stored.between(starts, self._stored.bounds(self.part.high))
+        if self.part.is_first:
+            # A damaged unit can make those before it look like units of expired messages.
+            head, _ = self._stored.between([0] * len(starts), starts, first=self.part.low)
+            found = head.joined(found)
         for low, high in self.unread.extents:
             found = found.take((found.offset < low) | (found.offset >= high))
         return found, unwritten
@@ -143,7 +148,8 @@ class QueueAudit:
         segment = segment_at(self._comparison.log.segments, each.offset)
         if segment is not None and not self.unread.covers(each.offset, each.offset + 1):
             try:
-                read_existing(segment.path, each.offset - segment.base, each.expected)
+                size = min(max(each.expected, 1), segment.end - each.offset)
+                read_existing(segment.path, each.offset - segment.base, size)
             except UnreadableError as error:
                 if self._is_strict:
                     raise
@@ -204,7 +210,7 @@ def plan(log: StoreView, options: ReadOptions, on_unreadable: OnUnreadable = rai
     most = min(1 + units // _UNITS_OF_EMPTY_PART, _MAX_EMPTY_PARTS)
     confirmed = confirmed_end(root, on_unreadable)
     return [
-        AuditPart(log.path, options, root, partition, low, high, end, reason, confirmed, checks_files=number == 0)
+        AuditPart(log.path, options, root, partition, low, high, end, reason, confirmed, is_first=number == 0)
         for number, (partition, low, high) in enumerate(_windows(partitions, log.engine.NAME, end, highest, most))
     ]
 
