@@ -210,7 +210,7 @@ class PartOutcome:
             self.skip_line(row["pos"], row["index"], text)
 
     def record(self, batch: pa.RecordBatch, outcomes: npt.NDArray[Any]) -> Flags:
-        """Record the outcomes (of `format.encode.message_copies`) of messages. Returns which of them are written."""
+        """Record the outcomes (of `format.message`) of messages. Returns which of them are written."""
         for outcome, name in ((LONG_TOPIC, "topic"), (LONG_PROPERTIES, "properties")):
             is_wrong = outcomes == outcome
             if is_wrong.any():
