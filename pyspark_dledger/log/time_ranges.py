@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import STORED_SIZE, stored_at
 from pyspark_dledger.format.spec import DLEDGER, IntFilter, ScanRequest, Segment
@@ -25,6 +26,8 @@ _READ_BYTES = ENTRY_HEADER_SIZE + STORED_SIZE
 # Entries without a message, such as a leader's NOOP, are few.
 _MAX_ENTRIES = 16
 _EARLIER, _LATER = -1, 1
+
+Span = tuple[int, int]
 
 
 class _Sample(NamedTuple):
@@ -91,7 +94,7 @@ class _TimeSearch:
             return
         part = self._parts[number]
         first, last = self._pair(before), self._pair(after)
-        for start, end in _joined(self._pieces(part.segment, part.start, part.end, first, last)):
+        for start, end in merge_adjacent(self._pieces(part.segment, part.start, part.end, first, last), _joined):
             yield replace(part, start=start, end=end)
 
     def _is_out(self, before: int, after: int) -> bool:
@@ -109,7 +112,7 @@ class _TimeSearch:
 
     def _pieces(
         self, segment: Segment, start: int, end: int, first: _Sample | None, last: _Sample | None
-    ) -> Iterator[tuple[int, int]]:
+    ) -> Iterator[Span]:
         """The pieces of ``[start, end)`` to read, given the messages from `start` on and from `end` on."""
         if self._side_of_all(first, last) != 0:
             return
@@ -197,15 +200,5 @@ class _TimeSearch:
         return head[at:] if at + _READ_BYTES <= len(head) else segment.read(segment.base + at, _READ_BYTES)
 
 
-def _joined(pieces: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The pieces, with adjacent ones as one."""
-    joined: tuple[int, int] | None = None
-    for start, end in pieces:
-        if joined is not None and joined[1] == start:
-            joined = joined[0], end
-            continue
-        if joined is not None:
-            yield joined
-        joined = start, end
-    if joined is not None:
-        yield joined
+def _joined(last: Span, following: Span) -> Span | None:
+    return (last[0], following[1]) if last[1] == following[0] else None

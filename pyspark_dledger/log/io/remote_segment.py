@@ -113,18 +113,14 @@ class FetchedSegment:
     def segment(self) -> Segment:
         """The segment, with the extents that were fetched so far."""
         done = sorted(number for number, chunk in self._chunks.items() if chunk.done() and chunk.exception() is None)
-        extents = []
-        for _, run in groupby(enumerate(done), lambda pair: pair[1] - pair[0]):
-            numbers = [number for _, number in run]
-            extents.append((numbers[0] * CHUNK, min((numbers[-1] + 1) * CHUNK, self._size)))
+        extents = [(run[0] * CHUNK, min((run[-1] + 1) * CHUNK, self._size)) for run in _adjacent(done)]
         file = PartialFile(self._segment.file, f"/dev/fd/{self._file.fileno()}", tuple(extents))
         return replace(self._segment, file=file)
 
     def prefetch(self, start: int, stop: int) -> None:
         """Begin to fetch the positions ``[start, stop)`` of the log that are in the file."""
         missing = [number for number in self._numbers(start, stop) if number not in self._chunks]
-        for _, run in groupby(enumerate(missing), lambda pair: pair[1] - pair[0]):
-            numbers = [number for _, number in run]
+        for numbers in _adjacent(missing):
             for at in range(0, len(numbers), _MAX_REQUEST_CHUNKS):
                 self._request(numbers[at : at + _MAX_REQUEST_CHUNKS])
 
@@ -182,6 +178,12 @@ class FetchedSegment:
             write_at(self._file.fileno(), data, offset)
         except OSError as error:
             raise no_room(self._uri, error) from None
+
+
+def _adjacent(numbers: list[int]) -> Iterator[list[int]]:
+    """Ascending numbers, each list without a gap."""
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        yield [number for _, number in run]
 
 
 class _RemoteEngine:

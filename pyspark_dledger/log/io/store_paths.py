@@ -44,6 +44,16 @@ _MAX_SHOWN = 8
 _MAX_HOLE = 2**44
 # Adding a size to such a position does not overflow.
 HIGHEST_BASE = 2**62
+ROOT_FOLDERS = {
+    "consumequeue": 3,
+    "batchconsumequeue": 3,
+    "consumequeue_ext": 3,
+    "index": 1,
+    "config": 1,
+    "timerlog": 1,
+    "compaction": 1,
+}
+"""The folders of a storePathRootDir, in addition to the log's, and how deep their files are."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,10 @@ from typing import NamedTuple
 
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.files import is_remote_path, open_local
-from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
-from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.io.store_paths import ROOT_FOLDERS, StorePaths
 
 _LOCK = "lock"
 _LOCKS = Path("/proc/locks")
-_ROOT_FOLDERS = (FOLDER, BATCH_FOLDER, "consumequeue_ext", "index", "config", "timerlog", "compaction")
 _END_BYTES = 64
 # type, whence, start, size, process: `struct flock` of 64-bit Linux.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -133,7 +131,7 @@ def _files(paths: StorePaths) -> Iterator[Path]:
     root = paths.root
     folders = [*paths.data_dirs, *paths.commitlog_dirs, *([paths.node_dir] if paths.node_dir is not None else [])]
     if root is not None and not is_remote_path(root):
-        folders += [root / name for name in _ROOT_FOLDERS]
+        folders += [root / name for name in ROOT_FOLDERS]
         yield from (path for path in root.iterdir() if path.is_file())
     for folder in folders:
         if not is_remote_path(folder):

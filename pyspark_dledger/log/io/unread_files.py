@@ -20,23 +20,13 @@ from pyspark_dledger.format.state_files import EPOCH_FILES
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import is_remote_path, is_there, map_reads, path_of
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER, folder_entries
-from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, StorePaths, not_files
+from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, ROOT_FOLDERS, StorePaths, not_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 UnreadSegment = tuple[Segment, UnreadableError]
 
-# The folders of a storePathRootDir, and how deep their files are.
-_FOLDERS = {
-    FOLDER: 3,
-    BATCH_FOLDER: 3,
-    "consumequeue_ext": 3,
-    "index": 1,
-    "config": 1,
-    "timerlog": 1,
-    "compaction": 1,
-}
 _FILES = ("checkpoint", "abort", "lock", *EPOCH_FILES, "timerwheel")
 # Names that are only given to files; and those of files with digits, where files are expected.
 _FILE_NAME = re.compile(
@@ -263,7 +253,7 @@ def _files(paths: StorePaths, errors: list[UnreadableError]) -> Iterator[Path]:
     root = paths.root
     if root is None or not (paths.commitlog_dirs or is_there(root / FOLDER)) or _has_other_nodes(paths, root):
         return
-    for name, depth in _FOLDERS.items() if paths.only is None else [(FOLDER, 3)]:
+    for name, depth in ROOT_FOLDERS.items() if paths.only is None else [(FOLDER, 3)]:
         if is_there(root / name) and not (root / name).is_dir():
             errors.append(UnreadableError(str(root / name), "not a folder"))
         else:
