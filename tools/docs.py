@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from pyspark_dledger.cli.stores.verdict_rows import MEMBER_KEYS, VERDICT_KEYS
+from pyspark_dledger.cli.stores.diff_text import MEMBER_KEYS, VERDICT_KEYS
 from pyspark_dledger.common.options import Option
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.cli.stores.verdict_rows import MEMBER_KEYS, VERDICT_KEYS
+from pyspark_dledger.cli.stores.diff_text import MEMBER_KEYS, VERDICT_KEYS
 from tests.support.command_line import Ran
 from tests.support.damaged_groups import damage, lose, write_group
 from tests.support.damaged_plain import damage_plain, write_plain_group

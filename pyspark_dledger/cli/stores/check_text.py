@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.cli.stores.next_text import next_lines
-from pyspark_dledger.cli.stores.verdict_text import lost_count, lost_text, member_text
+from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, shown_name
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
-from pyspark_dledger.rocketmq.check.check_report import NOTHING, SOME, CheckReport
-from pyspark_dledger.rocketmq.check.member_check import MemberCheck
+from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport
+from pyspark_dledger.rocketmq.check.member_check import MemberCheck, start_of
 from pyspark_dledger.rocketmq.check.restart import ASSUMED, Restart, Version
 from pyspark_dledger.rocketmq.check.store_facts import NO, UNKNOWN, YES
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.state import State
-    from pyspark_dledger.rocketmq.lost.group_losses import GroupLosses
 
-MAX_LINES = 15
 _MAX_MEMBERS = 7
 _MAX_CODES = 4
 
@@ -32,7 +29,7 @@ def check_lines(report: CheckReport) -> Iterator[str]:
     yield f"lost for good: {_lost(report)}"
     shown = sorted(report.members, key=lambda member: member.is_clean)[:_MAX_MEMBERS]
     for member in (member for member in report.members if member in shown):
-        yield f"{_shown_name(member)} {_member(member)}"
+        yield f"{shown_name(member.name, member.facts.path)} {_member(member)}"
     if more := [member for member in report.members if member not in shown]:
         clean = sum(member.is_clean for member in more)
         yield f"{counted(len(more), 'other member')}: nothing is wrong with {clean}; --json lists them"
@@ -68,45 +65,31 @@ def _lost(report: CheckReport) -> str:
         parts.append(lost_text(report.comparison.verdict))
     if report.commit_logs is not None:
         place = "in the old CommitLog: " if report.commit_logs.is_old else ""
-        parts.append(f"{place}{lost_text(report.commit_logs.verdict)}")
-    if report.losses is not None:
-        parts.append(_lost_alone(report, report.losses))
-    return "; ".join(parts)
-
-
-def _lost_alone(report: CheckReport, losses: GroupLosses) -> str:
-    if report.lost == NOTHING:
-        return "nothing"
-    known = lost_count(lost for lost in losses.messages if lost.is_for_good)
-    text = f"{known}, as far as this store knows" if report.lost == SOME else "cannot tell"
-    return f"{text}: give the paths of all replicas"
-
-
-def _shown_name(member: MemberCheck) -> str:
-    name = PurePath(member.facts.path.partition(",")[0]).name
-    is_path = member.name in (name, member.facts.path) or name == f"dledger-{member.name}"
-    return member.name if is_path else f"{member.name} ({cell(member.facts.path)})"
+        text = lost_text(report.commit_logs.verdict)
+        parts += [f"{place}{text}"] if text != "nothing" or not parts else []
+    if len(report.members) == 1 and report.lost != NOTHING:
+        parts.append("give the paths of all replicas, which can have it")
+    return "; ".join(parts) or "nothing"
 
 
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}
 
 
 def _member(member: MemberCheck) -> str:
-    facts = member.facts
-    parts = [member_text(member.entries, see_recovery=False)] if member.entries is not None else []
-    parts += [member_text(member.bytes, see_recovery=False)] if member.bytes is not None else []
-    if not parts:
-        parts.append(
-            {NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}.get(member.start, "may start")
-        )
-    if facts.unreadable and member.entries is None and member.bytes is None:
+    """What may be done with a member, by the comparison, by verify and by the recovery model."""
+    facts, compared = member.facts, start_of(member.entries, member.bytes)
+    parts = [member_text(each, see_recovery=False) for each in (member.entries, member.bytes) if each is not None]
+    if not parts or (member.is_alone and compared == YES):
+        parts = [_ALONE[member.start]]
+    elif member.start == NO and compared != NO:
+        parts[0] = f"must not start as it is: the restart below fails; without it, it {parts[0]}"
+    if facts.unreadable and not member.entries and not member.bytes:
         parts.append(f"cannot be read: {', '.join(map(cell, facts.unreadable[:_MAX_CODES]))}")
-    counts = {severity: facts.count(severity) for severity in (ERROR, WARNING)}
     if faults := facts.faults:
         listed = ", ".join(f"{code} {count}" for code, count in list(faults.items())[:_MAX_CODES])
         more = f" and {len(faults) - _MAX_CODES} more codes" if len(faults) > _MAX_CODES else ""
-        numbers = ", ".join(f"{counted(count, severity)}" for severity, count in counts.items() if count)
-        parts.append(f"verify: {numbers} ({listed}{more})")
+        numbers = [counted(facts.count(each), each) for each in (ERROR, WARNING) if facts.count(each)]
+        parts.append(f"verify: {', '.join(numbers)} ({listed}{more})")
     return "; ".join(parts)
 
 

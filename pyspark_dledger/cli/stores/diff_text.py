@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,26 @@ from pyspark_dledger.cli.output.rows import Row, cell, print_table, range_text
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.queue_rows import lost_queues_of_positions, queues_text
-from pyspark_dledger.cli.stores.verdict_text import shown_members, truncation_text, verdict_lines
-from pyspark_dledger.common.fields import fields_row
+from pyspark_dledger.cli.stores.verdict_text import (
+    first_files_text,
+    lost_text,
+    member_text,
+    shown_members,
+    truncation_text,
+    verdict_lines,
+)
+from pyspark_dledger.common.fields import fields_row, json_of
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log import Log
 from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, FirstDifference
     from pyspark_dledger.log.diff.comparison import Comparison
+    from pyspark_dledger.log.diff.verdict import GroupVerdict
+    from pyspark_dledger.log.next_step import NextStep
+
 
 _MAX_EXPLAINED = 5
 
@@ -160,3 +171,74 @@ def _first(first: FirstDifference) -> Iterator[str]:
     yield f"first difference ({first.verdict}) in the message at {first.pos}{message}{byte}{values}"
     for node, (file, offset) in first.places.items():
         yield f"  {node}: {cell('/'.join(Path(file).parts[-2:]))} at byte {offset}"
+
+
+GROUP = "group"
+VERDICT_KEYS = {
+    ("verdict", "log"): "`group`; `dledger` (ranges of indexes) or `commitlog` (of positions)",
+    ("lost", "text"): "`nothing`, `some`, `unknown`; in words",
+    (
+        "lostEntries",
+        "filledEntries",
+        "unclearEntries",
+        "lostQueues",
+    ): "lost, fillers, unclear; queue offsets",
+    ("unclearReasons",): "`differ`, `onlyCopy`, `failAlike`, `unread`",
+    ("restorable",): "what a salvage restores",
+    ("lostEnd", "lostEndFrom", "lostEnds"): "what is after every log's end",
+    ("missingMembers",): "members not given",
+    ("next",): "command or null",
+    ("members",): "for each:",
+}
+"""The keys of the verdict of `dledger diff --json`, with what they mean."""
+
+MEMBER_KEYS = {
+    ("node", "path", "begin", "indexBegin"): "who",
+    ("start", "elect", "text"): "`yes`, `no`, `unknown`, `withLoss`; CommitLog: `master`, `slave`; why",
+    ("damaged", "inLog", "donors"): "ranges; without those of a diverged tail; who has all of these",
+    ("silent", "unclear", "diverged"): "ranges that look whole, are unclear, of another master",
+    ("fillers", "leftOut", "isFilled"): "of a salvage; others have them; donors are filled",
+    ("lostEnd", "unreadable", "isUnread", "short", "epochProblem", "missing", "canFollow"): "why it must not start",
+    ("losses", "overwrites", "overwritten"): "what others lose",
+    ("canWin", "ahead", "aheadBytes", "truncation"): "who is ahead; where Java truncates",
+}
+"""The keys of each of its ``members``."""
+
+
+def ledger_row(found: GroupVerdict, queues: Sequence[Row], step: NextStep) -> Row:
+    """The verdict on DLedger logs; `queues` lost messages."""
+    row: Row = json_of(found)
+    members = zip(row.pop("members"), found.members, strict=True)
+    return {
+        "verdict": GROUP,
+        "log": DLEDGER,
+        "text": lost_text(found),
+        **row,
+        "lost": found.answer,
+        "restorable": json_of(found.restorable),
+        "lostQueues": list(queues),
+        "members": [
+            each | {"text": f"{member_text(one)}{first_files_text(one, found.members)}"} for each, one in members
+        ],
+        "next": step.command or None,
+    }
+
+
+def commit_log_row(found: CommitLogComparison, queues: Sequence[Row], step: NextStep) -> Row:
+    """The verdict on CommitLogs."""
+    verdict = found.verdict
+    shown = shown_members(verdict, found.is_old)
+    return {
+        "verdict": GROUP,
+        "log": COMMITLOG,
+        "text": lost_text(verdict),
+        "lost": verdict.answer,
+        "lostEntries": json_of(verdict.lost),
+        "filledEntries": json_of(verdict.filled),
+        "lostEnds": json_of(verdict.lost_ends),
+        "lostQueues": list(queues),
+        "unclearEntries": json_of(verdict.unclear),
+        "unclearReasons": list(verdict.unclear_reasons),
+        "members": [json_of(member) | {"text": member_text(member)} for member in shown],
+        "next": step.command if shown and step.arguments else None,
+    }

@@ -32,7 +32,7 @@ def verdict_lines(found: GroupVerdict | CommitLogVerdict, *, queues: str = "", i
     if queues and not getattr(found, "is_restorable", False):
         yield f"  {queues}"
     for member in shown_members(found, is_old):
-        yield f"{shown_name(member)} {member_text(member)}{first_files_text(member, found.members)}"
+        yield f"{shown_name(member.node, member.path)} {member_text(member)}{first_files_text(member, found.members)}"
 
 
 def shown_members(found: GroupVerdict | CommitLogVerdict, is_old: bool) -> list[MemberVerdict | CommitLogMember]:
@@ -40,11 +40,10 @@ def shown_members(found: GroupVerdict | CommitLogVerdict, is_old: bool) -> list[
     return [each for each in found.members if not is_old or each.start not in ("master", "slave")]
 
 
-def shown_name(member: MemberVerdict | CommitLogMember) -> str:
+def shown_name(name: str, path: str) -> str:
     """The name of a member, and its path where the last folder has another name."""
-    name = PurePath(member.path.partition(",")[0]).name
-    is_shown = member.node in (name, member.path) or name == f"dledger-{member.node}"
-    return member.node if is_shown else f"{member.node} ({cell(member.path)})"
+    folder = PurePath(path.partition(",")[0]).name
+    return name if name in (folder, path) or folder == f"dledger-{name}" else f"{name} ({cell(path)})"
 
 
 # What is lost

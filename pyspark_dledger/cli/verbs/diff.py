@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def _print_json(out: Output, log: Log) -> int:
     """Print the verdict on each kind of log, then all rows."""
-    from pyspark_dledger.cli.stores.verdict_rows import commit_log_row, ledger_row
+    from pyspark_dledger.cli.stores.diff_text import commit_log_row, ledger_row
     from pyspark_dledger.log.diff.commit_log.comparison import compare_commit_logs
     from pyspark_dledger.log.diff.comparison import compare
 

@@ -10,16 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark_dledger.common.fields import json_of
-from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
+from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_log_group
+from pyspark_dledger.log.diff.commit_log.group import commit_log_group
 from pyspark_dledger.log.diff.commit_log.verdict import MASTER, SLAVE
-from pyspark_dledger.log.diff.comparison import Comparison, compare
+from pyspark_dledger.log.diff.comparison import Comparison, compare_group
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.io.unfinished import salvaged_from
 from pyspark_dledger.log.next_step import REPLACE, START, NextStep, as_given
 from pyspark_dledger.log.replicas import replica_names
+from pyspark_dledger.log.salvage.compared_stores import ComparedStores
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.check.member_check import MemberCheck, can_be_salvaged, step_of
-from pyspark_dledger.rocketmq.check.store_facts import UNKNOWN, Progress, no_progress, store_facts
-from pyspark_dledger.rocketmq.lost.group_losses import GroupLosses, lost_in_group
+from pyspark_dledger.rocketmq.check.store_facts import UNKNOWN, Progress, no_progress, store_facts, watch_of
 
 NOTHING, SOME = "nothing", "some"
 DIFFERENCES = frozenset(("filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"))
@@ -36,24 +38,19 @@ NOT_CHECKED = (
 class CheckReport:
     """What one store is, or all replicas of a group, and what to do next.
 
-    ``comparison`` and ``commit_logs`` are those of the replicas; ``losses`` what one store alone has lost.
+    ``comparison`` and ``commit_logs`` are those of the replicas.
     """
 
     members: tuple[MemberCheck, ...]
     comparison: Comparison | None
     commit_logs: CommitLogComparison | None
-    losses: GroupLosses | None
     next: NextStep
 
     @property
     def lost(self) -> str:
-        """Whether something is lost for good: ``nothing``, ``some`` or ``unknown``. Of one store alone: lost here."""
+        """Whether something is lost for good: ``nothing``, ``some`` or ``unknown``. Of one store: lost there."""
         answers = [self.comparison.verdict.answer] if self.comparison is not None else []
         answers += [self.commit_logs.verdict.answer] if self.commit_logs is not None else []
-        if self.losses is not None:
-            is_unclear = self.losses.unclear.entries or self.losses.unclear_positions.entries
-            is_lost = any(lost.is_for_good for lost in self.losses.messages)
-            answers.append(SOME if is_lost else UNKNOWN if is_unclear else NOTHING)
         return next((each for each in (SOME, UNKNOWN) if each in answers), NOTHING)
 
     @property
@@ -105,10 +102,12 @@ def check_stores(
 ) -> CheckReport:
     """Check the store of `log` with its replicas. Raises OptionError for a wrong version, StoreError for no store."""
     logs = [log, *log.replicas]
-    comparison = compare(log) if len(logs) > 1 and any(each.ledger_segments for each in logs) else None
-    commit_logs = compare_commit_logs(log) if len(logs) > 1 else None
-    losses = lost_in_group(log) if len(logs) == 1 else None
-    found = [store_facts(each, rocketmq, java, progress) for each in logs]
+    watches = list(map(watch_of, logs))
+    stores = compared(log) if log.replicas else ComparedStores([log])
+    has_entries = any(each.ledger_segments for each in logs)
+    comparison = compare_group(ReplicaGroup(stores, log.options.group_size)) if has_entries else None
+    commit_logs = compare_commit_log_group(commit_log_group(stores))
+    found = [store_facts(each, watch, rocketmq, java, progress) for each, watch in zip(logs, watches, strict=True)]
     entries = list(comparison.verdict.members) if comparison is not None else []
     positions = list(commit_logs.verdict.members) if commit_logs is not None else []
     if commit_logs is not None and commit_logs.is_old:
@@ -120,10 +119,11 @@ def check_stores(
             facts,
             next((each for each in entries if each.path == facts.path), None),
             next((each for each in positions if each.path == facts.path), None),
+            len(logs) == 1,
         )
         for name, facts in zip(replica_names(logs), found, strict=True)
     )
-    report = CheckReport(members, comparison, commit_logs, losses, NextStep(START))
+    report = CheckReport(members, comparison, commit_logs, NextStep(START))
     return replace(report, next=_next(report, logs))
 
 

@@ -95,21 +95,21 @@ class MemberCheck:
     """What may be done with one store as it is.
 
     ``entries`` and ``bytes`` are the verdicts of the comparison on its DLedger log and its CommitLog; None where it has
-    none, and for a store without replicas. ``is_damaged``: it must not be started, or files of it are wrong that only
-    a salvage or a copy repairs.
+    none. ``is_alone``: it was checked without replicas.
     """
 
     name: str
     facts: StoreFacts
     entries: EntriesVerdict | None = None
     bytes: BytesVerdict | None = None
+    is_alone: bool = False
 
     @property
     def start(self) -> str:
         """Whether it may be started: ``yes``, ``no`` or ``unknown``."""
         restart, faults = self.facts.restart, self.facts.faults
         fails = (restart is not None and restart.starts is False) or not _STOP_BROKERS.isdisjoint(faults)
-        if fails or (self._is_alone and is_damage(faults)):
+        if fails or (self.is_alone and is_damage(faults)):
             return NO
         found = start_of(self.entries, self.bytes)
         return UNKNOWN if found == YES and self.facts.unreadable else found
@@ -118,10 +118,6 @@ class MemberCheck:
     def lead(self) -> str:
         """Whether it may lead: ``yes``, ``no``, ``unknown``, or ``withLoss`` if others would lose what they have."""
         return lead_of(self.entries, self.bytes) if self.start == YES else self.start
-
-    @property
-    def _is_alone(self) -> bool:
-        return self.entries is None and self.bytes is None
 
     @property
     def serve(self) -> str | None:

@@ -93,12 +93,19 @@ def no_progress(_done: int, _total: int) -> None:
     """For a caller that shows no progress."""
 
 
-def store_facts(log: StoreView, rocketmq: str | None, java: str | None, progress: Progress) -> StoreFacts:
+def watch_of(log: StoreView) -> StoreWatch:
+    """Watches a store from now on, to tell later if a process used it meanwhile."""
+    watch = StoreWatch(log.paths)
+    for segment, end in log.ends.values():
+        watch.note_end(segment, end.pos)
+    return watch
+
+
+def store_facts(
+    log: StoreView, watch: StoreWatch, rocketmq: str | None, java: str | None, progress: Progress
+) -> StoreFacts:
     """Read a store: its findings, its queues, and what a restart would do. Raises OptionError for a wrong version."""
     alone = _alone(log)
-    watch = StoreWatch(alone.paths)
-    for segment, end in alone.ends.values():
-        watch.note_end(segment, end.pos)
     found = _read(alone, progress)
     is_in_use = watch.use() is not None
     if is_in_use and (found.findings or found.queues):
