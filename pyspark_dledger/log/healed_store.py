@@ -15,10 +15,10 @@ from pyspark_dledger.log.io.healed_segment import HealedFile, HealedPart
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.compared_stores import map_in_threads
+from pyspark_dledger.log.salvage.lost_entries import Repair
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.plan import FILL, SalvageOptions, check_sources, committed_index, plan_salvage
 from pyspark_dledger.log.salvage.plan_rows import undecided_text
-from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, end_of, start_of
 from pyspark_dledger.log.store_segments import HEAD_BYTES, FileEnds
 from pyspark_dledger.log.store_view import StoreView

@@ -13,7 +13,7 @@ from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitL
 from pyspark_dledger.log.diff.copy_ranges import ALIKE, DIFFER, ONLY_COPY, UNREAD
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.commit_log.states import ConsistentPoint
+    from pyspark_dledger.log.diff.commit_log.verdict import ConsistentPoint
     from pyspark_dledger.log.diff.elections import Loss
     from pyspark_dledger.log.diff.ranges import Ranges
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict

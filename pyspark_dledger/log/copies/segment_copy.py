@@ -6,9 +6,9 @@ contradict its header. Most bytes of an entry without a message have no checksum
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
+from pyspark_dledger.format.codec import control_kind
 from pyspark_dledger.format.facts import TIMES
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NOOP, MAGIC_NORMAL
+from pyspark_dledger.format.scan.expectation import RECENT_FRAMES
 from pyspark_dledger.format.spec import DLEDGER, KnownEntries, ScanRequest, Segment, Witness
-from pyspark_dledger.log.copies.control_rows import SEALED_COLUMNS, are_controls
 from pyspark_dledger.log.copies.index_units import units_agree
 from pyspark_dledger.log.copies.problems import TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
@@ -34,6 +35,8 @@ Range = tuple[int, int]
 """The positions ``[start, end)``."""
 
 _COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem", "problemCode", *READ_COLUMNS)
+SEALED_COLUMNS = ("magic", "size", "index", "term", "pos", "channel", "chainCrc")
+"""The fields of a header that tell a control entry, in their order."""
 _NUMBERS = ("pos", "size", "index", "term")
 _SEALED = tuple(name for name in SEALED_COLUMNS if name != "magic")
 _BATCH_ROWS = 2**17
@@ -245,3 +248,51 @@ def _checked_by_units(
         if before <= term[row] <= after:
             contradicted[int(rows[row])] = f"expected term {term[row]} as in the index unit, found {own[row]}"
     return is_confirmed, contradicted
+
+
+def are_controls(columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    """Which rows are control entries; `columns` has `SEALED_COLUMNS`."""
+    found = np.zeros(len(columns["channel"]), np.bool_)
+    for row in np.flatnonzero(columns["channel"] != 0).tolist():
+        found[row] = control_kind([int(columns[name][row]) for name in SEALED_COLUMNS]) != 0
+    return found
+
+
+_MAX_RANGES = 256
+
+
+def ranges_to_read(
+    copy: SegmentCopy, windows: Sequence[Range], other: SegmentCopy, entries: CopyEntries
+) -> list[Range]:
+    """The ranges of a copy outside of which its entries are those of the `other` copy, which has the `entries`.
+
+    `windows` are the ranges up to the end of the shorter copy in which bytes differ.
+    """
+    base = copy.segment.base
+    ends = sorted((copy.end, other.end))
+    if ends[0] < ends[1]:
+        windows = [*windows, (ends[0], ends[1])]
+    ranges = _widened(windows, entries, base, copy.end)
+    is_mostly_equal = 2 * sum(high - low for low, high in ranges) <= copy.end - base
+    return ranges if is_mostly_equal and len(ranges) <= _MAX_RANGES else [(base, copy.end)]
+
+
+def _widened(windows: Sequence[Range], entries: CopyEntries, base: int, end: int) -> list[Range]:
+    """The windows, widened to intact entries of the other copy before and after them that are the same in both.
+
+    They begin some entries earlier, as an engine needs them to judge damage.
+    """
+    starts = entries.pos[entries.is_intact]
+    stops = starts + entries.size[entries.is_intact]
+    ranges: list[Range] = []
+    for low, high in windows:
+        before = int(np.searchsorted(stops, low, "right")) - 1
+        after = int(np.searchsorted(starts, high))
+        # With fewer entries before damage, an engine reads the log from its start.
+        start = int(starts[max(before - RECENT_FRAMES, 0)]) if before >= 0 else base
+        stop = int(starts[after]) if after < len(starts) else end
+        if ranges and start < ranges[-1][1]:
+            ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
+        elif start < end:
+            ranges.append((start, stop))
+    return [(low, min(high, end)) for low, high in ranges]

@@ -16,7 +16,7 @@ from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.runs import Evidence, Run
 from pyspark_dledger.log.copies.stale_tails import Bounds, stale_runs
-from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.lost_entries import LostEntry, ReadSource, has_damaged_header, repaired
 from pyspark_dledger.log.salvage.matching import (
     LastEntry,
     Tail,
@@ -27,7 +27,6 @@ from pyspark_dledger.log.salvage.matching import (
     without_overlaps,
 )
 from pyspark_dledger.log.salvage.pieces import Decide, chosen_pieces
-from pyspark_dledger.log.salvage.repairs import ReadSource, has_damaged_header, repaired
 from pyspark_dledger.log.salvage.restored_log import LogBuilder, RestoredLog, Witnesses, indexes_of, start_of
 
 _HEAD_BYTES = 88

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
+from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 
 # A damaged checkpoint can promise any number of entries.
 _MAX_AT_END = 1_000_000
@@ -157,3 +159,57 @@ def _is_blank(part: tuple[int, int], file_size: int) -> bool:
     """Whether a blank can fill the part: it ends the file, and the file has entries before it."""
     start, end = part
     return end % file_size == 0 and start % file_size != 0 and end - start >= MIN_BLANK_SIZE
+
+
+ReadSource = Callable[[int, int, int], bytes]
+"""The bytes of a source, by its number, from a position of the log up to another; fewer if it does not have them."""
+
+
+class Repair(NamedTuple):
+    """An entry whose header is written again by its index unit; its message is copied from the source ``donor``."""
+
+    pos: int
+    size: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
+    term: int
+    donor: int
+    sources: tuple[int, ...]
+
+
+def has_damaged_header(expected: LostEntry, index: int, term: int) -> bool:
+    """Whether a header at the place of the entry, with another index or term, is damaged and not of a diverged log.
+
+    A term has one leader, so it has one entry there. A diverged log has entries of lower terms.
+    """
+    if index == expected.index:
+        return term > expected.term
+    return term == expected.term
+
+
+def repaired(
+    lost: Iterable[LostEntry], sources: Iterable[int], read: ReadSource
+) -> tuple[list[LostEntry], list[Repair]]:
+    """What remains lost, and the entries that can be repaired: those of which all intact messages are the same."""
+    remaining: list[LostEntry] = []
+    repairs: list[Repair] = []
+    numbers = tuple(sources)
+    for each in lost:
+        found: dict[bytes, list[int]] = {}
+        for number in numbers if each.is_known and each.index >= 0 else ():
+            body = read(number, each.pos + ENTRY_HEADER_SIZE, each.pos + each.size)
+            if _is_intact(body, each.pos + ENTRY_HEADER_SIZE, each.size - ENTRY_HEADER_SIZE):
+                found.setdefault(body, []).append(number)
+        if len(found) == 1:
+            (having,) = found.values()
+            repairs.append(Repair(each.pos, each.size, each.index, each.term, having[0], tuple(having)))
+        else:
+            remaining.append(each)
+    return remaining, repairs
+
+
+def _is_intact(body: bytes, position: int, size: int) -> bool:
+    """Whether the body is a message for this position whose checksum agrees, and no filler."""
+    message = message_in(body) if len(body) == size else None
+    if message is None or message.physical_offset != position or message.topic == FILLER_TOPIC:
+        return False
+    return message.has_right_crc

@@ -15,6 +15,8 @@ from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.salvage.lost_entries import (
     Gap,
     LostEntry,
+    ReadSource,
+    Repair,
     entries_after,
     entries_before,
     known_after,
@@ -22,7 +24,6 @@ from pyspark_dledger.log.salvage.lost_entries import (
 )
 from pyspark_dledger.log.salvage.matching import Tail
 from pyspark_dledger.log.salvage.pieces import Piece, Undecided
-from pyspark_dledger.log.salvage.repairs import ReadSource, Repair
 
 Extent = Piece | LostEntry | Repair
 """A part of a restored log."""

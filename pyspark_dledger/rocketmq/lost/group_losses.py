@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
@@ -21,7 +23,7 @@ from pyspark_dledger.log.diff.ranges import Ranges
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import plan_between, read_partition
+from pyspark_dledger.log.plan import plan_between, read_judged, read_partition
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.salvage.compared_stores import ComparedStores
 from pyspark_dledger.log.salvage.histories import Histories
@@ -29,17 +31,23 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages_elsewhere
 from pyspark_dledger.log.verify.verify_store import plan_findings
 from pyspark_dledger.rocketmq.lost.damaged_ranges import (
+    COLUMNS,
     DamagedRange,
     Progress,
     contradicted_ranges,
     damaged_ranges,
+    damaged_rows,
     end_range,
+    row_at,
 )
-from pyspark_dledger.rocketmq.lost.known_elsewhere import completed_by_replicas
 from pyspark_dledger.rocketmq.lost.known_units import entries_of_index
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_messages
 
 _MAX_LISTED = 100_000
+REPLICAS = "replicas"
+
+Row = dict[str, Any]
+_Extent = tuple[int, int]
 
 
 class GroupLosses(NamedTuple):
@@ -321,3 +329,81 @@ def _counted(lost: LostMessage, replicas: list[_Replica]) -> LostMessage:
     options = ReadOptions(engine=donor.options.engine)
     partitions = plan_between(donor, ("kind", "pos"), options, Filters(), None, lost.pos, lost.end)
     return replace(lost, entries=sum(batch.num_rows for each in partitions for batch in read_partition(each)))
+
+
+def completed_by_replicas(found: Iterable[LostMessage], logs: Mapping[str, StoreView]) -> list[LostMessage]:
+    """The messages with what the first replica that has them intact says; lost bytes become its messages there.
+
+    Raises StoreError.
+    """
+    listed = list(found)
+    wanted: defaultdict[str, list[LostMessage]] = defaultdict(list)
+    for lost in listed:
+        if lost.intact_on and (lost.topic is None or lost.size is None or lost.entries != 1):
+            wanted[lost.intact_on[0]].append(lost)
+    rows = {name: _rows(logs[name], those) for name, those in wanted.items()}
+    completed: list[LostMessage] = []
+    for lost in listed:
+        completed += _completed(lost, rows.get(lost.intact_on[0], {}) if lost.intact_on else {})
+    return completed
+
+
+def _completed(lost: LostMessage, rows: Mapping[tuple[str, int], Row]) -> Iterator[LostMessage]:
+    if lost.entries == 1:
+        key = ("index", lost.index) if lost.index is not None else ("pos", lost.pos)
+        row = rows.get(key)  # none if it is known already
+        yield lost if row is None else _with(lost, row)
+        return
+    here = [row for (kind, pos), row in rows.items() if kind == "pos" and lost.pos <= pos < lost.end]
+    if not here or len(here) > _MAX_LISTED:
+        yield lost
+    else:
+        yield from (_with(replace(lost, entries=1, size=None), row) for row in here)
+
+
+def _with(lost: LostMessage, row: Row) -> LostMessage:
+    stored = row["storeTimestamp"]
+    is_placed = lost.size is not None
+    return replace(
+        lost,
+        index=row["index"],
+        pos=lost.pos if is_placed else row["pos"],
+        size=lost.size if is_placed else row["size"],
+        topic=row["topic"] if lost.topic is None else lost.topic,
+        queue_id=row["queueId"] if lost.topic is None else lost.queue_id,
+        queue_offset=row["queueOffset"] if lost.topic is None else lost.queue_offset,
+        first_store_timestamp=lost.first_store_timestamp if stored is None else stored,
+        last_store_timestamp=lost.last_store_timestamp if stored is None else stored,
+        witnesses=(*lost.witnesses, REPLICAS),
+    )
+
+
+def _rows(log: StoreView, wanted: Iterable[LostMessage]) -> dict[tuple[str, int], Row]:
+    """The intact rows of messages, by index and by pos."""
+    options = ReadOptions(engine=log.options.engine)
+    found: dict[tuple[str, int], Row] = {}
+    for start, end in _places(log, wanted):
+        for partition in plan_between(log, COLUMNS, options, Filters(), None, start, end):
+            for batch in read_judged(partition):
+                damaged = set(damaged_rows(batch))
+                for number in sorted({*range(batch.num_rows)} - damaged):
+                    row = row_at(batch, number)
+                    found["pos", row["pos"]] = found["index", row["index"]] = row
+    return found
+
+
+def _places(log: StoreView, wanted: Iterable[LostMessage]) -> list[_Extent]:
+    """Where the messages are in a replica; adjacent ones are one range."""
+    indexes, places = [], []
+    for lost in wanted:
+        if lost.source == DLEDGER and lost.index is not None and lost.entries == 1:
+            indexes.append((lost.index, lost.index + 1))
+        else:
+            places.append((lost.pos, max(lost.end, lost.pos + 1)))
+    runs = merge_adjacent(iter(sorted(indexes)), _touching)
+    places += [(log.position_of(first), log.position_of(stop)) for first, stop in runs]
+    return list(merge_adjacent(iter(sorted(places)), _touching))
+
+
+def _touching(first: _Extent, second: _Extent) -> _Extent | None:
+    return (first[0], max(first[1], second[1])) if second[0] <= first[1] else None

@@ -42,9 +42,8 @@ from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OpenFile, open_file
 from pyspark_dledger.log.io.salvage_fillers import TOPIC
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
 from pyspark_dledger.log.salvage.pieces import Piece
-from pyspark_dledger.log.salvage.repairs import Repair
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport

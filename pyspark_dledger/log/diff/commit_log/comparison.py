@@ -13,8 +13,13 @@ from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica
 from pyspark_dledger.log.copies.lost_ends import LostEnd, lost_ends_of
 from pyspark_dledger.log.diff.commit_log.group import CommitLogGroup, commit_log_group
 from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
-from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
-from pyspark_dledger.log.diff.commit_log.verdict import MAY_START, CommitLogVerdict, judge
+from pyspark_dledger.log.diff.commit_log.verdict import (
+    MAY_START,
+    CommitLogState,
+    CommitLogVerdict,
+    ConsistentPoint,
+    judge,
+)
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED
 from pyspark_dledger.log.diff.diff_table import BEHIND, DIVERGED, EXPIRED, OTHER_BYTES, SAME
 from pyspark_dledger.log.diff.replica_group import compared

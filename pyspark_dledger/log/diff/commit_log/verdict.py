@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.log.copies.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log.group import CommitLogGroup
-from pyspark_dledger.log.diff.commit_log.states import CommitLogState, ConsistentPoint
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT
 from pyspark_dledger.log.diff.evidence import LogEvidence, MemberEvidence, member_evidence
 from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
@@ -173,3 +172,48 @@ def _order(state: CommitLogState, found: MemberEvidence) -> tuple[object, ...]:
     epoch, end = _rank(state)
     is_damaged = bool(found.damaged_in_log.entries or state.short or state.unread)
     return -epoch, -end, bool(found.tail.entries), is_damaged, state.begin, state.node
+
+
+@dataclass(frozen=True)
+class CommitLogState:
+    """The state of one replica's CommitLog; positions in bytes.
+
+    ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
+    ``diverged_bytes`` another master wrote, ``unread`` positions are of files that cannot be read. ``epoch`` is the
+    last that begins in the log; it and ``confirm_offset`` are None if it has none. ``epoch_problem`` is what is wrong
+    with its epoch file, ``unreadable`` what cannot be read of its log, checkpoint, queues and indexes.
+    """
+
+    node: str
+    path: str
+    begin: int
+    end: int
+    files: int
+    missing: tuple[tuple[int, int], ...]
+    short: tuple[str, ...]
+    epoch: int | None
+    epoch_problem: str | None
+    confirm_offset: int | None
+    lag_bytes: int
+    damaged_bytes: int
+    diverged_bytes: int
+    abort: bool
+    unread: tuple[tuple[int, int], ...]
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ConsistentPoint:
+    """Where `slave` would truncate its log to follow `master` (``EpochFileCache.findConsistentPoint``).
+
+    ``pos`` is None if Java finds no position: the slave then does not replicate. ``lost_bytes`` are those of the slave
+    from there on, ``confirmed_bytes`` the part of them that it had confirmed. ``is_common``: both have the same bytes
+    before it.
+    """
+
+    slave: str
+    master: str
+    pos: int | None
+    lost_bytes: int
+    confirmed_bytes: int
+    is_common: bool
