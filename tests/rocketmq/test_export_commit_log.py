@@ -532,3 +532,15 @@ def test_a_long_gap_is_filled_with_several_rolled_back_messages(tmp_path: Path) 
 
 def test_the_smallest_filler_has_an_empty_body() -> None:
     assert len(encode_message(FILLER_TOPIC, b"", 0, property_crc=True)) == MIN_FILLER_SIZE
+
+
+def test_a_link_is_no_config(tmp_path: Path) -> None:
+    """It could lead to any file of the machine."""
+    three_files(tmp_path / "store")
+    (tmp_path / "secret.json").write_text('{"password": "x"}')
+    (tmp_path / "store" / "config").mkdir()
+    (tmp_path / "store" / "config" / "topics.json").symlink_to(tmp_path / "secret.json")
+    (tmp_path / "store" / "config" / "delayOffset.json").write_text("{}")
+    report = export(tmp_path / "store", tmp_path / "target", "commitlog")
+    assert [path.name for path in (tmp_path / "target" / "config").iterdir()] == ["delayOffset.json"]
+    assert any(note.startswith("config/topics.json: damaged or a link in all sources") for note in report.notes)

@@ -24,7 +24,7 @@ from pyspark_dledger.format.state_files import (
 )
 from pyspark_dledger.format.state_files import EPOCH_FILE as EPOCHS
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.io.files import is_there
+from pyspark_dledger.log.io.files import is_remote_path, is_there
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
@@ -157,7 +157,7 @@ def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
     for name in names:
         found = next((file for root in roots if (file := _intact(root / CONFIG / name)) is not None), None)
         if found is None:
-            yield f"{CONFIG}/{name}: damaged in all sources, also its {_BAK}: it is left out"
+            yield f"{CONFIG}/{name}: damaged or a link in all sources, also its {_BAK}: it is left out"
             continue
         (target / CONFIG).mkdir(exist_ok=True)
         write_durably(target / CONFIG / name, found.data)
@@ -175,6 +175,9 @@ def _config_names(folder: Path) -> Iterator[str]:
 
 
 def _intact(file: Path) -> ConfigFile | None:
+    """The file or its ``.bak``; None if both are damaged, or if one is a link, which could lead anywhere."""
+    if not is_remote_path(file) and any(path.is_symlink() for path in (file, file.with_name(file.name + _BAK))):
+        return None
     try:
         return read_config_file(file)
     except StoreError:
