@@ -357,6 +357,15 @@ def test_a_damaged_last_unit_hides_no_other(store: Store, offset: int, size: int
     assert {"consumeQueueUnit", "messageNotInQueue"} <= codes
 
 
+def test_messages_that_no_queue_can_have_need_no_unit(tmp_path: Path) -> None:
+    """Their topic is damaged: a rebuild names them."""
+    store = write_commitlog(tmp_path, [mq_message(topic, b"x") for topic in ("Orders", "\0\0", "..", "a/b")])
+    write_units(tmp_path, units_of(store.rows[:1]))
+    assert rows_of(tmp_path) == []
+    assert compare(tmp_path, "consumequeue").is_equal
+    assert [finding.code for finding in open_log(tmp_path).findings()] == []
+
+
 def test_messages_of_a_deleted_topic_need_no_unit(store: Store) -> None:
     """The broker does not know the topic, and it has no queue."""
     write_units(store.path, [unit for unit in units_of(store.rows) if unit.topic != "Pays"])

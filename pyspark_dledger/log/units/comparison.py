@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.dispatched_rows import Longs, QueueName
+from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, Longs, QueueName, is_valid_queue
 from pyspark_dledger.format.distinct_numbers import are_in, distinct
 from pyspark_dledger.log.io.queue_files import UNITS_AT_ONCE
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits
@@ -227,6 +227,7 @@ class UnitComparison:
     def _missing(self, messages: MessageArrays, units: StoredUnits, wanted: Bools) -> Longs:
         """The numbers of wanted messages without a unit in their queue."""
         is_missing = wanted & messages.is_dispatched & ((messages.sys_flag & layout.FLAG_INNER_BATCH) == 0)
+        is_missing &= (messages.queue_offset >= 0) & (messages.queue_offset <= MAX_QUEUE_OFFSET)
         number, is_found = messages.find(units.offset)
         if len(messages):
             is_missing[number[is_found & (messages.queue[number] == units.queue)]] = False
@@ -237,8 +238,8 @@ class UnitComparison:
         return missing[~self._are_elsewhere(messages.queue[missing], messages.offset[missing])]
 
     def _has_no_units(self, name: QueueName) -> bool:
-        """Whether it is unknown what a queue has, or its messages are in batchconsumequeue."""
-        return self._stored.is_unread(name) or name[0] in self._stored.batch_topics
+        """Whether no queue can have this name, its messages are in batchconsumequeue, or it could not be read."""
+        return not is_valid_queue(name) or name[0] in self._stored.batch_topics or self._stored.is_unread(name)
 
     def _are_elsewhere(self, numbers: Longs, offsets: Longs) -> Bools:
         """Whether a queue has a unit for an offset out of order; very long queues are not searched."""
