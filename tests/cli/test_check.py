@@ -15,7 +15,7 @@ from pyspark_dledger.rocketmq.broker.root_files import locked
 from tests.support.command_line import Ran
 from tests.support.damaged_groups import damage, lose, write_group
 from tests.support.damaged_plain import damage_plain, write_plain_group
-from tests.support.generate import Store
+from tests.support.generate import Store, mq_message, raw, write_dledger
 from tests.support.sparse_copy import copy_tree
 
 Run = Callable[..., Ran]
@@ -142,3 +142,34 @@ def test_python_returns_the_same(case_folder: Callable[[str], Path], run: Run) -
     (row,) = run("check", *paths, "--json").rows
     assert pyspark_dledger.check(paths).as_json() == row
     assert pyspark_dledger.check(paths[0]).is_clean
+
+
+def test_many_members_fit_the_lines(tmp_path: Path, run: Run) -> None:
+    payloads = [mq_message("T", b"x" * 200, queue_offset=number) for number in range(9)]
+    stores = [write_dledger(tmp_path / f"n{number}", payloads, node=f"n{number}") for number in range(9)]
+    paths = [store.path for store in stores]
+    done, lines = checked(run, *paths)
+    assert done.code == 0 and "2 other members: nothing is wrong with 2; --json lists them" in lines
+    for store in stores[1:]:
+        with Path(store.segments[0].path).open("r+b") as file:
+            file.seek(store.rows[3]["pos"])
+            file.write(b"\xff\xee")
+    done, lines = checked(run, *paths)
+    assert done.code == 1 and lines[1] == "lost for good: nothing"
+    assert "2 other members: nothing is wrong with 1; --json lists them" in lines
+
+
+def test_a_verdict_names_the_reason_that_applies(tmp_path: Path, run: Run) -> None:
+    payloads = [raw(b"x" * 200)] * 9
+    stores = [write_dledger(tmp_path / f"n{number}", payloads, node=f"n{number}") for number in range(2)]
+    with Path(stores[1].segments[0].path).open("r+b") as file:
+        file.seek(stores[1].rows[3]["pos"] + 100)
+        file.write(b"y")
+    paths = [store.path for store in stores]
+    text = "cannot tell for 1 entry, 3: copies differ, and no check shows which one is right"
+    assert run("diff", *paths).out.splitlines()[0] == f"lost for good: {text}"
+    assert checked(run, *paths)[1][1] == f"lost for good: {text}"
+    (group, *_) = run("diff", *paths, "--json").rows
+    assert (group["lost"], group["unclearReasons"]) == ("unknown", ["differ"])
+    step = next(line for line in run("salvage", *paths, "--plan").out.splitlines() if line.startswith("next: "))
+    assert step.endswith("--undecided majority --to healthy")
