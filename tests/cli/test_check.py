@@ -110,6 +110,15 @@ def test_one_damaged_store_alone(damaged: Store, run: Run) -> None:
     assert any(line.startswith("next: dledger salvage ") and line.endswith(" --plan") for line in lines)
 
 
+def test_a_folder_of_nodes_and_a_segment(case_folder: Callable[[str], Path], run: Run) -> None:
+    done, lines = checked(run, case_folder("raw-three-diverged"))
+    assert done.code == 1 and lines[0].startswith("3 replicas: DLedger log; ")
+    assert "done: start n0 and n2 first; the other members follow" in lines
+    segment = next(case_folder("mq-plain").glob("commitlog/*"))
+    found = run("check", segment)
+    assert found.code == 2 and f"{segment}: expected a whole store to check, found one segment" in found.err
+
+
 def test_queues_are_rebuilt(broker: Store, run: Run) -> None:
     shutil.rmtree(broker.path / "consumequeue" / "Orders")
     done, lines = checked(run, broker.path)

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pyspark_dledger.cli.arguments import ROW_POSITION
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import Log
+from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.store_paths import node_folders
 from pyspark_dledger.log.option_uses import USES, check_use
 from pyspark_dledger.log.options import ReadOptions, find_option, parse_options
 from pyspark_dledger.log.store_view import answer, with_end
@@ -62,6 +64,15 @@ def position_option(which: str, text: str) -> tuple[str, str]:
     except ValueError:
         raise OptionError(f"option {name}: expected {ROW_POSITION}, found {text!r}") from None
     return name, text
+
+
+def replica_paths(paths: list[str]) -> list[str]:
+    """The paths of replicas. A single folder with several nodes stands for its nodes."""
+    folder = path_of(paths[0])
+    if len(paths) > 1 or not folder.is_dir():
+        return paths
+    nodes = node_folders(folder, sorted(path.name for path in folder.iterdir()))
+    return [str(node) for node in nodes.values()] if len(nodes) > 1 else paths
 
 
 def open_store(args: argparse.Namespace, use: str | None = None, leave_out: bool = False) -> Log:

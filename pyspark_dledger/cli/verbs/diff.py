@@ -14,15 +14,13 @@ from pyspark_dledger.cli.output.rows import Row, print_rows, print_table, range_
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.diff_text import cut_logs, print_commit_logs, sentences
 from pyspark_dledger.cli.stores.next_text import next_lines
-from pyspark_dledger.cli.stores.open_stores import open_store, open_stores
+from pyspark_dledger.cli.stores.open_stores import open_store, open_stores, replica_paths
 from pyspark_dledger.cli.stores.queue_rows import lost_queues, lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.row_printer import is_finding
 from pyspark_dledger.cli.stores.verdict_text import verdict_lines
 from pyspark_dledger.common.fields import camel_case, fields_row
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.store_paths import node_folders
 from pyspark_dledger.log.option_uses import DIGESTS
 from pyspark_dledger.log.store_view import answer
 from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
@@ -47,7 +45,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     A replica that only lags is no finding.
     """
-    args.path = _replicas(args.path)
+    args.path = replica_paths(args.path)
     if args.md5:
         return _md5(args, out)
     log = open_store(args, "table diff", leave_out=True)
@@ -118,15 +116,6 @@ def _exit_code(found: Comparison, log: Log) -> int:
     is_unfit = any(member.start != "yes" for member in found.verdict.members)
     has_findings = any(is_finding("diff", {"verdict": name}) for name in found.entries)
     return FINDINGS if is_unfit or has_findings or any(cut_logs(log)) else CLEAN
-
-
-def _replicas(paths: list[str]) -> list[str]:
-    """The paths to compare. A single folder with several nodes stands for its nodes."""
-    folder = path_of(paths[0])
-    if len(paths) > 1 or not folder.is_dir():
-        return paths
-    nodes = node_folders(folder, sorted(path.name for path in folder.iterdir()))
-    return [str(node) for node in nodes.values()] if len(nodes) > 1 else paths
 
 
 def _print_comparison(out: Output, found: Comparison, log: Log) -> None:

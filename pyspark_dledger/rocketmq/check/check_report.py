@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark_dledger.common.fields import json_of
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_log_group
 from pyspark_dledger.log.diff.commit_log.group import commit_log_group
 from pyspark_dledger.log.diff.commit_log.verdict import MASTER, SLAVE
@@ -102,6 +103,8 @@ def check_stores(
 ) -> CheckReport:
     """Check the store of `log` with its replicas. Raises OptionError for a wrong version, StoreError for no store."""
     logs = [log, *log.replicas]
+    if segment := next((each.path for each in logs if each.paths.only is not None), None):
+        raise StoreError(f"{segment}: expected a whole store to check, found one segment: give the root's path")
     watches = list(map(watch_of, logs))
     stores = compared(log) if log.replicas else ComparedStores([log])
     has_entries = any(each.ledger_segments for each in logs)
