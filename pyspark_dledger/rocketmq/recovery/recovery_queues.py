@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, FOLDER, folders_in, queues
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.log.io.queue_files import (
+    FILLER_SIZE,
+    FOLDER,
+    UNIT_DTYPE,
+    QueueFile,
+    folders_in,
+    queues,
+    read_units,
+)
 
 _FILES_SCANNED = 3
 # RocketMQ's default: 300,000 units.
@@ -31,7 +36,7 @@ class RecoveredQueue:
     ``max_physical`` is the end in the log of the last message that the queue points to; -1 for none.
     """
 
-    def __init__(self, files: list[Path], file_size: int) -> None:
+    def __init__(self, files: list[QueueFile], file_size: int) -> None:
         self.file_size = file_size
         self.max_physical = -1
         self._files = {int(file.name): file for file in files}
@@ -141,10 +146,9 @@ class RecoveredQueue:
         return records[: _leading((records["commitLogOffset"] >= 0) & (records["size"] > 0))]
 
     def _records(self, base: int) -> Records:
-        file = self._files.get(base)
-        return decode_records(
-            read_existing(str(file), 0, self.file_size) if file is not None else b"", CONSUME_QUEUE_UNIT
-        )
+        file, count = self._files.get(base), self.file_size // CONSUME_QUEUE_UNIT_SIZE
+        blocks = read_units(file, 0, count) if file is not None else ()
+        return np.concatenate([np.empty(0, UNIT_DTYPE), *blocks])
 
 
 class RecoveredQueues:
@@ -156,7 +160,7 @@ class RecoveredQueues:
         usual = sizes.most_common(1)[0][0] if sizes else _DEFAULT_FILE_SIZE
         self.by_key: dict[tuple[str, int], RecoveredQueue] = {
             (queue.topic, queue.queue_id): RecoveredQueue(
-                [path_of(file.path) for file in queue.files if file.units],
+                [file for file in queue.files if file.units],
                 queue.files[0].units * CONSUME_QUEUE_UNIT_SIZE or usual,
             )
             for queue in found
