@@ -97,3 +97,21 @@ def test_fillers_of_first_entries_have_no_time(tmp_path: Path, capsys: pytest.Ca
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["index"] for row in rows] == [0, 1]
     assert "1970" not in json.dumps(rows)
+
+
+def test_an_entry_that_a_salvage_replaced_because_nothing_decided_is_not_left_out(tmp_path: Path) -> None:
+    n0, n1, _ = group(tmp_path)
+    change(n1, ENTRY_HEADER_SIZE + 5, b"?")
+    salvage(SalvageRequest.of([n0.path, n1.path], undecided="filler"), tmp_path / "result")
+    found = comparison(tmp_path / "result", n0.path, n1.path)
+    result = next(member for member in found.verdict.members if member.fillers.entries)
+    assert (result.start, result.left_out.entries) == ("yes", 0)
+
+
+def test_a_copied_replica_confirms_no_last_copy(tmp_path: Path) -> None:
+    n0, n1, _ = group(tmp_path)
+    file, start, data = n1.entries[INDEX]
+    n1.write(file, start, bytes(len(data)))
+    shutil.copytree(n0.path, tmp_path / "copy", copy_function=shutil.copy2)
+    for paths in ([n0.path, n1.path], [n0.path, n1.path, tmp_path / "copy"]):
+        assert comparison(*paths).verdict.unclear_entries.ranges == ((INDEX, INDEX),)

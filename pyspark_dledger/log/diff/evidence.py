@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER, INTACT, Copy, CopyRange
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER, INTACT, ONLY_COPY, Copy, CopyRange
 from pyspark_dledger.log.diff.diff_table import intact_of
 from pyspark_dledger.log.diff.ranges import RangeCounter
 
@@ -48,7 +48,9 @@ class MemberEvidence:
     def add(self, found: CopyRange, copy: Copy, donors: set[str]) -> None:
         """Count a range; `donors` have what is lost of the main log."""
         extent = found.first, found.last, found.size
-        is_in_log, is_held = copy.history == 0, bool(found.holders)
+        # A filler is right where nothing shows that a copy is: a salvage was told to write it.
+        is_taken = found.why_undecided == ONLY_COPY or not all(found.copies[n].is_undecided for n in found.holders)
+        is_in_log, is_held = copy.history == 0, bool(found.holders) and is_taken
         if not is_in_log and copy.state in (INTACT, DAMAGED):
             self.tail.add(*extent)
         if copy.is_undecided:

@@ -95,7 +95,7 @@ class ComparedStores:
             decided = _decided(self.stores, (run for each in evidence for run in each.runs), source)
             self._confirmed[source] = decided | _confirmed(self.stores, contested, source)
         choose = (decide or decided_by_units)(self._confirmed[source])
-        judge = partial(judged, stores=self.stores, source=source)
+        judge = partial(judged, stores=self.stores, source=source, duplicates=self.duplicates)
         found = decide_histories(evidence, size, self._witnesses(source, size), choose, judge, log_of)
         return replace(found, why_not=problem) if problem else found
 

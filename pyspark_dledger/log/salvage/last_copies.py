@@ -54,22 +54,29 @@ class _Judge(Protocol):
 
 
 def judged(
-    runs: Sequence[Run], extents: Mapping[int, tuple[int, int]], stores: Sequence[StoreView], source: str
+    runs: Sequence[Run],
+    extents: Mapping[int, tuple[int, int]],
+    stores: Sequence[StoreView],
+    source: str,
+    duplicates: Mapping[int, int],
 ) -> list[Run]:
     """The runs of one log; last copies that nothing confirms are runs of their own.
 
     `extents` are the positions ``[start, end)`` in which the replicas belong to the log. Of a single store, the
-    messages count as contradicted that its queue has at another place than they say.
+    messages count as contradicted that its queue has at another place than they say. `duplicates` are replicas that
+    are copies of others.
     """
     judge: _Judge = _Elsewhere(stores[0], source) if len(stores) == 1 else _LastCopies(stores, source, runs, extents)
     is_indexed = source == DLEDGER and any(store.dialect == "0.4" for store in stores)
-    return [part for run in runs for part in _parts(run, judge, stores, source, is_indexed)]
+    found: list[Run] = []
+    for run in runs:
+        is_last = len({duplicates.get(number, number) for number in run.sources}) == 1
+        is_doubtful = is_last and not run.is_suspect and judge.is_doubtful(run)
+        found += _parts(run, judge, stores, source, is_indexed) if is_doubtful else [run]
+    return found
 
 
 def _parts(run: Run, judge: _Judge, stores: Sequence[StoreView], source: str, is_indexed: bool) -> Iterator[Run]:
-    if len(run.sources) > 1 or run.is_suspect or not judge.is_doubtful(run):
-        yield run
-        return
     for entries in _read(stores[run.sources[0]], source, run, is_indexed):
         states = judge.states(run, entries)
         cuts = (np.flatnonzero((np.diff(states) != 0) | (states[1:] == _CONTRADICTED)) + 1).tolist()

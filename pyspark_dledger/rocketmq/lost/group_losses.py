@@ -92,8 +92,18 @@ class _Group:
             return ABSENT
         return _state([found.copies[number]])
 
-    def of_bytes(self, number: int, start: int, end: int) -> int:
-        """How a replica has the positions ``[start, end)`` of the CommitLog."""
+    def is_diverged(self, number: int, lost: LostMessage) -> bool:
+        """Whether a message that a replica lost is of its diverged tail, which the group's log does not have."""
+        if lost.source == DLEDGER:
+            return lost.index is not None and self.history_of(number, lost.index) > 0
+        return self.old is not None and self.old.copies.history_of(number, lost.pos) > 0
+
+    def of_bytes(self, number: int, start: int, end: int, losers: Iterable[int]) -> int:
+        """How a replica has the positions ``[start, end)`` of the CommitLog that the replicas `losers` lost."""
+        copies = self.old.copies if self.old is not None else None
+        histories = {copies.history_of(loser, start) for loser in losers} if copies is not None else set()
+        if copies is not None and copies.history_of(number, start) not in histories:
+            return ABSENT
         ranges = self.old.ranges if self.old is not None else []
         first = max(bisect_right(ranges, start, key=lambda each: each.first) - 1, 0)
         found = takewhile(lambda each: each.first < end, ranges[first:])
@@ -144,8 +154,7 @@ class _Replica:
 
     def is_diverged(self, lost: LostMessage) -> bool:
         """Whether a message that the replica lost is of its diverged tail, which the group's log does not have."""
-        is_entry = self.states is not None and lost.source == DLEDGER and lost.index is not None
-        return is_entry and self.states is not None and self.states.history_of(self.number, lost.index or 0) > 0
+        return self.states is not None and self.states.is_diverged(self.number, lost)
 
     def state_of(self, lost: LostMessage) -> int:
         """Whether the replica has a message, lost it too, or never had it or let it expire."""
@@ -154,7 +163,8 @@ class _Replica:
             names = self.states.ledger.names
             return self.states.of_entry(self.number, lost.index, map(names.index, lost.lost_on or (self.name,)))
         if self.states is not None and lost.source == COMMITLOG and self.states.old is not None:
-            return self.states.of_bytes(self.number, lost.pos, end)
+            names = self.states.ledger.names
+            return self.states.of_bytes(self.number, lost.pos, end, map(names.index, lost.lost_on or (self.name,)))
         if self.log.unread.covers(lost.pos, end):
             return UNCLEAR
         place = bisect_right(self._starts, end - 1) - 1
