@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,8 @@ def flip(folder: Path, pos: int) -> None:
         value = stream.read(1)[0]
         stream.seek(pos - int(file.name))
         stream.write(bytes([value ^ 1]))
+    # The clock of files is coarse, and replicas with equal times would be copies of each other.
+    os.utime(file, ns=(time.time_ns(), time.time_ns()))
 
 
 def plan_of(group: Group, **options: str) -> SalvagePlan:

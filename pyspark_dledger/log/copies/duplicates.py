@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
-from pyspark_dledger.log.copies.runs import Evidence, Run
+from pyspark_dledger.log.copies.runs import Evidence, Run, majority_bytes
 from pyspark_dledger.log.copies.segment_bytes import is_torn
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import is_remote_path, path_of
@@ -24,10 +24,18 @@ _File = tuple[str, int, int]
 def duplicates(stores: Sequence[StoreView], names: Sequence[str], evidence: Sequence[Evidence]) -> dict[int, int]:
     """For the number of each replica that is a copy of another one, that one."""
     files = [_files(store) for store in stores]
+    pairs = list(combinations(sorted(range(len(stores)), key=lambda number: names[number]), 2))
+    same = [(one, two) for one, two in pairs if _are_one(files[one], files[two])]
+    alike = [(one, two) for one, two in pairs if _lost_alike(stores, evidence, one, two)]
+    found = _firsts([*same, *alike])
+    # What is alike on every replica may have been written so.
+    return found if len(found) + 1 < len(stores) else _firsts(same)
+
+
+def _firsts(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
     found: dict[int, int] = {}
-    for one, two in combinations(sorted(range(len(stores)), key=lambda number: names[number]), 2):
-        is_copy = _are_one(files[one], files[two]) or _lost_alike(stores, evidence, one, two)
-        if one not in found and two not in found and is_copy:
+    for one, two in pairs:
+        if one not in found and two not in found:
             found[two] = one
     return found
 
@@ -70,18 +78,21 @@ def _read(store: StoreView, source: str, start: int, end: int) -> bytes:
     return segment.read(start, end - start) if segment is not None else b""
 
 
-def without_duplicates(evidence: Evidence, found: dict[int, int]) -> Evidence:
+def without_duplicates(evidence: Evidence, found: dict[int, int], stores: Sequence[StoreView]) -> Evidence:
     """The evidence in which a copy of a replica decides nothing."""
-    return replace(evidence, runs=tuple(_counted_once(run, found) for run in evidence.runs))
 
+    def counted_once(run: Run) -> Run:
+        voters = sorted({found.get(number, number) for number in run.sources})
+        if run.is_suspect:
+            alone = [group for group in run.variants if len({found.get(number, number) for number in group}) == 1]
+            return run.of({*run.sources} - {number for group in alone for number in group if number in found})
+        if len(run.variants) == 1:
+            return run
+        size = run.end - run.start
+        data = {number: _read(stores[number], evidence.source, run.start, run.end) for number in voters}
+        most = majority_bytes([each for each in data.values() if len(each) == size])
+        with_most = {number for number, each in data.items() if each == most}
+        groups = (place for place, group in enumerate(run.variants) if not with_most.isdisjoint(group))
+        return run._replace(majority=next(groups, -1))
 
-def _counted_once(run: Run, found: dict[int, int]) -> Run:
-    if run.is_suspect:
-        ones = {found.get(number, number) for number in run.sources}
-        return run if len(ones) > 1 else run.of(ones)
-    if run.majority < 0:
-        return run
-    voters = {found.get(number, number) for number in run.sources}
-    most = {found.get(number, number) for number in run.variants[run.majority]}
-    has_majority = len(voters) > 2 and 2 * len(most) > len(voters)
-    return run if has_majority else run._replace(majority=-1)
+    return replace(evidence, runs=tuple(map(counted_once, evidence.runs)))

@@ -296,7 +296,7 @@ def _different(
         ordered = sorted((tuple(numbers), data) for data, numbers in groups.items())
         if table.intact[row]:
             ordered = _without_torn(ordered, table, row, damages)
-        most = _majority_bytes([data for data in copies.values() if len(data) == size])
+        most = majority_bytes([data for data in copies.values() if len(data) == size])
         majority = next((place for place, (_, data) in enumerate(ordered) if data == most), -1)
         found[row] = tuple(numbers for numbers, _ in ordered), majority
     return found
@@ -320,7 +320,7 @@ def _last(rows: Longs) -> int:
     return int(rows[-1]) if len(rows) else -1
 
 
-def _majority_bytes(copies: list[bytes]) -> bytes | None:
+def majority_bytes(copies: list[bytes]) -> bytes | None:
     """The bytes that more than half of the copies have, each on its own; None if there is no majority for one."""
     if len(copies) < 3:
         return None

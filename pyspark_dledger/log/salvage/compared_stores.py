@@ -69,8 +69,8 @@ class ComparedStores:
         self._confirmed: dict[str, Confirmed] = {}
         self.duplicates = duplicates(stores, self.names, self._evidence)
         """For each replica that is a copy of another one, that one: their bytes count once."""
-        if self.duplicates and len(self.duplicates) + 1 < len(stores):
-            self._evidence = [without_duplicates(each, self.duplicates) for each in self._evidence]
+        if self.duplicates:
+            self._evidence = [without_duplicates(each, self.duplicates, stores) for each in self._evidence]
 
     @property
     def notes(self) -> list[str]:
