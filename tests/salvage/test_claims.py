@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -28,8 +29,8 @@ def group(folder: Path) -> list[Member]:
     return write_group(folder, random.Random(3), as_messages=False)
 
 
-def change(member: Member, offset: int, data: bytes) -> None:
-    file, start, _ = member.entries[INDEX]
+def change(member: Member, offset: int, data: bytes, index: int = INDEX) -> None:
+    file, start, _ = member.entries[index]
     member.write(file, start + offset, data)
 
 
@@ -54,6 +55,19 @@ def test_a_copy_of_a_damaged_replica_has_no_vote(tmp_path: Path, keeps_times: bo
         assert f"{INDEX}: nothing shows that a copy is right" in headline(found)
         assert "n1 is a copy of copy: what both have counts once" in found.notes
     assert comparison(*paths).notes[0] == "n1 is a copy of copy: what both have counts once"
+
+
+def test_replicas_with_files_of_the_same_times_and_other_bytes_are_two(tmp_path: Path) -> None:
+    """A clock has ticks: files that are written one after the other can have the same time."""
+    n0, n1, n2 = group(tmp_path)
+    for number, member in enumerate((n0, n1, n2)):
+        change(member, ENTRY_HEADER_SIZE + 5, b"?", INDEX + number)
+    for member in (n0, n1, n2):
+        for file in Path(member.path).rglob("data/*"):
+            os.utime(file, ns=(1_700_000_000_123_456_789,) * 2)
+    found = plan(SalvageRequest.of([n0.path, n1.path, n2.path], undecided="majority"))
+    assert not any("is a copy of" in note for note in found.notes)
+    assert found.logs[0].undecided == ()
 
 
 def test_a_hole_up_to_the_edge_of_a_sector_is_a_lost_write(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Finds replicas that are copies of others, as a folder that was copied before a salvage: they have no own vote.
 
 Healthy replicas have equal bytes, too. But no two of them have files of the same times, or the same corrupt bytes.
+Replicas whose bytes differ anywhere are two, even if their files have the same times.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def duplicates(stores: Sequence[StoreView], names: Sequence[str], evidence: Sequ
     """For the number of each replica that is a copy of another one, that one."""
     files = [_files(store) for store in stores]
     pairs = list(combinations(sorted(range(len(stores)), key=lambda number: names[number]), 2))
-    same = [(one, two) for one, two in pairs if _are_one(files[one], files[two])]
+    pairs = [(one, two) for one, two in pairs if _have_equal_bytes(evidence, one, two)]
+    same = [(one, two) for one, two in pairs if _have_same_times(files[one], files[two])]
     alike = [(one, two) for one, two in pairs if _lost_alike(stores, evidence, one, two)]
     found = _firsts([*same, *alike])
     # What is alike on every replica may have been written so.
@@ -52,21 +54,26 @@ def _files(store: StoreView) -> list[_File]:
     return files
 
 
-def _are_one(one: list[_File], two: list[_File]) -> bool:
+def _have_same_times(one: list[_File], two: list[_File]) -> bool:
     return one == two and any(time % _SECOND for _, _, time in one)
 
 
-def _lost_alike(stores: Sequence[StoreView], evidence: Sequence[Evidence], one: int, two: int) -> bool:
-    """Whether two replicas have equal bytes everywhere, with the same damage that is no lost write."""
-    listed = [(part.source, each) for part in evidence for each in part.damages]
-    first, second = (
-        [(source, each.start, each.end, each.index) for source, each in listed if each.source == number]
-        for number in (one, two)
-    )
+def _have_equal_bytes(evidence: Sequence[Evidence], one: int, two: int) -> bool:
+    """Whether two replicas have the same intact bytes, and damage at the same places."""
     groups = (group for part in evidence for run in part.runs for group in run.variants)
-    if first != second or any((one in group) != (two in group) for group in groups):
+    if any((one in group) != (two in group) for group in groups):
         return False
-    for source, start, end, _ in first:
+    return _damages(evidence, one) == _damages(evidence, two)
+
+
+def _damages(evidence: Sequence[Evidence], number: int) -> list[tuple[str, int, int]]:
+    """Source, start and end of each damage of a replica."""
+    return [(part.source, each.start, each.end) for part in evidence for each in part.damages if each.source == number]
+
+
+def _lost_alike(stores: Sequence[StoreView], evidence: Sequence[Evidence], one: int, two: int) -> bool:
+    """Whether replicas that are damaged at the same places have the same bytes in one that is no lost write."""
+    for source, start, end in _damages(evidence, one):
         data = [_read(stores[number], source, start, min(end, start + _MAX_COMPARED)) for number in (one, two)]
         if data[0] and data[0] == data[1] and not is_torn(start, data[0]):
             return True
