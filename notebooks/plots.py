@@ -19,11 +19,15 @@ from pyspark_dledger.cli.report.drawing import (
     PURPLE,
     RED,
     SKY,
+    bytes_text,
+    count_text,
     draw_time,
+    duration_text,
+    number_text,
+    percent_text,
     styled,
     titled,
 )
-from pyspark_dledger.cli.report.number_words import bytes_text, count_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import LEFT_OUT, PlanRow, plan_rows

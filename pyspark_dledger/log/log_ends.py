@@ -11,13 +11,12 @@ from pyspark_dledger.format.codec import IndexUnit, decode_blank, decode_entry_h
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, PrecedingEntry, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, NO_EVIDENCE, Evidence, LogEnd, PrecedingEntry, Segment
 from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at
 from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.store_segments import is_unwritten, last_confirmed_unit, last_entry, last_unit_below
-from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 
 _SIGN_BYTES = 128

@@ -26,17 +26,16 @@ from pyspark_dledger import rebuild
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report import drawing, page, store_figures, time_figures, timeline
-from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, gather
-from pyspark_dledger.cli.report.number_words import (
+from pyspark_dledger.cli.report.drawing import (
     bytes_text,
     duration_text,
     number_text,
     percent_text,
     time_text,
 )
+from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, gather, redacted
 from pyspark_dledger.cli.report.page import render
 from pyspark_dledger.cli.report.page_tables import replica_tables
-from pyspark_dledger.cli.report.redacted import redacted
 from pyspark_dledger.cli.report.timeline import Timeline, latency_row
 from pyspark_dledger.cli.report.verdict import group_verdicts, is_trouble, verdicts
 from pyspark_dledger.cli.stores import statistics

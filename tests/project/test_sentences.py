@@ -27,7 +27,7 @@ ALLOWED = {
     "cli/output/redact.py": "checksums, by the catalogue's own sentences, are removed from what leaves the machine",
     "cli/report/drawing.py": "a figure's labels",
     "cli/report/verdict.py": "prose of verdicts",
-    "cli/report/redacted.py": "paths and topics are removed from what leaves the machine",
+    "cli/report/facts.py": "paths and topics are removed from what leaves the machine",
     "cli/report/time_figures.py": "a time",
     "cli/stores/open_stores.py": "arguments",
     "cli/stores/statistics.py": "a host and a port",

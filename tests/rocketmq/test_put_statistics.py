@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_dledger.rocketmq.broker.put_statistics import PutStatistics
+from pyspark_dledger.rocketmq.service.put_handler import PutStatistics
 
 
 class Clock:

@@ -27,7 +27,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage, segment_file
-from pyspark_dledger.rocketmq.salvage.known_messages import _time_text
+from pyspark_dledger.rocketmq.salvage.segment_file import _time_text
 from tests.salvage.groups import (
     GOLDENS,
     change,

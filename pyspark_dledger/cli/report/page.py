@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from pyspark_dledger import __version__
 from pyspark_dledger.cli.output.rows import Row, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, drawing, store_figures, time_figures
+from pyspark_dledger.cli.report.drawing import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, Listed
-from pyspark_dledger.cli.report.number_words import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.report.page_tables import COLUMNS, replica_tables
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.cli.report.verdict import (

@@ -20,19 +20,17 @@ from pyspark_dledger.cli.report.drawing import (
     PURPLE,
     RED,
     SKY,
-    draw_time,
-    short_name,
-    styled,
-    titled,
-)
-from pyspark_dledger.cli.report.number_words import (
     byte_scale,
     bytes_text,
     count_text,
+    draw_time,
     duration_text,
     number_text,
     percent_text,
+    short_name,
+    styled,
     time_text,
+    titled,
 )
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.cli.arguments import add_json, add_member, check_member, natural
 from pyspark_dledger.cli.exit_codes import SERVE_EXITS
-from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
+from pyspark_dledger.cli.group import Signals, first_of, run_loop
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import json_line

@@ -6,7 +6,7 @@ import argparse
 
 from pyspark_dledger.cli.arguments import add_body, add_client, natural
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.group.client import connected
+from pyspark_dledger.cli.group import connected
 from pyspark_dledger.cli.output.rows import Row, body_form, row_line
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.errors import IndexRangeError

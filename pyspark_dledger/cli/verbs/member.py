@@ -7,7 +7,7 @@ import time
 
 from pyspark_dledger.cli.arguments import add_client, natural
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.group.client import connected, note_outcome
+from pyspark_dledger.cli.group import connected, note_outcome
 from pyspark_dledger.cli.output.rows import Row, print_fields, print_table
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.errors import GroupError, OptionError

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pyspark_dledger.cli.arguments import add_client
 from pyspark_dledger.cli.exit_codes import CLEAN
-from pyspark_dledger.cli.group.client import connected
+from pyspark_dledger.cli.group import connected
 from pyspark_dledger.cli.output.rows import Row, print_fields, print_table
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.errors import GroupError

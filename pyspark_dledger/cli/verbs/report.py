@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
     facts = answer(compared or log, gathered)
     if args.redact:
-        from pyspark_dledger.cli.report.redacted import redacted
+        from pyspark_dledger.cli.report.facts import redacted
 
         facts = redacted(facts)
     code = FINDINGS if is_trouble(facts) else CLEAN

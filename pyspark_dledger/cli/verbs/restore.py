@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark_dledger.cli.arguments import add_client, natural
 from pyspark_dledger.cli.exit_codes import BACKUP_EXITS, CLEAN, FINDINGS
-from pyspark_dledger.cli.group.client import connected
+from pyspark_dledger.cli.group import connected
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted

@@ -24,7 +24,7 @@ from pyspark_dledger.cli.arguments import (
     natural,
 )
 from pyspark_dledger.cli.exit_codes import SERVE_EXITS
-from pyspark_dledger.cli.group.event_loop import Signals, first_of, run_loop
+from pyspark_dledger.cli.group import Signals, first_of, run_loop
 from pyspark_dledger.cli.output.rows import row_line
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.common.log_records import LOG, log_to_stderr, record
@@ -36,12 +36,15 @@ from pyspark_dledger.raft.node.settings import SETTINGS, NodeSettings, node_conf
 if TYPE_CHECKING:
     # These load pyarrow, which only a node that serves messages needs.
     from pyspark_dledger.rocketmq.broker.broker_conf import BrokerConf
-    from pyspark_dledger.rocketmq.service.message_service import MessageService
+    from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
+    from pyspark_dledger.store.store_config import StoreConfig
 
 # Seconds between two status records, and between two checks of the status.
 _STATUS_SECONDS = 10.0
 _CHECK_SECONDS = 0.25
 _MAX_OPEN_FILES = 16384
+# Between two threads that run Python, for a node that serves messages.
+_SWITCH_SECONDS = 0.0005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,14 +95,49 @@ def run(args: argparse.Namespace, out: Output) -> int:
         record(logging.INFO, "broker-conf", file=args.broker_conf, brokerId=conf.broker_id, passedOver=passed_over)
     if not (args.messages or args.broker_conf):
         return run_loop(lambda: _serve(config, None, args, out))
-    from pyspark_dledger.cli.group.messages import open_messages
-
-    service = open_messages(config, args, conf)
+    service = _open_messages(config, args, conf)
     try:
         config = replace(config, store_options={**config.store_options, **service.store_options})
         return run_loop(lambda: _serve(config, service, args, out))
     finally:
         service.close()
+
+
+def _open_messages(config: NodeConfig, args: argparse.Namespace, conf: BrokerConf | None) -> MessageService:
+    """Open the message service of a node; it owns the store's root until it is closed."""
+    from pyspark_dledger.rocketmq.service.message_service import MessageService, host_bytes
+
+    if config.store is None:
+        raise OptionError("--messages needs a store on disk, found storeType=MEMORY: leave out one of them")
+    own = config.members()[config.self_id]
+    host = conf.store_host if conf is not None else None
+    store = config.store_config(config.store)
+    # The thread that builds queues can wait: threads that serve get the interpreter back after 0.5 ms, not 5 ms.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    return MessageService.open(
+        config.store,
+        config.self_id,
+        host or host_bytes(own.host, own.port),
+        store.all_data_dirs,
+        replace(_message_settings(store, args, conf), max_topics=config.max_topics, max_queues=config.max_queues),
+        store.read_only_data_dirs,
+    )
+
+
+def _message_settings(store: StoreConfig, args: argparse.Namespace, conf: BrokerConf | None) -> MessageSettings:
+    """Settings of the broker.conf; without one an old CommitLog expires like the store's own files."""
+    from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
+    from pyspark_dledger.rocketmq.service.message_service import MessageSettings
+
+    settings = MessageSettings(dispatch=DispatchSettings(clean=store, engine=store.engine), engine=store.engine)
+    if conf is not None:
+        dispatch = replace(conf.dispatch, engine=store.engine)
+        settings = replace(settings, dispatch=dispatch, max_message_size=conf.max_message_size)
+    if args.producer_id_expiry_ms is not None:
+        settings = replace(settings, producer_id_expiry_ms=args.producer_id_expiry_ms)
+    if args.accept_lost_state:
+        settings = replace(settings, accept_lost_state=True)
+    return settings
 
 
 def _settings(args: argparse.Namespace, conf: BrokerConf | None) -> NodeSettings:

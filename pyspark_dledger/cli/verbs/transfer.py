@@ -6,7 +6,7 @@ import argparse
 
 from pyspark_dledger.cli.arguments import add_client
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
-from pyspark_dledger.cli.group.client import connected, note_outcome
+from pyspark_dledger.cli.group import connected, note_outcome
 from pyspark_dledger.cli.output.rows import row_line
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.errors import UnknownOutcomeError

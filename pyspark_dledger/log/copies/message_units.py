@@ -13,8 +13,8 @@ import numpy.typing as npt
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.codec import decode_consume_queue_unit
-from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import (
     CONSUME_QUEUE_UNIT_SIZE,
     FLAG_TRANSACTION_MASK,

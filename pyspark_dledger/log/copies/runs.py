@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.distinct_numbers import distinct
+from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.index_units import units_agree
 from pyspark_dledger.log.copies.indexed_copies import IndexedBytes, IndexedPart, read_indexed

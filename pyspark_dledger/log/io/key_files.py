@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.codec import decode_records, record_struct
 from pyspark_dledger.format.dispatched_rows import key_hash
-from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER,
     INDEX_FILE_HEADER_SIZE,

@@ -31,8 +31,17 @@ from pyspark_dledger.log.tail.tail import (
     TailProgress,
     whole_segments,
 )
-from pyspark_dledger.log.tail.tail_loss import DataLoss, ResumePoint, expired_positions, lost_entry, lost_message
-from pyspark_dledger.log.tail.tail_view import EntryRef, TailBound, TailView, is_complete_message
+from pyspark_dledger.log.tail.tail_view import (
+    DataLoss,
+    EntryRef,
+    ResumePoint,
+    TailBound,
+    TailView,
+    expired_positions,
+    is_complete_message,
+    lost_entry,
+    lost_message,
+)
 
 
 class TailStart:

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.arrow_functions import are_in, distinct
 from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, Longs, QueueName, is_valid_queue
-from pyspark_dledger.format.distinct_numbers import are_in, distinct
 from pyspark_dledger.log.io.queue_files import UNITS_AT_ONCE
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits
 from pyspark_dledger.log.store_view import StoreView

@@ -13,10 +13,9 @@ import pyarrow as pa
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
-from pyspark_dledger.format.arrow_functions import is_valid, texts_of, values_of
+from pyspark_dledger.format.arrow_functions import is_valid, numbered, texts_of, values_of
 from pyspark_dledger.format.codec import signed32
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
-from pyspark_dledger.format.distinct_numbers import numbered
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.spec import DLEDGER

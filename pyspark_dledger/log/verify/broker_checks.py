@@ -14,7 +14,7 @@ from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.common.integers import INT32_MIN
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.distinct_numbers import are_in
+from pyspark_dledger.format.arrow_functions import are_in
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     INDEX_FILE_HEADER_SIZE,

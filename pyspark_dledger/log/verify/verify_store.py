@@ -30,7 +30,6 @@ from pyspark_dledger.log.verify.file_checks import (
     check_segment_files,
 )
 from pyspark_dledger.log.verify.findings import AFTER_END, INFO, Finding
-from pyspark_dledger.log.verify.index_checks import check_entry_beyond, check_units_beyond
 from pyspark_dledger.log.verify.queue_checks import (
     QueueScope,
     check_outside,
@@ -39,7 +38,12 @@ from pyspark_dledger.log.verify.queue_checks import (
     report_failed_read,
 )
 from pyspark_dledger.log.verify.report import Report
-from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, segment_findings
+from pyspark_dledger.log.verify.segment_checks import (
+    SegmentCheckPart,
+    check_entry_beyond,
+    check_units_beyond,
+    segment_findings,
+)
 from pyspark_dledger.log.verify.state_checks import check_state
 
 # A write of an entry takes less.

@@ -9,10 +9,9 @@ import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_BLANK
-from pyspark_dledger.format.spec import DLEDGER, KnownEntries, Segment, no_known_entries
+from pyspark_dledger.format.spec import DLEDGER, NO_EVIDENCE, Evidence, KnownEntries, Segment, no_known_entries
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
-from pyspark_dledger.log.witness.evidence import NO_EVIDENCE, Evidence
 from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, Longs, frames_between, is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, SegmentUnits, Units
 from pyspark_dledger.log.witness.known_messages import chosen, has_no_gap, known_by_units, merged

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.codec import record_dtype
-from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
     FLAG_BORN_HOST_V6,

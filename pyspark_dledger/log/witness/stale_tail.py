@@ -22,10 +22,9 @@ from pyspark_dledger.format.arrow_functions import numbers_of
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MIN_BLANK_SIZE
-from pyspark_dledger.format.spec import KnownEntries, ScanRequest, Segment
+from pyspark_dledger.format.spec import Evidence, KnownEntries, ScanRequest, Segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
-from pyspark_dledger.log.witness.evidence import Evidence
 from pyspark_dledger.log.witness.headers import Longs, frames_between
 from pyspark_dledger.log.witness.unit_chains import NodeState
 

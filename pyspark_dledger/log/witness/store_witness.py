@@ -10,7 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.common.uris import is_remote
-from pyspark_dledger.log.witness.evidence import Evidence
+from pyspark_dledger.format.spec import Evidence
 
 if TYPE_CHECKING:
     from pyspark_dledger.format.spec import KnownEntries, Segment

@@ -21,9 +21,8 @@ import pyarrow as pa
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import compute as pc
-from pyspark_dledger.format.arrow_functions import is_valid, values_of
+from pyspark_dledger.format.arrow_functions import distinct, is_valid, values_of
 from pyspark_dledger.format.dispatched_rows import Longs
-from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.message import (

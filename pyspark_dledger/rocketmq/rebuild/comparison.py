@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
-from pyspark_dledger.format.distinct_numbers import distinct
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, index_files, read_header
 from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Units

@@ -28,8 +28,8 @@ from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.recovery.java_files import JavaFile
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, paths_in
 from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, scan_messages
+from pyspark_dledger.rocketmq.recovery.recovery_queues import BrokerStart, paths_in
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-ALPHA|-PREVIEW)?")
 # DLedger's version from each version of RocketMQ on; from pom.xml of each tag.

@@ -31,7 +31,6 @@ from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, parse_long
 from pyspark_dledger.log.recovery.recovery_preview import counted_topics, topics_between, truncated
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, paths_in
 from pyspark_dledger.rocketmq.recovery.java_messages import (
     TOO_OLD,
     JavaMessage,
@@ -40,6 +39,7 @@ from pyspark_dledger.rocketmq.recovery.java_messages import (
     scan_messages,
     unconfirmed_problem,
 )
+from pyspark_dledger.rocketmq.recovery.recovery_queues import BrokerStart, paths_in
 
 LINES = ("4.9.8", "5.0.0", "5.1.4", "5.3.1", "5.3.3", "5.4.0", "5.5.0")
 """A version of each line with the same behaviour."""

@@ -60,8 +60,14 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
 )
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
-from pyspark_dledger.rocketmq.salvage.known_messages import chosen_rows, lost_rows
-from pyspark_dledger.rocketmq.salvage.segment_file import IndexUnits, SegmentPart, load_left, write_file
+from pyspark_dledger.rocketmq.salvage.segment_file import (
+    IndexUnits,
+    SegmentPart,
+    chosen_rows,
+    load_left,
+    lost_rows,
+    write_file,
+)
 
 _VERB = "salvage"
 _FORM = "commitlog"

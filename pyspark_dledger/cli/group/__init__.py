@@ -1,1 +1,0 @@
-"""What the verbs about a running group share."""
