@@ -18,6 +18,7 @@ from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.salvage.plan_rows import headline
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
 from tests.support.damaged_groups import Member, write_group
+from tests.support.golden import unpack
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -55,6 +56,26 @@ def test_a_copy_of_a_damaged_replica_has_no_vote(tmp_path: Path, keeps_times: bo
         assert f"{INDEX}: nothing shows that a copy is right" in headline(found)
         assert "n1 is a copy of copy: what both have counts once" in found.notes
     assert comparison(*paths).notes[0] == "n1 is a copy of copy: what both have counts once"
+
+
+def test_two_folders_of_one_node_have_one_vote(tmp_path: Path) -> None:
+    """A property that no checksum covers differs on a node and on the copy of its folder, which lost its times."""
+    n0, n1, n2 = (unpack("mq-53-three", tmp_path) / f"n{number}" for number in range(3))
+    segment = "dledger-n0/data/00000000000000131072"
+    with (n0 / segment).open("r+b") as file:
+        file.seek(66046)
+        (byte,) = file.read(1)
+        file.seek(66046)
+        file.write(bytes([byte ^ 0xFF]))
+    copy = tmp_path / "old"
+    shutil.copytree(n0, copy, copy_function=shutil.copy)
+    for order in ([n0, copy, n2], [n2, copy, n0]):
+        found = plan(SalvageRequest.of(order, undecided="majority"))
+        assert [each.index for log in found.logs for each in log.undecided] == [301]
+        assert any("is a copy of" in note for note in found.notes)
+    found = plan(SalvageRequest.of([n0, n1, n2], undecided="majority"))
+    assert [each.first_index for _, each in found.chosen] == [301]
+    assert not any("is a copy of" in note for note in found.notes)
 
 
 def test_replicas_with_files_of_the_same_times_and_other_bytes_are_two(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Finds replicas that are copies of others, as a folder that was copied before a salvage: they have no own vote.
 
-Healthy replicas have equal bytes, too. But no two of them have files of the same times, or the same corrupt bytes.
+Healthy replicas have equal bytes, too. But no two of them have the id of one node, files of the same times, or, where
+nothing gives an id, the same corrupt bytes.
 Replicas whose bytes differ anywhere are two, even if their files have the same times.
 """
 
@@ -27,8 +28,12 @@ def duplicates(stores: Sequence[StoreView], names: Sequence[str], evidence: Sequ
     files = [_files(store) for store in stores]
     pairs = list(combinations(sorted(range(len(stores)), key=lambda number: names[number]), 2))
     pairs = [(one, two) for one, two in pairs if _have_equal_bytes(evidence, one, two)]
-    same = [(one, two) for one, two in pairs if _have_same_times(files[one], files[two])]
-    alike = [(one, two) for one, two in pairs if _lost_alike(stores, evidence, one, two)]
+    nodes = [store.paths.node for store in stores]
+    same = [
+        (one, two) for one, two in pairs if _is_one_node(nodes, one, two) or _have_same_times(files[one], files[two])
+    ]
+    others = [(one, two) for one, two in pairs if None in (nodes[one], nodes[two])]
+    alike = [(one, two) for one, two in others if _lost_alike(stores, evidence, one, two)]
     found = _firsts([*same, *alike])
     # What is alike on every replica may have been written so.
     return found if len(found) + 1 < len(stores) else _firsts(same)
@@ -52,6 +57,11 @@ def _files(store: StoreView) -> list[_File]:
                 state = path.stat()
                 files.append((segment.name, state.st_size, state.st_mtime_ns))
     return files
+
+
+def _is_one_node(nodes: Sequence[str | None], one: int, two: int) -> bool:
+    """Whether two folders have the id of one node, which a group has once."""
+    return nodes[one] is not None and nodes[one] == nodes[two]
 
 
 def _have_same_times(one: list[_File], two: list[_File]) -> bool:
