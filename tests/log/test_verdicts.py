@@ -21,6 +21,7 @@ from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.rocketmq.salvage import SalvageRequest
 from pyspark_dledger.rocketmq.salvage import plan as salvage_plan
 from tests.support.damaged_groups import Member, copied_member, damage, lose, write_group
+from tests.support.generate import raw, write_dledger
 from tests.support.golden import Golden
 from tests.support.long_runs import mostly_slow
 
@@ -183,3 +184,17 @@ def test_entries_whose_headers_alone_are_damaged_are_restorable(tmp_path: Path, 
         "2 entries, damaged on every replica: 7, 9; only headers are damaged of 7: dledger salvage restores them"
     )
     assert not verdict.is_restorable
+
+
+def test_a_replica_of_which_only_the_index_is_left_must_not_start(tmp_path: Path) -> None:
+    for node in ("n0", "n1", "n2"):
+        write_dledger(tmp_path / node, [raw(b"%d" % number * 100) for number in range(20)], node=node)
+    for file in (tmp_path / "n2" / "dledger-n2" / "data").iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    log = open_log(tmp_path / "n0", replicas=[str(tmp_path / "n1"), str(tmp_path / "n2")])
+    verdict = compare(log).verdict
+    assert [(member.node, member.start, member.is_emptied) for member in verdict.members] == [
+        ("n0", "yes", False),
+        ("n1", "yes", False),
+        ("n2", "no", True),
+    ]

@@ -237,6 +237,11 @@ def _damaged(member: Any) -> str:
     return f"{counted(count, 'entry')} damaged, {where}{intact}"
 
 
+def _emptied(member: Any) -> str:
+    is_emptied = not isinstance(member, CommitLogMember) and member.is_emptied
+    return "none of its entries is left, and its index has units of some" if is_emptied else ""
+
+
 def _left_out(member: Any) -> str:
     if not _count(member, "left_out"):
         return ""
@@ -302,7 +307,7 @@ def _follows(member: Any) -> str:
 
 
 _REASONS: tuple[Callable[[Any], str], ...] = (
-    *(_damaged, _left_out, _silent, _unread, _short, _lost_end, _elected, _epochs, _follows),
+    *(_damaged, _emptied, _left_out, _silent, _unread, _short, _lost_end, _elected, _epochs, _follows),
 )
 
 

@@ -101,8 +101,10 @@ def without_duplicates(evidence: Evidence, found: dict[int, int], stores: Sequen
     def counted_once(run: Run) -> Run:
         voters = sorted({found.get(number, number) for number in run.sources})
         if run.is_suspect:
+            # A copy does not make two of one: equal copies of several replicas can have been written so.
             alone = [group for group in run.variants if len({found.get(number, number) for number in group}) == 1]
-            return run.of({*run.sources} - {number for group in alone for number in group if number in found})
+            extra = {number for group in alone for number in sorted(group, key=found.__contains__)[1:]}
+            return run.of({*run.sources} - extra)
         if len(run.variants) == 1:
             return run
         size = run.end - run.start

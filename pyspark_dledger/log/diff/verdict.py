@@ -56,6 +56,11 @@ class MemberVerdict:
     unreadable: tuple[str, ...]
     short: tuple[str, ...]
 
+    @property
+    def is_emptied(self) -> bool:
+        """Whether no entry of its log is left, and its index shows that there were some."""
+        return self.begin < 0 <= self.index_begin
+
 
 @dataclass(frozen=True)
 class GroupVerdict:
@@ -142,7 +147,8 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
     unreadable = (*unread, *store.unread.witnesses())
     short = short_files(store)
-    is_unfit = is_incomplete or lost_end or short or unread
+    is_emptied = member.begin < 0 <= store.index_files.first_index
+    is_unfit = is_incomplete or lost_end or short or unread or is_emptied
     start = NO if is_unfit else UNKNOWN if found.unclear.entries or unreadable else YES
     return MemberVerdict(
         node=member.node,
