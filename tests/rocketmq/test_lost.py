@@ -245,6 +245,35 @@ def test_lost_bytes_are_the_messages_that_another_replica_has(tmp_path: Path) ->
     assert [(row["topic"], row["queueOffset"]) for row in found] == [("Orders", n) for n in (3, 4, 5)]
 
 
+def test_unknown_bytes_are_lost_only_where_no_replica_has_a_message(tmp_path: Path) -> None:
+    """One replica lost more than the others in one place: what they have is a row of its own."""
+    for name in "abc":
+        store = write_commitlog(tmp_path / name, [mq_message("Orders", b"x" * n, queue_offset=n) for n in range(9)])
+    first, last = store.rows[3], store.rows[5]
+    change(tmp_path / "c", first["pos"], bytes(last["pos"] - first["pos"]))
+    for name in "abc":
+        change(tmp_path / name, last["pos"], bytes(last["size"]))
+    found = [(row["pos"], row["size"], row["intactOn"]) for row in lost_of(*(tmp_path / name for name in "cab"))]
+    intact = [(row["pos"], row["size"], ["a", "b"]) for row in store.rows[3:5]]
+    assert found == [*intact, (last["pos"], last["size"], [])]
+
+
+def test_the_order_of_the_replicas_changes_nothing(tmp_path: Path) -> None:
+    """What a replica without units lost at its end is intact on one of its own history, not on a diverged one."""
+    bodies = [mq_message("Orders", b"x" * n, queue_offset=n) for n in range(20)]
+    others = [mq_message("Orders", b"y" * n, queue_offset=n) for n in range(20)]
+    terms = {"a": 3, "b": 2, "c": 3}
+    for name, term in terms.items():
+        own = bodies if term == 3 else [*bodies[:15], *others[15:]]
+        store = write_dledger(tmp_path / name, own, terms=[1] * 15 + [term] * 5, node=name, with_index=False)
+        write_consume_queue(tmp_path / name, store.rows)
+    for row in store.rows[16:]:
+        change(tmp_path / "c", row["pos"], bytes(row["size"]))
+    rows = [lost_of(*(tmp_path / name for name in order)) for order in ("abc", "cba", "bca")]
+    assert rows[0] == rows[1] == rows[2]
+    assert all("b" not in row["intactOn"] for row in rows[0])
+
+
 def test_a_slave_has_what_its_master_lost(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     """Copies of a plain CommitLog have the same positions; without units only the bytes are compared."""
     master, slave = tmp_path / "master", tmp_path / "slave"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -157,6 +157,14 @@ class CopyRanges:
         place = bisect_right(path, key, key=lambda each: each[1]) - 1
         return path[place][0] if place >= 0 else -1
 
+    def parts_at(self, start: int, end: int, numbers: Collection[int]) -> Iterator[tuple[int, int, int]]:
+        """First and last index and history of what the logs of replicas have at the positions ``[start, end)``."""
+        for number, log in enumerate(self._logs):
+            for extent in log.within_positions(start, end):
+                first, last = indexes_of(extent)
+                if any(self.history_of(each, max(first, 0)) == number for each in numbers):
+                    yield first, last, number
+
     def term_at(self, history: int, index: int) -> int:
         """The term of an entry in a history; -1 where it is unknown."""
         extent = self._logs[history].at(index) if history >= 0 else None
@@ -258,6 +266,10 @@ class _Extents:
         """The parts that overlap ``[first, last]``."""
         start = max(bisect_right(self._firsts, first) - 1, 0)
         return [each for each in self._parts[start : bisect_right(self._firsts, last)] if end_of(each) > first]
+
+    def within_positions(self, start: int, end: int) -> list[Extent]:
+        """The parts that overlap the positions ``[start, end)``."""
+        return [each for each in self._parts if start_of(each) < end and start < end_of(each)]
 
     def undecided_at(self, extent: Extent) -> Undecided | None:
         return self._undecided.get(extent.pos) if isinstance(extent, LostEntry) else None

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pyspark_dledger.common.adjacent import merge_adjacent
@@ -79,6 +80,7 @@ class _Group:
         self.commit_log_end = max(each.end for each in replicas) if ends_known else INT64_MAX
         """Where the longest CommitLog ends, 2^63-1 if all may have been longer."""
         self.repairs = _repairs(self.ledger.histories, compared.names)
+        self.is_indexed = compared.is_indexed
 
     def history_of(self, number: int, index: int) -> int:
         """The number of the history that a replica's log is of at an index; 0 is the main one."""
@@ -108,6 +110,22 @@ class _Group:
         first = max(bisect_right(ranges, start, key=lambda each: each.first) - 1, 0)
         found = takewhile(lambda each: each.first < end, ranges[first:])
         return _state([each.copies[number] for each in found if each.last >= start])
+
+    def of_positions(self, number: int, start: int, end: int, losers: Iterable[int]) -> int:
+        """How a replica has what the replicas `losers` lost of DLedger logs at the positions ``[start, end)``."""
+        copies, found = self.ledger.copies, []
+        for first, last, history in copies.parts_at(start, end, set(losers)):
+            entries = [copies.at(index) for index in (first, last)]
+            found += [each.copies[number] for each in entries if each is not None]
+            if any(copy.history != history for copy in found):
+                return ABSENT
+        return _state(found)
+
+    def cuts(self, start: int, end: int) -> list[int]:
+        """The positions of the CommitLog in between where one begins to be lost on all replicas, or ends to be."""
+        ranges = self.old.ranges if self.old is not None else ()
+        pairs = pairwise(each for each in ranges if each.last >= start and each.first < end)
+        return [two.first for one, two in pairs if bool(one.holders) != bool(two.holders) and start < two.first]
 
     def silently_damaged(self, number: int) -> Iterator[tuple[int, int]]:
         """Where rows of a replica begin that are damaged, and where the next ones begin; those that look whole too."""
@@ -165,6 +183,9 @@ class _Replica:
         if self.states is not None and lost.source == COMMITLOG and self.states.old is not None:
             names = self.states.ledger.names
             return self.states.of_bytes(self.number, lost.pos, end, map(names.index, lost.lost_on or (self.name,)))
+        if self.states is not None and lost.source == DLEDGER and not self.states.is_indexed:
+            names = self.states.ledger.names
+            return self.states.of_positions(self.number, lost.pos, end, map(names.index, lost.lost_on or (self.name,)))
         if self.log.unread.covers(lost.pos, end):
             return UNCLEAR
         place = bisect_right(self._starts, end - 1) - 1
@@ -181,15 +202,16 @@ def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLoss
     """
     logs = [log, *log.replicas]
     states = _Group(compared(log), log.options.group_size) if len(logs) > 1 else None
-    replicas = []
-    for number, (name, each) in enumerate(zip(replica_names(logs), logs, strict=True)):
-        ranges = damaged_ranges(each, progress=_part_of(progress, number, len(logs)))
+    replicas: list[_Replica] = []
+    for number, name in sorted(enumerate(replica_names(logs)), key=itemgetter(1)):
+        each = logs[number]
+        ranges = damaged_ranges(each, progress=_part_of(progress, len(replicas), len(logs)))
         doubted = states.silently_damaged(number) if states is not None else _elsewhere(each)
         ranges = sorted([*ranges, *contradicted_ranges(each, doubted)], key=_start)
         replicas.append(_Replica(name, each, number, states, ranges))
     found: dict[tuple[object, ...], LostMessage] = {}
     for replica in replicas:
-        for lost in _lost_on(replica):
+        for lost in (piece for each in _lost_on(replica) for piece in _cut(each, states)):
             lost = replace(lost, is_diverged=replica.is_diverged(lost))
             place = (lost.index,) if lost.index is not None else (None, lost.pos, lost.size)
             key = (lost.source, lost.is_diverged, *place)
@@ -247,6 +269,16 @@ def _elsewhere(log: StoreView) -> Iterator[tuple[int, int]]:
     """Where messages begin and end whose queue has them at another place than they say."""
     for part in plan_findings(log) if not is_remote(log.path) else ():
         yield from messages_elsewhere(part) if isinstance(part, SegmentCheckPart) else ()
+
+
+def _cut(lost: LostMessage, states: _Group | None) -> Iterator[LostMessage]:
+    """Unknown bytes in parts: what a replica has intact, and what all lost."""
+    is_unknown = lost.source == COMMITLOG and lost.entries is None and lost.size is not None
+    cuts = states.cuts(lost.pos, lost.end) if states is not None and is_unknown else []
+    for start, end in pairwise([lost.pos, *cuts, lost.end]) if cuts else ():
+        yield replace(lost, pos=start, size=end - start)
+    if not cuts:
+        yield lost
 
 
 def _start(place: DamagedRange) -> int:
