@@ -138,6 +138,11 @@ def after_plan(arguments: Sequence[str], has_undecided: bool) -> NextStep:
     return NextStep(step, ("dledger", "salvage", *arguments, *decision, "--to", unused(_TARGET)))
 
 
+def after_choice(arguments: Sequence[str], log_of: str) -> NextStep:
+    """The step after a salvage with `arguments` that must be told which log to restore."""
+    return NextStep(PLAN, ("dledger", "salvage", *arguments, "--log-of", log_of, "--plan"))
+
+
 def after_findings(paths: Sequence[str], codes: AbstractSet[str]) -> NextStep | None:
     """The step after the findings with `codes` of the stores at `paths`; None if nothing is wrong."""
     faults = {code for code in codes if CODES[code].severity != INFO}

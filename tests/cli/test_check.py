@@ -182,3 +182,21 @@ def test_a_verdict_names_the_reason_that_applies(tmp_path: Path, run: Run) -> No
     assert (group["lost"], group["unclearReasons"]) == ("unknown", ["differ"])
     step = next(line for line in run("salvage", *paths, "--plan").out.splitlines() if line.startswith("next: "))
     assert step.endswith("--undecided majority --to healthy")
+
+
+def test_diverged_logs_of_which_none_may_lead(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
+    group = copy_tree(case_folder("mq-53-controller"), tmp_path / "group")
+    for name, pos, data in (("b2", 40960, bytes(4096)), ("b3", 100000, b"\xff")):
+        with (group / name / "commitlog" / ("0" * 20)).open("r+b") as file:
+            file.seek(pos)
+            file.write(data)
+    paths = [group / name for name in ("b1", "b2", "b3")]
+    step = shlex.split(checked(run, *paths)[1][-3].removeprefix("next: "))
+    assert step[-3:] == ["--log-of", "b2", "--plan"]
+    assert any(line.endswith(" --log-of b2 --plan") for line in run("diff", *paths).out.splitlines())
+    assert [command[1] for command in follow(run, *paths)] == ["check", "salvage", "salvage", "check"]
+    refused = run("salvage", *paths, "--plan")
+    assert refused.code == 2 and "Choose the one to restore (--log-of)" in refused.err
+    (command,) = (line for line in refused.out.splitlines() if line.startswith("next: "))
+    assert shlex.split(command)[1:] == ["dledger", "salvage", *map(str, paths), "--log-of", "b2", "--plan"]
+    assert run(*shlex.split(command)[2:]).code in (0, 1)

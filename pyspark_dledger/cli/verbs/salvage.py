@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_json, add_option, parts_at
-from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, SALVAGE_EXITS
+from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, FINDINGS, SALVAGE_EXITS
 from pyspark_dledger.cli.output.rows import print_rows
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import read_options
@@ -18,7 +18,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, printable
 from pyspark_dledger.log.io.unfinished import MANIFEST
-from pyspark_dledger.log.next_step import after_plan, as_given, check_of
+from pyspark_dledger.log.next_step import after_choice, after_plan, as_given, check_of
 from pyspark_dledger.log.option_uses import SALVAGE, check_use
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.rocketmq.jobs import MapParts
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _run(args: argparse.Namespace, out: Output) -> int:
+    from pyspark_dledger.log.salvage.plan import ChoiceError
     from pyspark_dledger.rocketmq.salvage import SalvageRequest
 
     if args.plan == (args.to is not None):
@@ -90,8 +91,15 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     options = {name: getattr(args, name) for name in ("node", "undecided", "log_of", "store_as", "topics_from_log")}
     options["take"] = dict(map(_index_and_id, args.take))
     request = SalvageRequest.of(args.path, engine=read.engine, **options)
-    with parts_at(args.spark) as map_parts:
-        return _plan(args, request, map_parts, out) if args.plan else _salvage(args, request, map_parts, out)
+    try:
+        with parts_at(args.spark) as map_parts:
+            return _plan(args, request, map_parts, out) if args.plan else _salvage(args, request, map_parts, out)
+    except ChoiceError as error:
+        out.progress.clear()
+        note(str(error))
+        for text in () if args.json else next_lines(after_choice([*_given(args)], error.log_of)):
+            out.line(text)
+        return ERROR
 
 
 def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts, out: Output) -> int:

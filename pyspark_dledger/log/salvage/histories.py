@@ -52,7 +52,7 @@ class Histories:
     """The logs of one kind: the main one first, which a salvage restores.
 
     ``lasts`` are the last intact entries of the replicas. ``stale`` entries follow the ends of logs, left by
-    truncations. ``why_not`` says why a salvage must be told which log to restore, or cannot restore any.
+    truncations. ``why_not`` says why a salvage must be told which log to restore (``is_choice``), or cannot write one.
     """
 
     source: str
@@ -60,6 +60,13 @@ class Histories:
     lasts: dict[int, LastEntry]
     stale: tuple[Tail, ...]
     why_not: str = ""
+    is_choice: bool = False
+
+    def log_to_choose(self, names: Sequence[str], foremost: int | None = None) -> str | None:
+        """The replica whose log a salvage is to be told to restore, `foremost` if it has one; None if none is to be."""
+        if not self.is_choice:
+            return None
+        return names[foremost if foremost is not None and foremost in self.lasts else self.found[0].log.leader]
 
     def of_replica(self, number: int) -> list[tuple[int, int]]:
         """The histories of a replica's log, each with the first index (position) of the replica that is of it."""
@@ -103,7 +110,7 @@ class _Decider:
         self._source = evidence[0].source
         self._base = min(each.base for each in evidence)
         self._damages = tuple(damage for each in evidence for damage in each.damages)
-        self._why_not = ""
+        self._why_not, self._is_choice = "", False
         self._is_decided = False
         """Whether the main log is."""
 
@@ -143,7 +150,7 @@ class _Decider:
         ends = tuple(tails(stale, {}, -1))
         left_out = (*(tail for each in found[1:] for tail in tails_of(each.log)), *ends)
         found[0] = replace(found[0], log=replace(log, tails=left_out))
-        return Histories(self._source, tuple(found), lasts, ends, self._why_not)
+        return Histories(self._source, tuple(found), lasts, ends, self._why_not, self._is_choice)
 
     def _main_members(self, runs: list[Run], lasts: dict[int, LastEntry], log_of: int | None) -> _Members:
         if log_of is not None and log_of not in lasts:
@@ -164,6 +171,7 @@ class _Decider:
         members, ends = self._commit_log_of(runs, leader, lasts)
         if log_of is None and ends:
             number = min(ends, key=lambda number: names[number])
+            self._is_choice = True
             self._why_not = (
                 f"{names[number]}: from position {ends[number]} on the log differs from that of {names[leader]}: the "
                 "logs diverged. Choose the one to restore (--log-of); dledger diff shows both"
@@ -272,6 +280,7 @@ class _Decider:
             ):
                 return number, limits
         listed = ", ".join(names[number] for number in order)
+        self._is_choice = True
         self._why_not = (
             f"no log of {listed} has all entries that the others have committed: choose one (--log-of), and export the "
             "others"

@@ -40,6 +40,17 @@ have, or the last copy, else a filler; always a filler."""
 _MAX_NOTES = 5
 
 
+class ChoiceError(StoreError):
+    """Logs that diverged, without the choice of the one to restore; ``log_of`` is the foremost."""
+
+    def __init__(self, problem: str, log_of: str) -> None:
+        super().__init__(problem)
+        self.log_of = log_of
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.log_of)
+
+
 @dataclass(frozen=True)
 class SalvageOptions:
     """How to choose: ``undecided`` is one of `UNDECIDED`; ``log_of`` names the source whose log is restored.
@@ -121,7 +132,7 @@ def plan_salvage(
 ) -> SalvagePlan:
     """Compare the sources and decide.
 
-    Raises StoreError if the sources are of different logs, or contradict each other.
+    Raises StoreError if the sources are of different logs, or contradict each other, ChoiceError to choose one.
     """
     names = tuple(replica_names(stores))
     log_of = numbered(options.log_of, stores, names, "log-of") if options.log_of is not None else None
@@ -131,7 +142,8 @@ def plan_salvage(
     for source in (COMMITLOG, DLEDGER):
         decided = found.histories(source, partial(_decider, options.undecided, take), log_of)
         if decided is not None and decided.why_not:
-            raise StoreError(decided.why_not)
+            chosen = decided.log_to_choose(names)
+            raise StoreError(decided.why_not) if chosen is None else ChoiceError(decided.why_not, chosen)
         if decided is not None:
             log = decided.found[0].log
             logs.append(log if source == DLEDGER else _with_lost_end(log, stores, log_of))

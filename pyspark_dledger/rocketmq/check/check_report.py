@@ -135,5 +135,6 @@ def _next(report: CheckReport, logs: Sequence[StoreView]) -> NextStep:
     conditions = [member.condition for member in report.members]
     # What a salvage could not restore is lost for good.
     is_lost = report.lost != NOTHING and not sources
-    found = step_of(conditions, report.commit_logs, is_lost=is_lost, can_salvage=can_be_salvaged(logs))
+    can_salvage = can_be_salvaged(logs)
+    found = step_of(conditions, report.comparison, report.commit_logs, is_lost=is_lost, can_salvage=can_salvage)
     return NextStep(REPLACE, names=(as_given(sources[0]),)) if sources and found.step == START else found

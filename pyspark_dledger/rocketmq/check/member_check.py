@@ -62,13 +62,21 @@ def can_be_salvaged(stores: Iterable[StoreView]) -> bool:
 
 
 def step_of(
-    conditions: Sequence[Condition], commit_logs: CommitLogComparison | None, *, is_lost: bool, can_salvage: bool
+    conditions: Sequence[Condition],
+    entries: Comparison | None,
+    commit_logs: CommitLogComparison | None,
+    *,
+    is_lost: bool,
+    can_salvage: bool,
 ) -> NextStep:
-    """The next step of a group; a salvage of CommitLogs that diverged restores the log of the master."""
+    """The next step of a group; of CommitLogs that diverged, the master's or the foremost one is restored."""
     members = commit_logs.verdict.members if commit_logs is not None else ()
     leader = next((each.node for each in members if each.start == MASTER), None)
     is_diverged = commit_logs is not None and DIVERGED in commit_logs.bytes
-    return next_step(conditions, is_lost=is_lost, can_salvage=can_salvage, log_of=leader if is_diverged else None)
+    log_of = leader if is_diverged else None
+    choices = [each.log_of for each in (commit_logs, entries) if each is not None]
+    log_of = next((each for each in (log_of, *choices) if each is not None), None)
+    return next_step(conditions, is_lost=is_lost, can_salvage=can_salvage, log_of=log_of)
 
 
 def step_after_comparison(found: Comparison | CommitLogComparison, stores: Iterable[StoreView]) -> NextStep:
@@ -80,7 +88,8 @@ def step_after_comparison(found: Comparison | CommitLogComparison, stores: Itera
         for each in found.verdict.members
     ]
     commit_logs = found if isinstance(found, CommitLogComparison) else None
-    step = step_of(conditions, commit_logs, is_lost=_is_lost(found), can_salvage=can_be_salvaged(stores))
+    entries = found if isinstance(found, Comparison) else None
+    step = step_of(conditions, entries, commit_logs, is_lost=_is_lost(found), can_salvage=can_be_salvaged(stores))
     return steps.check_of(*(each.path for each in conditions)) if step.step in (steps.START, steps.LEAD) else step
 
 
