@@ -129,6 +129,21 @@ def test_queues_are_rebuilt(broker: Store, run: Run) -> None:
     assert checked(run, broker.path)[0].code == 0
 
 
+@pytest.mark.parametrize("name", ["mq-53-single", "mq-plain"])
+def test_check_verify_and_audit_agree_that_all_queues_are_missing(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run, name: str
+) -> None:
+    root = shutil.copytree(case_folder(name), tmp_path / "root")
+    shutil.rmtree(root / "consumequeue")
+    done, lines = checked(run, root)
+    assert done.code == 1 and lines[0].startswith(("RocketMQ broker in DLedger mode", "Plain CommitLog of RocketMQ"))
+    verified, audited = run("verify", root, "--json"), run("audit", root, "--json")
+    assert (verified.code, audited.code) == (1, 1)
+    for found in verified, audited:
+        assert {row["code"] for row in found.rows if row.get("severity", "error") == "error"} == {"messageNotInQueue"}
+    assert any(line.startswith(f"consumers miss: {len(audited.rows)} messages ") for line in lines)
+
+
 def test_a_store_in_use_is_said(broker: Store, run: Run) -> None:
     assert "in use" not in checked(run, broker.path)[1][0]
     with locked(broker.path):

@@ -565,6 +565,17 @@ def missing_queue(root: Path) -> None:
     shutil.rmtree(root / "consumequeue/Orders/1")
 
 
+def no_queues(root: Path) -> None:
+    """The folder of a broker's queues is lost; `config` stays."""
+    two_queues(root)
+    shutil.rmtree(root / "consumequeue")
+
+
+def messages_of_a_node_without_a_broker(root: Path) -> None:
+    write_dledger(root, [mq_message("Orders", b"x", queue_offset=n) for n in range(60)])
+    (root / "lock").touch()
+
+
 def zeroed_last_units(root: Path) -> None:
     two_queues(root)
     patch(root / "consumequeue/Orders/1" / f"{0:020}", 20 * CQ_UNIT, bytes(10 * CQ_UNIT))
@@ -737,6 +748,7 @@ CASES: dict[str, Case] = {
     "a unit of zeros": Case({"consumeQueueGap", "messageNotInQueue"}, unit_of_zeros, broker),
     "a queue file of another size": Case({"consumeQueueFileSize"}, cut_queue_file, queue_in_files),
     "a queue that is missing": Case({"messageNotInQueue"}, missing_queue, two_queues),
+    "all queues are missing": Case({"messageNotInQueue"}, no_queues, messages_of_a_node_without_a_broker),
     "a queue without its last units": Case({"messageNotInQueue"}, zeroed_last_units, two_queues),
     "messages after the last unit": Case({"messagesNotDispatched"}, messages_after_the_last_unit, broker),
     "two messages of one queue offset": Case({"queueOffsetRepeated"}, repeated_queue_offset, broker),

@@ -18,15 +18,18 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
-from pyspark_dledger.log.io.key_files import hash_of_tags, key_files
+from pyspark_dledger.log.io.key_files import hash_of_tags, index_files, key_files
 from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, QueueFile, Units, batch_queues, queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
+from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.dispatched import message_at
 
 # Topics of brokers themselves.
 _SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_")
+# Only brokers write these.
+_BROKER_FOLDERS = ("config", "compaction")
 _MAX_TAG_UNITS, _MAX_TAGGED = 10_000, 16
 # Longer queues are not searched for units that do not ascend.
 _MAX_SEARCHED_UNITS = 4_000_000
@@ -53,6 +56,21 @@ def are_in_rocksdb(root: Path) -> bool:
     try:
         return (root / FOLDER / "CURRENT").is_file()
     except OSError:
+        return False
+
+
+def are_missing(root: Path) -> bool:
+    """Whether a storePathRootDir has no queues, although other files show that its broker had some.
+
+    ``lock`` and ``abort`` show none: a node without a broker has them, too.
+    """
+    try:
+        if (root / FOLDER).exists():
+            return False
+        if any((root / name).is_dir() for name in _BROKER_FOLDERS) or any(index_files(root)):
+            return True
+        return read_store_checkpoint(root).logics_msg_timestamp > 0
+    except (OSError, StoreError):
         return False
 
 

@@ -402,7 +402,8 @@ CATALOGUE: tuple[Code, ...] = (
     Code(
         "messageNotInQueue",
         ERROR,
-        "Messages of the log have no ConsumeQueue unit, but later messages do. Run dledger rebuild consumequeue.",
+        "Messages of the log have no ConsumeQueue unit, but later messages do, or all queues are missing. Run dledger "
+        "rebuild consumequeue.",
         "Consumers miss them. After an unclean stop, the broker writes the units of the last files again.",
     ),
     Code(

@@ -22,7 +22,7 @@ from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
 from pyspark_dledger.log.io.unread_files import unreadable_files
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.units.stored import StoredQueues, are_in_rocksdb
+from pyspark_dledger.log.units.stored import StoredQueues, are_in_rocksdb, are_missing
 from pyspark_dledger.log.verify.broker_checks import check_broker_files
 from pyspark_dledger.log.verify.file_checks import (
     check_divided_offset,
@@ -144,9 +144,9 @@ def not_checked(store: StoreView) -> Iterator[str]:
     has = {name for name in _NOT_CHECKED_BY if _is_there(root / name)}
     if are_in_rocksdb(root):
         yield "queues in RocksDB"
-    elif CHECKPOINT in has and FOLDER not in has:
+    elif CHECKPOINT in has and FOLDER not in has and not are_missing(root):
         yield "queues, because there are none: a broker builds them when it starts"
-    elif FOLDER in has and store.ledger_segments and not _committed_end(store, root):
+    elif (FOLDER in has or are_missing(root)) and store.ledger_segments and not _committed_end(store, root):
         yield "if queues have all messages, because the committed index is unknown"
     yield from (text for name, text in _NOT_CHECKED_BY.items() if text and name in has)
 
@@ -217,8 +217,9 @@ def _log_end(segments: list[Segment], ends: list[int]) -> int:
 def _queue_root(paths: StorePaths) -> Path | None:
     """The root whose ConsumeQueues belong to the log at `paths`, and only to it."""
     root = _broker_root(paths)
-    has_files = root is not None and (root / FOLDER).is_dir() and not are_in_rocksdb(root)
-    return root if has_files else None
+    if root is None or are_in_rocksdb(root):
+        return None
+    return root if (root / FOLDER).is_dir() or are_missing(root) else None
 
 
 def _queue_scope(store: StoreView, log_end: int) -> QueueScope | None:
@@ -226,8 +227,11 @@ def _queue_scope(store: StoreView, log_end: int) -> QueueScope | None:
     root = _queue_root(store.paths)
     if root is None:
         return None
+    committed = min(_committed_end(store, root), log_end)
+    if are_missing(root):
+        return QueueScope(root, 0, 0, committed, committed)
     dispatched = dispatched_end(StoredQueues(root, ignore_error), store.segments, log_end)
-    return QueueScope(root, 0, 0, dispatched, min(_committed_end(store, root), log_end))
+    return QueueScope(root, 0, 0, dispatched, committed)
 
 
 def _committed_end(store: StoreView, root: Path) -> int:

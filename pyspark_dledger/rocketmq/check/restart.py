@@ -11,6 +11,7 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.state_files import is_of_controller_mode
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units.stored import are_missing
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES as PLAIN_LINES
 from pyspark_dledger.rocketmq.recovery.plain_recovery import PlainRecovery, preview_plain
@@ -65,9 +66,11 @@ class Version:
 
 
 def is_broker(log: StoreView) -> bool:
-    """Whether the store is a broker's: its root has a CommitLog or ConsumeQueues."""
+    """Whether the store is a broker's: its root has a CommitLog or ConsumeQueues, or is missing these."""
     root = log.paths.root
-    return root is not None and any((root / name).is_dir() for name in ("commitlog", "consumequeue"))
+    return root is not None and (
+        any((root / name).is_dir() for name in ("commitlog", "consumequeue")) or are_missing(root)
+    )
 
 
 def restart_of(log: StoreView, software: str, version: str) -> Restart:
