@@ -24,9 +24,10 @@ from pyspark_dledger.log.io.state_files import read_current_term
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
-from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage, segment_file
+from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage, salvage_job, segment_file
 from pyspark_dledger.rocketmq.salvage.segment_file import _time_text
 from tests.salvage.groups import (
     GOLDENS,
@@ -186,6 +187,39 @@ def test_what_nobody_has_becomes_a_listed_filler(tmp_path: Path, capsys: pytest.
     assert [(row["topic"], row["queueOffset"]) for row in listed] == [
         (row["messages"][0]["topic"], row["messages"][0]["queueOffset"]) for row in rows
     ]
+
+
+def test_fillers_at_the_end_do_not_contradict_the_checkpoint_of_the_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member = golden_group(tmp_path, "mq-53-three").members[0]
+    max((member / "dledger-n0/data").iterdir()).unlink()
+    report = salvage(SalvageRequest.of([member]), tmp_path / "result")
+    assert (report.lost, report.findings) == (63, ())
+    checkpoint = tmp_path / "result/checkpoint"
+    data = checkpoint.read_bytes()
+    last = max(row["storeTimestamp"] or 0 for row in rows_of(open_log(tmp_path / "result").scan()))
+    assert int.from_bytes(data[:8], "big") * 1000 == last
+    assert main(["verify", str(tmp_path / "result"), "--least", "warning"]) == 0
+    capsys.readouterr()
+    main(["check", str(member)])
+    assert "would start without the committed entries 548 to 610, would cut 62" in capsys.readouterr().out
+
+
+def test_findings_of_the_result_are_lines_for_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = generated_group(tmp_path, 1)
+    found = Finding(
+        *("warning", "corruptBytes", "n0", "dledger-n0/data/0", 8, 5, None, None), "a header", "zeros", "Not noticed."
+    )
+    monkeypatch.setattr(salvage_job, "read_findings", lambda _: iter([found]))
+    assert main(["salvage", *map(str, group.members), "--to", str(tmp_path / "result")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("verify finds "))
+    assert lines[at + 1] == (
+        "  warning corruptBytes: dledger-n0/data/0 at byte 8 (index 5): expected a header, found zeros"
+    )
 
 
 def test_copies_that_differ_without_a_checksum_are_refused(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def _restart(member: MemberCheck) -> str:
         return f"would not start: {found.reason}"
     parts = []
     if found.dropped or found.lost:
-        parts.append(f"would drop {_dropped(found)}")
+        parts.append(_dropped(found))
     if found.consume_queue_units_cut:
         parts.append(f"would cut {counted(found.consume_queue_units_cut, 'ConsumeQueue unit')}")
     if facts.silent:
@@ -134,9 +134,11 @@ def _restart(member: MemberCheck) -> str:
 def _dropped(found: Restart) -> str:
     spans = [range_text(*span) for span in found.lost[:_MAX_CODES]]
     if found.max_phy_offset is not None:
-        return f"{counted(found.dropped, 'message')}, positions {', '.join(spans)}"
+        return f"would drop {counted(found.dropped, 'message')}, positions {', '.join(spans)}"
+    if not found.dropped:
+        return f"would start without the committed entries {', '.join(spans)}"
     committed = f", of them committed: {', '.join(spans)}" if spans else ", none of them proven committed"
-    return f"{counted(found.dropped, 'entry')}{committed}"
+    return f"would drop {counted(found.dropped, 'entry')}{committed}"
 
 
 _AUDIT = {

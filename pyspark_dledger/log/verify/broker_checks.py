@@ -21,7 +21,7 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_SLOT_SIZE,
 )
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io import key_files
+from pyspark_dledger.log.io import key_files, salvage_fillers
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, key_units, message_starts
@@ -71,10 +71,13 @@ def _check_store_checkpoint(store: StoreView, root: Path, log_end: int, report: 
 
 
 def _last_stored(store: StoreView) -> int | None:
-    """The storeTimestamp of the log's last message, in milliseconds since 1970; None if its last entry is none."""
+    """The storeTimestamp of the log's last message, in milliseconds since 1970.
+
+    None if the last entry is no message, or a filler: a salvage does not know when the message was stored.
+    """
     for _, end in store.ends.values():
         found = message_at(store.segments, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
-        return found.store_timestamp if found is not None else None
+        return found.store_timestamp if found is not None and found.topic != salvage_fillers.TOPIC else None
     return None
 
 

@@ -50,6 +50,13 @@ class Finding:
     found: str | None
     java_does: str
 
+    def __str__(self) -> str:
+        place = f" at byte {self.offset}" if self.offset is not None else ""
+        index = f" (index {self.index})" if self.index is not None else ""
+        values = (("expected", self.expected), ("found", self.found))
+        what = ", ".join(f"{name} {value}" for name, value in values if value is not None)
+        return f"{self.severity} {self.code}: {self.file}{place}{index}{f': {what}' if what else ''}"
+
     @property
     def count(self) -> int:
         """How many findings it stands for."""
