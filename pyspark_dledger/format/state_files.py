@@ -13,12 +13,28 @@ Also the file of epochs of controller mode: which master epoch wrote which part 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.encode.encoded import Buffer
+
+# For all files of our own: by the native engine if it is built, else by zlib, which is slower.
+_crc32: Callable[[Buffer, int], int] = zlib.crc32
+try:
+    import pyspark_dledger._native as _native
+except ImportError:
+    pass
+else:
+    _crc32 = _native.crc32
+
+
+def crc32(data: Buffer, before: int = 0) -> int:
+    """CRC-32 of bytes, unsigned; `before` is the CRC of the bytes before these."""
+    return _crc32(data, before)
+
 
 COMMITTED_INDEX = "committedIndex"
 END_INDEX = "endIndex"

@@ -24,10 +24,10 @@ from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, r
 from pyspark_dledger.common.fastjson import MAX_FILE_SIZE
 from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART, SummaryPart
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, QueueName, is_valid_queue
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import map_whole
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.files import read_start
 from pyspark_dledger.rocketmq.broker.config_files import FILES
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, copy_run

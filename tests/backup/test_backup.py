@@ -14,7 +14,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.rocketmq.backup import backup, restore
 from pyspark_dledger.rocketmq.backup import backup_job as job
 from pyspark_dledger.store.mmap_file_store import MmapFileStore

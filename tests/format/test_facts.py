@@ -17,7 +17,7 @@ from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.facts import PROBLEM_CODES, TIMES, Fact, ProblemCode
 from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.spec import SurveyRequest
-from pyspark_dledger.log.copies.problems import TIMES_AND_POSITION, is_damage
+from pyspark_dledger.log.copies.segment_copy import TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.unread_files import READ_COLUMNS, check_fact, read_error
 from pyspark_dledger.log.verify.findings import CODES
 from tests.format.test_engines import Damage, budget, request_of

@@ -15,10 +15,10 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.stores.verdict_text import lost_text
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
+from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint
 from pyspark_dledger.log.next_step import PLAN
-from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
+from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
 from tests.support.long_runs import mostly_slow
 

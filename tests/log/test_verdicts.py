@@ -16,7 +16,7 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.stores.verdict_text import lost_text
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.comparison import Comparison, compare
-from pyspark_dledger.log.diff.ranges import Ranges
+from pyspark_dledger.log.diff.copy_ranges import Ranges
 from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.rocketmq.salvage import SalvageRequest
 from pyspark_dledger.rocketmq.salvage import plan as salvage_plan

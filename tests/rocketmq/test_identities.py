@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
 from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.dedup.sorted_run import (
     EntryRange,

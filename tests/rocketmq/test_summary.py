@@ -16,8 +16,8 @@ import pytest
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART, SummaryPart
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Rejected
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.raft.core import summary_copy
 from pyspark_dledger.rocketmq import summary as summary_module
 from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, concatenated, write_run

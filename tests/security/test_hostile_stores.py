@@ -20,10 +20,10 @@ import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.errors import DLedgerError, StoreError, UnreadableError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import ConsumeQueueUnit, encode_consume_queue_unit, encode_entry
 from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers

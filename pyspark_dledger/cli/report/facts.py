@@ -25,11 +25,11 @@ from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.common.fields import fields_row, json_of
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
-from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_logs
+from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.next_step import NextStep
 from pyspark_dledger.log.verify.findings import CODES
-from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
+from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 from pyspark_dledger.rocketmq.check.restart import all_versions, is_broker, restart_of
 
 if TYPE_CHECKING:

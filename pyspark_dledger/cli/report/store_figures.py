@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
+    from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison
     from pyspark_dledger.log.diff.comparison import Comparison
 
 Row = dict[str, Any]

@@ -13,8 +13,8 @@ from pyspark_dledger.cli.stores.queue_rows import queues_text
 from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, step_text, verdict_lines
 from pyspark_dledger.common.plurals import enumerated
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison
-from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
+from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison
+from pyspark_dledger.log.diff.commit_log_verdict import MemberVerdict as CommitLogMember
 from pyspark_dledger.log.diff.comparison import Comparison
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED, FILLER
 from pyspark_dledger.log.diff.diff_table import CONTRADICTS, DIVERGED, OTHER_BYTES

@@ -10,8 +10,7 @@ from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next_lines, shown_name
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
-from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport
-from pyspark_dledger.rocketmq.check.member_check import MemberCheck, start_of
+from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport, MemberCheck, start_of
 from pyspark_dledger.rocketmq.check.restart import ASSUMED, Restart, Version
 from pyspark_dledger.rocketmq.check.store_facts import NO, UNKNOWN, YES
 

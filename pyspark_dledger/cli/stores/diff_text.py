@@ -23,10 +23,10 @@ from pyspark_dledger.common.fields import fields_row, json_of
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log import Log
-from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
+from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, FirstDifference
+    from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, FirstDifference
     from pyspark_dledger.log.diff.comparison import Comparison
     from pyspark_dledger.log.diff.verdict import GroupVerdict
     from pyspark_dledger.log.next_step import NextStep
@@ -76,7 +76,7 @@ def sentences(found: Comparison) -> Iterator[str]:
 
 def print_commit_logs(out: Output, log: Log) -> int:
     """Print where the CommitLogs of replicas differ, if they have any; `FINDINGS` if more than a lag."""
-    from pyspark_dledger.log.diff.commit_log.comparison import compare_commit_logs
+    from pyspark_dledger.log.diff.commit_log_comparison import compare_commit_logs
 
     found = compare_commit_logs(log)
     if found is None:

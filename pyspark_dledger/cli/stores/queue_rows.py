@@ -13,7 +13,7 @@ from pyspark_dledger.errors import StoreError
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
-    from pyspark_dledger.log.diff.ranges import Ranges
+    from pyspark_dledger.log.diff.copy_ranges import Ranges
     from pyspark_dledger.log.diff.verdict import GroupVerdict
     from pyspark_dledger.log.io.queue_files import Queue
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log import next_step
-from pyspark_dledger.log.diff.commit_log.verdict import CommitLogVerdict
-from pyspark_dledger.log.diff.commit_log.verdict import MemberVerdict as CommitLogMember
+from pyspark_dledger.log.diff.commit_log_verdict import CommitLogVerdict
+from pyspark_dledger.log.diff.commit_log_verdict import MemberVerdict as CommitLogMember
 from pyspark_dledger.log.diff.copy_ranges import ALIKE, DIFFER, ONLY_COPY, UNREAD
 from pyspark_dledger.log.next_step import NextStep
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.commit_log.verdict import ConsistentPoint
-    from pyspark_dledger.log.diff.elections import Loss
-    from pyspark_dledger.log.diff.ranges import Ranges
+    from pyspark_dledger.log.diff.commit_log_verdict import ConsistentPoint
+    from pyspark_dledger.log.diff.copy_ranges import Ranges
+    from pyspark_dledger.log.diff.replica_group import Loss
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 

@@ -22,7 +22,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.option_uses import DIGESTS
 from pyspark_dledger.log.store_view import answer
-from pyspark_dledger.rocketmq.check.member_check import step_after_comparison
+from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 def _print_json(out: Output, log: Log) -> int:
     """Print the verdict on each kind of log, then all rows."""
     from pyspark_dledger.cli.stores.diff_text import commit_log_row, ledger_row
-    from pyspark_dledger.log.diff.commit_log.comparison import compare_commit_logs
+    from pyspark_dledger.log.diff.commit_log_comparison import compare_commit_logs
     from pyspark_dledger.log.diff.comparison import compare
 
     logs = [log, *log.replicas]

@@ -15,7 +15,6 @@ import numpy as np
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.log.copies.index_units import units_agree
 from pyspark_dledger.log.copies.indexed_copies import IndexedBytes, IndexedPart, read_indexed
 from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, is_torn, unequal_windows
 from pyspark_dledger.log.copies.segment_copy import (
@@ -27,6 +26,7 @@ from pyspark_dledger.log.copies.segment_copy import (
     SegmentCopy,
     ranges_to_read,
     read_copy,
+    units_agree,
     with_cached_witness,
 )
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex

@@ -6,7 +6,7 @@ contradict its header. Most bytes of an entry without a message have no checksum
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,12 +17,10 @@ import pyarrow as pa
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
 from pyspark_dledger.format.codec import control_kind
-from pyspark_dledger.format.facts import TIMES
+from pyspark_dledger.format.facts import TIMES, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.scan.expectation import RECENT_FRAMES
 from pyspark_dledger.format.spec import DLEDGER, KnownEntries, ScanRequest, Segment, Witness
-from pyspark_dledger.log.copies.index_units import units_agree
-from pyspark_dledger.log.copies.problems import TIMES_AND_POSITION, is_damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM as FILLER
@@ -31,6 +29,39 @@ from pyspark_dledger.log.io.unread_files import READ_COLUMNS, read_error
 
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+TIMES_AND_POSITION = TIMES | {ProblemCode.MESSAGE_OFFSET}
+"""Problems of messages that are whole; followers of 0.4.0 keep the position of their leader."""
+
+
+def is_damage(codes: pa.Array, harmless: Iterable[ProblemCode] = TIMES) -> Bools:
+    """Which rows have a problem that is not `harmless`, by the column problemCode."""
+    if codes.null_count == len(codes):
+        return np.zeros(len(codes), np.bool_)
+    found = numbers_of(codes, 0)
+    is_damaged: Bools = found != 0
+    for code in harmless:
+        is_damaged &= found != code
+    return is_damaged
+
+
+def units_agree(files: DLedgerIndex, index: Longs, pos: Longs, size: Longs) -> tuple[Bools, Longs, Longs]:
+    """Whether each entry's index unit has its extent, and the term and the magic in the unit."""
+    is_same, term, magic = (
+        np.zeros(len(index), np.bool_),
+        np.zeros(len(index), np.int64),
+        np.zeros(len(index), np.int64),
+    )
+    cuts = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
+    for start, stop in zip([0, *cuts], [*cuts, len(index)], strict=True):
+        if start < stop:
+            units = files.read(int(index[start]), stop - start)
+            is_same[start:stop] = (units["index"] == index[start:stop]) & (units["pos"] == pos[start:stop])
+            is_same[start:stop] &= units["size"] == size[start:stop]
+            term[start:stop], magic[start:stop] = units["term"], units["magic"]
+    return is_same, term, magic
+
+
 Range = tuple[int, int]
 """The positions ``[start, end)``."""
 

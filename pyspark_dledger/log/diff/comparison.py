@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pyspark_dledger.log.diff.copy_ranges import MAX_LISTED, RangeCounter, Ranges
 from pyspark_dledger.log.diff.diff_table import (
     COMMITTED,
     CONTRADICTS,
@@ -15,12 +16,12 @@ from pyspark_dledger.log.diff.diff_table import (
     SAME,
     STALE,
     DiffRow,
+    LogEvidence,
+    MemberEvidence,
     ledger_rows,
+    member_evidence,
 )
-from pyspark_dledger.log.diff.elections import Candidate, candidates, missing_entries
-from pyspark_dledger.log.diff.evidence import LogEvidence, MemberEvidence, member_evidence
-from pyspark_dledger.log.diff.ranges import MAX_LISTED, RangeCounter, Ranges
-from pyspark_dledger.log.diff.replica_group import ReplicaGroup, group_of
+from pyspark_dledger.log.diff.replica_group import Candidate, ReplicaGroup, candidates, group_of, missing_entries
 from pyspark_dledger.log.diff.verdict import GroupVerdict, judge
 from pyspark_dledger.log.store_view import StoreView
 

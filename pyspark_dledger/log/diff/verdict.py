@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.elections import Candidate, Loss
-from pyspark_dledger.log.diff.evidence import LogEvidence, MemberEvidence
-from pyspark_dledger.log.diff.ranges import Ranges
-from pyspark_dledger.log.diff.replica_group import ReplicaGroup
+from pyspark_dledger.log.diff.copy_ranges import Ranges
+from pyspark_dledger.log.diff.diff_table import LogEvidence, MemberEvidence
+from pyspark_dledger.log.diff.replica_group import Candidate, Loss, ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView

@@ -17,10 +17,10 @@ from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.commit_log_replica import own_replicas
 from pyspark_dledger.log.copies.duplicates import duplicates, without_duplicates
 from pyspark_dledger.log.copies.indexed_copies import IndexedPart
+from pyspark_dledger.log.copies.lost_ends import highest_term, own_end
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import Evidence, Run, SegmentPart, compare_copies
 from pyspark_dledger.log.copies.segment_copy import Damage, SegmentCopy
-from pyspark_dledger.log.copies.stale_tails import highest_term, own_end
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers, decided_positions

@@ -14,8 +14,8 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.copies.lost_ends import Bounds, stale_runs
 from pyspark_dledger.log.copies.runs import Evidence, Run
-from pyspark_dledger.log.copies.stale_tails import Bounds, stale_runs
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, ReadSource, has_damaged_header, repaired
 from pyspark_dledger.log.salvage.matching import (
     LastEntry,

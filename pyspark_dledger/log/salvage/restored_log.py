@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE, MIN_BLANK_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.log.copies.lost_ends import OwnEnd
 from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.copies.segment_copy import Damage
-from pyspark_dledger.log.copies.stale_tails import OwnEnd
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.salvage.lost_entries import (
     Gap,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pyspark_dledger.log.diff.commit_log.group import commit_log_group
-from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
+from pyspark_dledger.log.diff.commit_log_group import PosRow, commit_log_group, pos_rows
 from pyspark_dledger.log.diff.diff_table import DiffRow, ledger_rows
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.options import ReadOptions

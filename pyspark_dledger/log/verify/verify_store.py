@@ -28,6 +28,7 @@ from pyspark_dledger.log.verify.file_checks import (
     check_divided_offset,
     check_index_files,
     check_segment_files,
+    check_state,
 )
 from pyspark_dledger.log.verify.findings import AFTER_END, INFO, Finding
 from pyspark_dledger.log.verify.queue_checks import (
@@ -44,7 +45,6 @@ from pyspark_dledger.log.verify.segment_checks import (
     check_units_beyond,
     segment_findings,
 )
-from pyspark_dledger.log.verify.state_checks import check_state
 
 # A write of an entry takes less.
 _WRITE_SECONDS = 0.05

@@ -19,11 +19,11 @@ from pathlib import Path
 from pyspark_dledger.common.durable import make_dir, replace_durably, sync_dir, write_durably
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_blank
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES

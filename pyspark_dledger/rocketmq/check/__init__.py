@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pyspark_dledger.log.next_step import NextStep
-from pyspark_dledger.rocketmq.check.check_report import CheckReport, check_stores
-from pyspark_dledger.rocketmq.check.member_check import MemberCheck
+from pyspark_dledger.rocketmq.check.check_report import CheckReport, MemberCheck, check_stores
 
 __all__ = ["CheckReport", "MemberCheck", "NextStep", "check_stores"]

@@ -1,28 +1,181 @@
 """Checks one store, or all replicas of a group: composes what the comparison, verify, audit and recovery find.
 
 It has no judgement of its own: each fact is that of the module that answers the question elsewhere, too.
+`MemberCheck` says what may be done with one member, or with one store, and what decides about the next step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark_dledger.common.fields import json_of
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.diff.commit_log.comparison import CommitLogComparison, compare_commit_log_group
-from pyspark_dledger.log.diff.commit_log.group import commit_log_group
-from pyspark_dledger.log.diff.commit_log.verdict import MASTER, SLAVE
+from pyspark_dledger.log import next_step as steps
+from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_log_group
+from pyspark_dledger.log.diff.commit_log_group import commit_log_group
+from pyspark_dledger.log.diff.commit_log_verdict import MASTER, SLAVE
+from pyspark_dledger.log.diff.commit_log_verdict import MemberVerdict as BytesVerdict
 from pyspark_dledger.log.diff.comparison import Comparison, compare_group
+from pyspark_dledger.log.diff.diff_table import DIVERGED
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
+from pyspark_dledger.log.diff.verdict import MemberVerdict as EntriesVerdict
 from pyspark_dledger.log.io.unfinished import salvaged_from
-from pyspark_dledger.log.next_step import REPLACE, START, NextStep, as_given
+from pyspark_dledger.log.next_step import REPLACE, START, Condition, NextStep, as_given, is_damage, next_step
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.salvage.compared_stores import ComparedStores
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.check.member_check import MemberCheck, can_be_salvaged, step_of
-from pyspark_dledger.rocketmq.check.store_facts import UNKNOWN, Progress, no_progress, store_facts, watch_of
+from pyspark_dledger.rocketmq.check.store_facts import (
+    NO,
+    UNKNOWN,
+    YES,
+    Progress,
+    StoreFacts,
+    no_progress,
+    store_facts,
+    watch_of,
+)
+
+WITH_LOSS = "withLoss"
+_STOP_BROKERS = frozenset(("consumeQueueFileSize",))
+"""Findings with which no broker starts, whatever its log is."""
+_STARTS = {"yes": YES, MASTER: YES, SLAVE: YES, "no": NO, "unknown": UNKNOWN}
+
+
+def start_of(entries: EntriesVerdict | None, positions: BytesVerdict | None) -> str:
+    """Whether a member may be started, by the verdicts on its DLedger log and its CommitLog: yes, no or unknown."""
+    answers = [_STARTS[each.start] for each in (entries, positions) if each is not None]
+    return next((each for each in (NO, UNKNOWN) if each in answers), YES)
+
+
+def lead_of(entries: EntriesVerdict | None, positions: BytesVerdict | None) -> str:
+    """Whether a member may lead: yes, no, unknown, or withLoss if others would lose what they have."""
+    start = start_of(entries, positions)
+    if start != YES:
+        return start
+    if entries is not None:
+        return entries.elect
+    if positions is None or positions.start == MASTER:
+        return WITH_LOSS if positions is not None and positions.overwritten else YES
+    return NO
+
+
+def condition_of(name: str, path: str, entries: EntriesVerdict | None, positions: BytesVerdict | None) -> Condition:
+    """What the comparison says about the next step of one member."""
+    unreadable = [text for each in (entries, positions) if each is not None for text in each.unreadable]
+    point = positions.truncation if positions is not None else None
+    is_saved = point is not None and point.pos is not None and point.lost_bytes
+    start = start_of(entries, positions)
+    return Condition(
+        name=name,
+        path=path,
+        is_unreadable=bool(unreadable),
+        is_damaged=start == NO,
+        may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
+        save=(path, point.pos) if is_saved and point is not None and point.pos else None,
+    )
+
+
+def can_be_salvaged(stores: Iterable[StoreView]) -> bool:
+    """Whether a salvage can write stores of this kind."""
+    return all(store.dialect != "0.4" for store in stores)
+
+
+def step_of(
+    conditions: Sequence[Condition],
+    entries: Comparison | None,
+    commit_logs: CommitLogComparison | None,
+    *,
+    is_lost: bool,
+    can_salvage: bool,
+) -> NextStep:
+    """The next step of a group; of CommitLogs that diverged, the master's or the foremost one is restored."""
+    members = commit_logs.verdict.members if commit_logs is not None else ()
+    leader = next((each.node for each in members if each.start == MASTER), None)
+    is_diverged = commit_logs is not None and DIVERGED in commit_logs.bytes
+    log_of = leader if is_diverged else None
+    choices = [each.log_of for each in (commit_logs, entries) if each is not None]
+    log_of = next((each for each in (log_of, *choices) if each is not None), None)
+    return next_step(conditions, is_lost=is_lost, can_salvage=can_salvage, log_of=log_of)
+
+
+def step_after_comparison(found: Comparison | CommitLogComparison, stores: Iterable[StoreView]) -> NextStep:
+    """The next step by a comparison of `stores` alone: what it did not read is checked before a start."""
+    conditions = [
+        condition_of(each.node, each.path, None, each)
+        if isinstance(each, BytesVerdict)
+        else condition_of(each.node, each.path, each, None)
+        for each in found.verdict.members
+    ]
+    commit_logs = found if isinstance(found, CommitLogComparison) else None
+    entries = found if isinstance(found, Comparison) else None
+    step = step_of(conditions, entries, commit_logs, is_lost=_is_lost(found), can_salvage=can_be_salvaged(stores))
+    return steps.check_of(*(each.path for each in conditions)) if step.step in (steps.START, steps.LEAD) else step
+
+
+def _is_lost(found: Comparison | CommitLogComparison) -> bool:
+    if isinstance(found, CommitLogComparison):
+        return found.verdict.answer != "nothing"
+    return found.verdict.lost != "nothing"
+
+
+@dataclass(frozen=True)
+class MemberCheck:
+    """What may be done with one store as it is.
+
+    ``entries`` and ``bytes`` are the verdicts of the comparison on its DLedger log and its CommitLog; None where it has
+    none. ``is_alone``: it was checked without replicas.
+    """
+
+    name: str
+    facts: StoreFacts
+    entries: EntriesVerdict | None = None
+    bytes: BytesVerdict | None = None
+    is_alone: bool = False
+
+    @property
+    def start(self) -> str:
+        """Whether it may be started: ``yes``, ``no`` or ``unknown``."""
+        restart, faults = self.facts.restart, self.facts.faults
+        fails = (restart is not None and restart.starts is False) or not _STOP_BROKERS.isdisjoint(faults)
+        if fails or (self.is_alone and is_damage(faults)):
+            return NO
+        found = start_of(self.entries, self.bytes)
+        return UNKNOWN if found == YES and self.facts.unreadable else found
+
+    @property
+    def lead(self) -> str:
+        """Whether it may lead: ``yes``, ``no``, ``unknown``, or ``withLoss`` if others would lose what they have."""
+        return lead_of(self.entries, self.bytes) if self.start == YES else self.start
+
+    @property
+    def serve(self) -> str | None:
+        """Whether consumers get every message of its log: ``yes``, ``no`` or ``unknown``; None if it is no broker's."""
+        return self.facts.queues.answer
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong with it."""
+        restart = self.facts.restart
+        is_sound = self.start == YES and self.serve in (YES, None) and not self.facts.faults
+        return is_sound and (restart is None or not restart.is_trouble)
+
+    @property
+    def condition(self) -> Condition:
+        """What decides about the next step."""
+        facts, faults = self.facts, self.facts.faults
+        is_wrong = bool(facts.queues.counts) or not steps.QUEUE_CODES.isdisjoint(faults)
+        return replace(
+            condition_of(self.name, facts.path, self.entries, self.bytes),
+            is_unreadable=bool(facts.unreadable),
+            is_in_use=facts.is_in_use,
+            is_damaged=self.start == NO or is_damage(faults),
+            rebuild=steps.QUEUES if is_wrong else None if steps.KEY_CODES.isdisjoint(faults) else steps.KEYS,
+            has_findings=bool(faults),
+            may_lead=self.lead in (YES, WITH_LOSS),
+        )
+
 
 NOTHING, SOME = "nothing", "some"
 DIFFERENCES = frozenset(("filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"))

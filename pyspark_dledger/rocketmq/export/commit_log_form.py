@@ -22,11 +22,11 @@ import pyarrow as pa
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, all_rows, part_of

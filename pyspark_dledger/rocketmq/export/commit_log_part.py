@@ -39,7 +39,7 @@ from pyspark_dledger.format.message import (
     stored_property_crc,
 )
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
-from pyspark_dledger.log.copies.problems import is_damage
+from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of, scan_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec

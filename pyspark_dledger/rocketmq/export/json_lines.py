@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_dledger.common.durable import sync_file
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.rocketmq.export.forms import ExportSettings, Form
 from pyspark_dledger.rocketmq.export.log_range import partitions_of

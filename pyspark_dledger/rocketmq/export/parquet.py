@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.columns import arrow_schema
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
 from pyspark_dledger.rocketmq.export.log_range import partitions_of

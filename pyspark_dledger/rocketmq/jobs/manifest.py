@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union, get_args, g
 from pyspark_dledger.common.durable import sync_dir, sync_file, write_durably
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.checksum import crc32
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.files import read_start
 from pyspark_dledger.log.io.unfinished import MANIFEST
 

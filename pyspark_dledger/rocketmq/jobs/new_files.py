@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, NamedTuple, final
 from pyspark_dledger.common.durable import drop_cached, open_own, write_all, write_at
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.rocketmq.jobs.manifest import Count, Crc, FileReport, RelativePath
 from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
 

@@ -13,7 +13,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
-from pyspark_dledger.log.copies.problems import is_damage
+from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM, SalvageFillers
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, plan_up_to, read_judged

@@ -18,9 +18,9 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.diff import copy_ranges
-from pyspark_dledger.log.diff.commit_log.group import commit_log_group
-from pyspark_dledger.log.diff.evidence import LogEvidence
-from pyspark_dledger.log.diff.ranges import Ranges
+from pyspark_dledger.log.diff.commit_log_group import commit_log_group
+from pyspark_dledger.log.diff.copy_ranges import Ranges
+from pyspark_dledger.log.diff.diff_table import LogEvidence
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.options import ReadOptions

@@ -1,16 +1,26 @@
-"""Lists the lost messages and entries of a store: what units know of its damaged and missing places."""
+"""Lists the lost messages and entries of a store: what units know of its damaged and missing places.
+
+Also what units say of entries before the first file, and `Candidates`: texts whose hashes the lost messages have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.java_text import java_hash
+from pyspark_dledger.common.plurals import counted
+from pyspark_dledger.common.uris import is_remote
+from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
-from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
+from pyspark_dledger.log.io.queue_files import FOLDER, folders_in
+from pyspark_dledger.log.io.queue_units import messages_in
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.lost.damaged_ranges import DamagedRange
 from pyspark_dledger.rocketmq.lost.known_units import (
@@ -340,3 +350,71 @@ def _without_overlaps(found: list[KnownMessage]) -> list[KnownMessage]:
             kept.pop()
         kept.append(message)
     return kept
+
+
+def before_first_file(log: StoreView) -> str | None:
+    """That units know entries or messages before the first file; None if none does, and for a remote store."""
+    if not log.min_offset or is_remote(log.path) or log.paths.only is not None:
+        return None
+    found = list(_units(log))
+    text = f"its files begin at pos {log.min_offset}: what was before has expired, or is lost with missing files"
+    return f"{text}; {' and '.join(found)}" if found else None
+
+
+def _units(log: StoreView) -> Iterator[str]:
+    first = log.index_files.first_index
+    if 0 <= first < log.begin_index:
+        yield f"its index has the entries {first} to {log.begin_index - 1}"
+    root = log.paths.root
+    if root is not None and (root / FOLDER).is_dir():
+        count = len(messages_in(0, log.min_offset, root).pos)
+        if count:
+            yield f"its queues have {counted(count, 'message')} from there"
+
+
+def topics_of(log: StoreView, on_unreadable: OnUnreadable = ignore_error) -> list[str]:
+    """The topics that have a folder for their ConsumeQueues."""
+    root = log.paths.root
+    return sorted(folder.name for folder in folders_in(root / FOLDER, on_unreadable)) if root is not None else []
+
+
+class Candidates:
+    """Keys, uniqKeys and tags that lost messages may have had."""
+
+    def __init__(self, lines: Iterable[str], logs: Sequence[StoreView]) -> None:
+        self._lines = list(dict.fromkeys(lines))
+        self._logs = logs
+        self._keys: dict[str, dict[int, list[str]]] = {}
+
+    def keys_of(self, lost: LostMessage) -> list[str]:
+        """The lines that can be a key or uniqKey of a message; without its topic, those of any topic."""
+        if not lost.key_hashes:
+            return []
+        topics = [lost.topic] if lost.topic is not None else self._topics
+        found = {
+            line for topic in topics for number in lost.key_hashes for line in self._by_hash(topic).get(number, [])
+        }
+        return [line for line in self._lines if line in found] if found else []
+
+    def tags_of(self, lost: LostMessage) -> list[str]:
+        """The lines that can be the tag of a message."""
+        return self._tags.get(lost.tags_code, []) if lost.tags_code else []
+
+    @cached_property
+    def _topics(self) -> list[str]:
+        return sorted({topic for log in self._logs for topic in topics_of(log)})
+
+    @cached_property
+    def _tags(self) -> dict[int, list[str]]:
+        tags: dict[int, list[str]] = {}
+        for line in self._lines:
+            tags.setdefault(java_hash(line), []).append(line)
+        return tags
+
+    def _by_hash(self, topic: str) -> dict[int, list[str]]:
+        if topic not in self._keys:
+            hashes: dict[int, list[str]] = {}
+            for line in self._lines:
+                hashes.setdefault(key_hash(topic, line), []).append(line)
+            self._keys[topic] = hashes
+        return self._keys[topic]

@@ -21,7 +21,6 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_judged
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import queue_root
-from pyspark_dledger.rocketmq.lost.candidates import topics_of
 from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
 from pyspark_dledger.rocketmq.lost.known_units import (
     CONSUME_QUEUE,
@@ -30,6 +29,7 @@ from pyspark_dledger.rocketmq.lost.known_units import (
     add_key_units,
     add_queue_units,
 )
+from pyspark_dledger.rocketmq.lost.lost_messages import topics_of
 
 
 class Pointer(NamedTuple):

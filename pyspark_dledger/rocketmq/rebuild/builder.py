@@ -15,8 +15,8 @@ import numpy.typing as npt
 from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from pyspark_dledger.common.durable import drop_cached
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.dispatched_rows import QueueName, is_valid_queue
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,

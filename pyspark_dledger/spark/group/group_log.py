@@ -9,9 +9,9 @@ from typing import NamedTuple, final
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, StoreError
-from pyspark_dledger.format.checksum import crc32
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.tail.tail import TailOffset
 from pyspark_dledger.raft.client import Client, CommittedRange, MemberStatus
 from pyspark_dledger.raft.client.members import CHECK_NODES

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.log.copies.lost_ends import LostEnd
-from pyspark_dledger.log.diff.commit_log.group import CommitLogGroup
-from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT
-from pyspark_dledger.log.diff.evidence import LogEvidence, MemberEvidence, member_evidence
-from pyspark_dledger.log.diff.ranges import RangeCounter, Ranges
+from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT, RangeCounter, Ranges
+from pyspark_dledger.log.diff.diff_table import LogEvidence, MemberEvidence, member_evidence
 
 MASTER, SLAVE, NO, UNKNOWN = "master", "slave", "no", "unknown"
 MAY_START = (MASTER, SLAVE)

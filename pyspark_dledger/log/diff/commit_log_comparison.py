@@ -11,9 +11,8 @@ from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.state_files import consistent_point, epoch_ends
 from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica
 from pyspark_dledger.log.copies.lost_ends import LostEnd, lost_ends_of
-from pyspark_dledger.log.diff.commit_log.group import CommitLogGroup, commit_log_group
-from pyspark_dledger.log.diff.commit_log.rows import PosRow, pos_rows
-from pyspark_dledger.log.diff.commit_log.verdict import (
+from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, PosRow, commit_log_group, pos_rows
+from pyspark_dledger.log.diff.commit_log_verdict import (
     MAY_START,
     CommitLogState,
     CommitLogVerdict,
