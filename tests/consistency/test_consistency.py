@@ -10,10 +10,24 @@ from tests.support.long_runs import BREADTH
 
 pytestmark = pytest.mark.slow
 
+KNOWN = {
+    11: "lost, and the result's queues, take units of another history",
+    25: "diff says that a salvage left out what others have in another history",
+    28: "lost and diff judge the end of a CommitLog differently",
+    30: "lost takes units of another history",
+    32: "lost takes units of another history",
+    35: "the rows of lost depend on the order of the stores",
+}
+"""Seeds of known defects."""
 SEEDS = range(300 if BREADTH else 40)
 
 
-@pytest.mark.xfail(raises=DefectShown, reason="verbs have engines of their own")
-def test_no_two_verbs_contradict_each_other_of_a_damaged_group() -> None:
-    found = [(each.seed, each.name, each.problems[:3]) for each in map(check_seed, SEEDS) if each.problems]
-    should(not found, f"{len(found)} of {len(SEEDS)} groups: {found[:5]}")
+def _marked(seed: int) -> object:
+    marks = [pytest.mark.xfail(raises=DefectShown, reason=KNOWN[seed])] if seed in KNOWN else []
+    return pytest.param(seed, marks=marks)
+
+
+@pytest.mark.parametrize("seed", [_marked(seed) for seed in SEEDS])
+def test_no_two_verbs_contradict_each_other_of_a_damaged_group(seed: int) -> None:
+    found = check_seed(seed)
+    should(not found.problems, f"{found.name}: {found.problems[:3]}")

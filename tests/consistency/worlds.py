@@ -197,7 +197,15 @@ def world(folder: Path, seed: int) -> World:
     for number, (name, log) in enumerate(zip(names, logs, strict=True)):
         path = folder / name
         if isinstance(log, DLedgerWriter):
-            _save_ledger(draw, log, path, name, min(committed, shared_count(main, histories[number])), has_messages)
+            _save_ledger(
+                draw,
+                log,
+                path,
+                name,
+                min(committed, shared_count(main, histories[number])),
+                has_messages,
+                shape in ("stale", "rewritten"),
+            )
         else:
             _save_plain(draw, log, path, parts[number], shape)
         replicas.append(Replica(name, path, histories[number]))
@@ -293,11 +301,19 @@ def _over(new: Callable[[], Log], common: list[Part], tail: list[Part], newer: l
 
 
 def _save_ledger(
-    draw: random.Random, log: DLedgerWriter, path: Path, name: str, committed: int, has_messages: bool
+    draw: random.Random,
+    log: DLedgerWriter,
+    path: Path,
+    name: str,
+    committed: int,
+    has_messages: bool,
+    is_stale: bool,
 ) -> None:
     known = draw.choice((None, committed - 1, committed - 1, max(committed - 4, 0)))
     term = max(each.term for each in log.entries)
-    log.save(path / f"dledger-{name}", (), known, log.entries[-1].index, term + draw.choice((0, 0, 2)))
+    # It was in the terms of its truncated tail, too.
+    later = draw.choice((0, 0, 2)) + (3 if is_stale else 0)
+    log.save(path / f"dledger-{name}", (), known, log.entries[-1].index, term + later)
     if has_messages:
         build_queues(path, committed, units=20)
         _checkpoint(path, 0)
