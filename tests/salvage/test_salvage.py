@@ -291,6 +291,19 @@ def test_a_diverged_tail_is_named_and_can_be_chosen(tmp_path: Path) -> None:
         plan(SalvageRequest.of(group.members, log_of="n7"))
 
 
+def test_the_own_term_of_a_node_that_is_too_low_is_named(tmp_path: Path) -> None:
+    group = golden_group(tmp_path, "raw-three-diverged")
+    sources = [group.members[number] for number in (1, 0, 2)]
+    report = salvage(SalvageRequest.of(sources), tmp_path / "result")
+    note = "currterm: that of n1 has term 1, before that of the last entry, 2; n1 gets term 2, the highest of all"
+    assert [each for each in report.notes if each.startswith("currterm")] == [note]
+    for file in sources[0].glob("currterm*"):
+        file.unlink()
+    report = salvage(SalvageRequest.of(sources), tmp_path / "other")
+    note = "currterm: no source has that of n1; n1 gets term 2, the highest of all"
+    assert [each for each in report.notes if each.startswith("currterm")] == [note]
+
+
 def test_one_store_and_its_own_witnesses(tmp_path: Path) -> None:
     group = golden_group(tmp_path, "mq-53-three")
     lose(group, 0, [20, 21])

@@ -291,11 +291,12 @@ def current_term(stores: Sequence[StoreView], node: str, last_term: int) -> tupl
     if own is not None and own.curr_term is not None and own.curr_term >= last_term:
         return own, None
     highest = max((term for _, term in known), key=lambda term: term.curr_term or 0, default=None)
+    own_text = "no source has one" if highest is None else f"no source has that of {node}"
+    if own is not None:
+        own_text = f"that of {node} has term {own.curr_term}, before that of the last entry, {last_term}"
     if highest is not None and highest.curr_term is not None and highest.curr_term >= last_term:
-        return highest, f"currterm: no source has that of {node}; it gets term {highest.curr_term}, the highest of all"
-    return CurrentTerm(
-        last_term, None
-    ), f"currterm: no source has one; {node} gets term {last_term}, that of the last entry"
+        return highest, f"currterm: {own_text}; {node} gets term {highest.curr_term}, the highest of all"
+    return CurrentTerm(last_term, None), f"currterm: {own_text}; {node} gets term {last_term}, that of the last entry"
 
 
 def write_current_term(node_dir: Path, term: CurrentTerm) -> None:
