@@ -13,6 +13,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.support.damaged_groups import Member, write_group
+from tests.support.sparse_copy import copy_tree
 
 FORMS = pytest.mark.parametrize("as_messages", [True, False], ids=["messages", "raw"])
 LOST = (7, 8, 12)
@@ -113,3 +114,24 @@ def test_a_salvage_prefers_what_another_source_has_to_a_filler(tmp_path: Path, e
     assert (report.lost, report.decided) == (0, 0)
     found = comparison(engine, tmp_path / "whole", members[2].path)
     assert found.entries.get("filler") is None and found.verdict.lost != "some"
+
+
+@FORMS
+def test_a_replicated_filler_is_one_without_a_list(tmp_path: Path, engine: str, as_messages: bool) -> None:
+    """The list of a salvage stays in its target; a member that got the log from it knows the fillers by their topic."""
+    members = group(tmp_path, as_messages)
+    for member in members[:2]:
+        lose(member, LOST)
+    salvage(SalvageRequest.of([member.path for member in members[:2]]), tmp_path / "result")
+    copy_tree(tmp_path / "result", tmp_path / "other")
+    (tmp_path / "other" / "lost.jsonl").unlink()
+    for order in (("result", "other"), ("other", "result")):
+        found = comparison(engine, *(tmp_path / name for name in order))
+        assert found.verdict.filled_entries.ranges == ((7, 8), (12, 12)), order
+        assert all(member.fillers.entries == 3 for member in found.verdict.members), order
+    if not as_messages:
+        return  # without a topic, only the same bytes as those of a listed filler tell
+    found = comparison(engine, tmp_path / "other", members[2].path)
+    assert found.verdict.lost == "nothing" and found.verdict.members[0].start == "no"
+    report = salvage(SalvageRequest.of([tmp_path / "other", members[2].path], engine=engine), tmp_path / "whole")
+    assert (report.lost, report.decided) == (0, 0)

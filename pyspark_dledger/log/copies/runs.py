@@ -141,7 +141,9 @@ def _read_all(
 
     Returns, for each source, the ranges outside of which it has the bytes of the first.
     """
-    first, *others = sorted(map(with_cached_witness, part.copies), key=lambda copy: (-copy.end, copy.source))
+    # What a list says of the first one counts for all that have the same bytes.
+    order = sorted(part.copies, key=lambda copy: (-copy.end, not copy.fillers, copy.source))
+    first, *others = map(with_cached_witness, order)
     entries, found = read_copy(first, part.engine)
     damages += found
     table = _Table(first.source, entries)

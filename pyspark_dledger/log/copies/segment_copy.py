@@ -24,6 +24,7 @@ from pyspark_dledger.format.spec import DLEDGER, KnownEntries, ScanRequest, Segm
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.salvage_fillers import PROBLEM as FILLER
+from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.io.unread_files import READ_COLUMNS, read_error
 
@@ -65,7 +66,10 @@ def units_agree(files: DLedgerIndex, index: Longs, pos: Longs, size: Longs) -> t
 Range = tuple[int, int]
 """The positions ``[start, end)``."""
 
-_COLUMNS = ("kind", "pos", "size", "index", "term", "channel", "chainCrc", "problem", "problemCode", *READ_COLUMNS)
+_COLUMNS = (
+    *("kind", "pos", "size", "index", "term", "channel", "chainCrc", "topic", "problem", "problemCode"),
+    *READ_COLUMNS,
+)
 SEALED_COLUMNS = ("magic", "size", "index", "term", "pos", "channel", "chainCrc")
 """The fields of a header that tell a control entry, in their order."""
 _NUMBERS = ("pos", "size", "index", "term")
@@ -228,9 +232,12 @@ def _entries(
         for row in np.flatnonzero(is_intact & is_wrong).tolist():
             texts[row] = f"expected {name} 0, found {sealed[name][row]}"
         is_intact &= ~is_wrong
-    is_filler = np.zeros(len(batch), np.bool_)
+    topics, topic = texts_of(batch.column("topic"))
+    # One that a leader replicated is in no list of its replica.
+    is_filler = is_intact & np.array([*(each == FILLER_TOPIC for each in topics), False], np.bool_)[topic]
     if copy.fillers:
-        is_filler = is_intact & np.isin(numbers["pos"], list(copy.fillers))
+        is_filler |= is_intact & np.isin(numbers["pos"], list(copy.fillers))
+    if is_filler.any():
         texts.update(dict.fromkeys(np.flatnonzero(is_filler).tolist(), FILLER))
         is_intact &= ~is_filler
         is_frame &= ~is_filler
