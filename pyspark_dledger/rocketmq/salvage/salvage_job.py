@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE
 from pyspark_dledger.log.io.state_files import is_of_controller_mode
 from pyspark_dledger.log.io.unfinished import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.plan import (
     REFUSE,
@@ -260,11 +262,13 @@ def _write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 class _Sources:
-    """The opened sources of a request."""
+    """The opened sources of a request, by their names: of equal copies, that of the first one is written."""
 
     def __init__(self, request: SalvageRequest) -> None:
         self.request = request
-        self.stores = open_sources(request.sources, request.engine)
+        opened = open_sources(request.sources, request.engine)
+        self._own_node = opened[0].paths.node
+        self.stores = [opened[number] for number, _ in sorted(enumerate(replica_names(opened)), key=itemgetter(1))]
         self._states = self._file_states()
 
     @property
@@ -291,7 +295,7 @@ class _Sources:
         return found
 
     def node(self) -> str:
-        return store_files.check_node_id(self.request.node or self.stores[0].paths.node)
+        return store_files.check_node_id(self.request.node or self._own_node)
 
 
 class _Salvage:
