@@ -264,6 +264,19 @@ def test_a_plan_shows_the_choice_for_undecided_entries(tmp_path: Path, capsys: p
     assert "decided by --undecided majority or --take: 1, listed in " in capsys.readouterr().out
 
 
+def test_of_two_different_copies_a_filler_is_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    change(group.members[0], group.extents[7].pos + 60, b"?")
+    paths = [str(member) for member in group.members[:2]]
+    assert main(["salvage", *paths, "--plan"]) == 1
+    text = "of two different copies, which are no majority, it writes a filler: --take INDEX=ID takes the copy of"
+    assert text in capsys.readouterr().out
+    assert main(["salvage", *paths, "--to", str(tmp_path / "result")]) == 1
+    assert "or writes a filler if there is no majority, as of two different copies; " in capsys.readouterr().err
+    report = salvage(SalvageRequest.of(paths, undecided="majority"), tmp_path / "result")
+    assert (report.lost, report.decided, lost_indexes(tmp_path / "result")) == (1, 0, [7])
+
+
 def test_plan_rows_are_split_where_the_sources_change(tmp_path: Path) -> None:
     group = golden_group(tmp_path, "raw-three")
     lose(group, 1, [5])

@@ -475,8 +475,9 @@ def check_decided(plan: SalvagePlan) -> None:
     index = f"index {first.index} " if first.index >= 0 else ""
     raise UndecidedError(
         f"{counted(len(plan.refused), 'entry')}: nothing shows that a copy is right; the first: {index}at {first.pos}: "
-        f"{undecided_text(first, plan)}. --undecided majority takes the bytes that most copies have, --undecided "
-        "filler none of them, --take INDEX=ID that of a source"
+        f"{undecided_text(first, plan)}. --undecided majority takes the bytes that most copies have, or writes a "
+        "filler if there is no majority, as of two different copies; --take INDEX=ID takes the copy of a source, "
+        "--undecided filler none"
     )
 
 
