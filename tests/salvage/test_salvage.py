@@ -633,3 +633,11 @@ def test_spark_tasks_do_the_same(tmp_path: Path, spark: SparkSession) -> None:
     report = pyspark_dledger.salvage(group.members, tmp_path / "result", spark=spark, undecided="majority")
     assert (report.lost, report.findings) == (0, ())
     assert list(differences(group, tmp_path / "result")) == []
+
+
+def test_the_order_of_the_sources_chooses_no_donor(tmp_path: Path) -> None:
+    for name in ("m0", "m1", "m2"):
+        write_commitlog(tmp_path / name, [mq_message("Orders", b"x" * n, queue_offset=n) for n in range(9)])
+    paths = [tmp_path / name for name in ("m2", "m0", "m1")]
+    found = [[row.donor for row in plan_rows(plan(SalvageRequest.of(order)))] for order in (paths, paths[::-1])]
+    assert found == [["m0"], ["m0"]]
