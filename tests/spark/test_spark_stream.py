@@ -416,7 +416,7 @@ def test_limits_are_rejected_if_spark_has_none(streams: Streams) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", ["offsets-without-version", "offsets-version-1"])
+@pytest.mark.parametrize("release", ["offsets-version-1"])
 def test_a_query_continues_with_the_checkpoint_of_a_release(
     spark: SparkSession, tmp_path: Path, case_folder: Callable[[str], Path], release: str
 ) -> None:
