@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -410,6 +411,24 @@ def broker(root: Path, version: str) -> dict[str, Any]:
     found = preview_broker(open_log(root), version).rocketmq
     assert found is not None
     return found
+
+
+def test_a_broker_does_not_start_with_a_queue_file_of_another_size(broker_root: Callable[..., Path]) -> None:
+    """4.9.2 ignores the file."""
+    root = broker_root("mq-53-single")
+    file = next(iter(sorted((root / "consumequeue" / "OrderTopic" / "0").iterdir())))
+    size = file.stat().st_size
+    os.truncate(file, 450)
+    (root / "abort").touch()
+    found = preview_broker(open_log(root), "5.3.3")
+    assert not found.starts and found.is_trouble
+    assert found.reason == f"consumequeue/OrderTopic/0/{file.name} has 450 bytes, not {size}"
+    assert found.rocketmq is not None and not found.rocketmq["starts"]
+    assert (found.rocketmq["indexFilesDeleted"], found.rocketmq["queues"]) == ([], [])
+    assert [each.file for each in open_log(root).findings() if each.code == "consumeQueueFileSize"] == [
+        str(file.relative_to(root))
+    ]
+    assert preview_broker(open_log(root), "4.9.2").starts
 
 
 def test_versions_differ_after_an_unclean_end(broker_root: Callable[..., Path]) -> None:

@@ -142,7 +142,7 @@ def restart(facts: Facts) -> Iterator[Verdict]:
     alike = sorted(row["version"] for row in rows if all(row[name] == worst[name] for name in same))
     names = f"{worst['software']} {enumerated(alike)}"
     if not worst["starts"]:
-        how = "" if facts.is_plain else f" ({worst['outcome']})"
+        how = "" if facts.is_plain or worst["outcome"] == "opens" else f" ({worst['outcome']})"
         text = f"{names} would not start{how}: {worst['reason']}."
         yield Verdict(BAD, question, text, "restart")
     elif worst["lost"] or worst["dropped"]:

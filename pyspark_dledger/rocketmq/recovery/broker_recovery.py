@@ -8,8 +8,8 @@ Modelled: deleted IndexFiles, ConsumeQueues after load(), and where DLedger begi
 
 Not modelled: the dispatch of committed messages after load(), units of light message queues (4.9.4 and later),
 BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, other settings than the defaults
-(``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``), the deletion of expired files, and ConsumeQueue or
-IndexFiles of another size than configured.
+(``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``), the deletion of expired files, IndexFiles of another
+size than configured, and before 4.9.0 ConsumeQueue files of another size than the others.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def preview_broker(
     if recovery.outcome == "unknown":
         return recovery
     try:
-        return replace(recovery, rocketmq=_Start(log, root, version.strip(), recovery).run().as_json())
+        start = _Start(log, root, version.strip(), recovery)
+        found, problem = start.run(), start.problem if recovery.outcome == "opens" else None
+        return replace(recovery, rocketmq=found.as_json(), reason=problem or recovery.reason)
     except StoreError as error:
         return RecoveryPreview.unknown(dledger, unread_file(error, log.unread, log.segments))
 
@@ -120,15 +122,20 @@ class _Start(BrokerStart):
         self.recovery = recovery
         self.is_abnormal = self.abort and release >= (5, 2)
         self.wants_duplicate_info = self.is_abnormal and release[:2] == (5, 2)
+        self.problem = self.queue_file_of_other_size()
         self.old_deleted: list[str] = []
         self.created: str | None = None
 
     def run(self) -> BrokerRecovery:
-        index_files = self.deleted_index_files()
-        self.queues.recover()
-        opens = self.recovery.outcome == "opens"
+        index_files: list[str] = []
         divided = -1
-        if opens:
+        opens = self.recovery.outcome == "opens" and self.problem is None
+        if self.problem is None:
+            index_files = self.deleted_index_files()
+            self.queues.recover()
+        if self.problem is not None:
+            self.notes.append("the broker ends with exit code 253 before DLedger opens the store: nothing is changed")
+        elif opens:
             files = self._files(self.log.paths.data_dirs, self.recovery.data_files_after)
             divided = self._over_dledger(files) if files else self._over_old_commitlog()
         else:

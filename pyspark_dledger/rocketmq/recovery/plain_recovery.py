@@ -14,7 +14,6 @@ A store with an epoch file starts in controller mode: load() dispatches, and sta
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +21,7 @@ from typing import Any
 
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.state_files import CHECKPOINT, epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, parse_long
@@ -184,7 +180,9 @@ class _Load(BrokerStart):
         )
         try:
             files = self._load_files()
-            self._check_queue_files()
+            wrong = self.queue_file_of_other_size()
+            if wrong is not None:
+                raise _LoadFails(wrong)
         except _LoadFails as error:
             return replace(result, reason=str(error), files_after=self._names(), files_deleted=self.deleted)
         index_deleted = self.deleted_index_files()
@@ -254,19 +252,6 @@ class _Load(BrokerStart):
                 raise _LoadFails(f"commitlog/{path.name}: its name is no number") from None
             files.append(JavaFile(base, size, path.name, path))
         return files
-
-    def _check_queue_files(self) -> None:
-        """Raises _LoadFails for a file of a ConsumeQueue with another size than the others."""
-        found = queues(self.root)
-        sizes = Counter(file.units * CONSUME_QUEUE_UNIT_SIZE for queue in found for file in queue.files)
-        usual = sizes.most_common(1)[0][0] if sizes else 0
-        for queue in found:
-            for file in queue.files:
-                size = path_of(file.path).stat().st_size
-                is_deleted = size == 0 and file is queue.files[-1] and self.release >= (5, 1, 3)
-                if size != usual and not is_deleted and self.release != (4, 9, 2):
-                    where = f"consumequeue/{queue.topic}/{queue.queue_id}/{file.name}"
-                    raise _LoadFails(f"{where} has {size} bytes, not {usual}")
 
     # recover
 

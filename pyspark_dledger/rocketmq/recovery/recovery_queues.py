@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pyspark_dledger.common.java_text import decode_utf8
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.message import transaction
+from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
@@ -273,6 +274,25 @@ class BrokerStart:
         headers = ((path.name, read_header(path)) for path in paths if path.name.isdecimal() and path.is_file())
         limit = self.checkpoint.index_msg_timestamp
         return sorted(name for name, header in headers if header is not None and header.end_timestamp > limit)
+
+    def queue_file_of_other_size(self) -> str | None:
+        """A file of a ConsumeQueue with another size than the others, with which load() fails; None without one.
+
+        4.9.2 ignores it; earlier lines are not modelled.
+        """
+        if self.release < (4, 9) or self.release == (4, 9, 2):
+            return None
+        found = queues(self.root)
+        sizes = Counter(file.units * CONSUME_QUEUE_UNIT_SIZE for queue in found for file in queue.files)
+        usual = sizes.most_common(1)[0][0] if sizes else 0
+        for queue in found:
+            for file in queue.files:
+                size = path_of(file.path).stat().st_size
+                is_deleted = size == 0 and file is queue.files[-1] and self.release >= (5, 1, 3)
+                if size != usual and not is_deleted:
+                    where = f"consumequeue/{queue.topic}/{queue.queue_id}/{file.name}"
+                    return f"{where} has {size} bytes, not {usual}"
+        return None
 
     @property
     def covered_until(self) -> int:
