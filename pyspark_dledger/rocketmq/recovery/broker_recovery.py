@@ -8,8 +8,8 @@ Modelled: deleted IndexFiles, ConsumeQueues after load(), and where DLedger begi
 
 Not modelled: the dispatch of committed messages after load(), units of light message queues (4.9.4 and later),
 BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction stores, other settings than the defaults
-(``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``), the deletion of expired files, IndexFiles of another
-size than configured, and before 4.9.0 ConsumeQueue files of another size than the others.
+(``duplicationEnable``, ``messageIndexSafe``, ``checkCRCOnRecover``), the deletion of expired files, IndexFiles of
+another size than configured, and before 4.9.0 ConsumeQueue files of another size than the others.
 """
 
 from __future__ import annotations
