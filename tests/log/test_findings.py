@@ -535,6 +535,11 @@ def broker_checkpoint(*values: int) -> Callable[[Path], None]:
     return write
 
 
+def short_broker_checkpoint(root: Path) -> None:
+    keyed(root)
+    (root / "checkpoint").write_bytes(b"garbage")
+
+
 def config_of(text: str) -> Callable[[Path], None]:
     def write(root: Path) -> None:
         keyed(root)
@@ -776,6 +781,9 @@ CASES: dict[str, Case] = {
     ),
     "a later end in the broker's checkpoint": Case(
         {"storeCheckpointBeyondEnd"}, broker_checkpoint(0, 0, 0, 10**9, 0), broker_checkpoint(0, 0, 0, 0, 0)
+    ),
+    "a broker's checkpoint that is cut": Case(
+        {"storeCheckpointShort"}, short_broker_checkpoint, broker_checkpoint(0, 0, 0, 0, 0)
     ),
     "a config that is cut": Case({"configInvalid"}, config_of('{"offsetTable":{'), config_of('{"offsetTable":{0:1}}')),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),

@@ -83,6 +83,8 @@ CHECKPOINT_LAYOUT = (
     Field("confirmPhyOffset", 32, 8, ">i8"),
 )
 _STRUCT = record_struct(CHECKPOINT_LAYOUT)
+CHECKPOINT_MIN_SIZE = _STRUCT.size
+"""A shorter file lacks numbers, which Java reads as zeros: it maps a whole page."""
 
 
 class StoreCheckpoint(NamedTuple):

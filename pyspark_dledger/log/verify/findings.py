@@ -475,6 +475,12 @@ CATALOGUE: tuple[Code, ...] = (
         "Recovers from its time after a crash.",
     ),
     Code(
+        "storeCheckpointShort",
+        WARNING,
+        "The broker's checkpoint is shorter than its numbers.",
+        "Reads what is missing as zeros: after a crash, it may recover from the first file on.",
+    ),
+    Code(
         "configInvalid",
         ERROR,
         "A config/ file is no JSON object. Replace it with a good copy.",
