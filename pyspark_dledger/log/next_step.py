@@ -16,6 +16,8 @@ READABLE = "readable"
 """Files cannot be read: the command lists them."""
 STOP = "stop"
 """A store is in use: the same command, after its broker was stopped."""
+APART = "apart"
+"""Stores are no replicas of one log: check each by itself."""
 PLAN = "plan"
 """Something is damaged: what can be restored from where."""
 COPY = "copy"
@@ -88,6 +90,7 @@ class Condition:
     path: str
     is_unreadable: bool = False
     is_in_use: bool = False
+    is_stranger: bool = False
     is_damaged: bool = False
     rebuild: str | None = None
     has_findings: bool = False
@@ -108,6 +111,8 @@ def next_step(
     paths = [each.path for each in (*damaged, *healthy)]
     if unreadable := [each for each in members if each.is_unreadable]:
         return _step(READABLE, ["verify", *_paths(unreadable), "--least", "warning"], unreadable)
+    if strangers := [each for each in members if each.is_stranger]:
+        return _step(APART, ["check", strangers[0].path], strangers)
     in_use = [each for each in members if each.is_in_use]
     if in_use and (is_lost or damaged or any(each.rebuild for each in members)):
         return _step(STOP, ["check", *_paths(members)], in_use)

@@ -215,3 +215,20 @@ def test_diverged_logs_of_which_none_may_lead(case_folder: Callable[[str], Path]
     (command,) = (line for line in refused.out.splitlines() if line.startswith("next: "))
     assert shlex.split(command)[1:] == ["dledger", "salvage", *map(str, paths), "--log-of", "b2", "--plan"]
     assert run(*shlex.split(command)[2:]).code in (0, 1)
+
+
+@pytest.mark.parametrize("other", ["mq-498-three-diverged/n1", "mq-plain"])
+def test_stores_of_different_groups(other: str, case_folder: Callable[[str], Path], run: Run) -> None:
+    name, _, member = other.partition("/")
+    paths = [case_folder("mq-53-three") / "n0", case_folder(name) / member]
+    names = f"n0 and {member or name}"
+    done, lines = checked(run, *paths)
+    assert done.code == 1 and lines[0].startswith("2 stores, not replicas of one log: ")
+    text = f"lost for good: cannot tell: {names} are not replicas of one log; no member may start by this"
+    assert lines[1] == text
+    assert all("cannot tell if it may start: it is not a replica of the log of " in line for line in lines[2:4])
+    assert f"next: dledger check {paths[0]}" in lines
+    assert [command[1] for command in follow(run, *paths)] == ["check", "check"]
+    found = run("diff", *paths)
+    assert found.code == 1 and text in found.out.splitlines()[:3]
+    assert f"next: dledger check {paths[0]}" in found.out.splitlines()

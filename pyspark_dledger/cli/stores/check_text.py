@@ -47,7 +47,9 @@ def store_kind(state: State, is_broker: bool) -> str:
 def _what(report: CheckReport) -> str:
     states = [member.facts.state for member in report.members]
     kinds = list(dict.fromkeys(store_kind(member.facts.state, member.facts.is_broker) for member in report.members))
-    count = f"{len(states)} replicas: " if len(states) > 1 else ""
+    is_one = report.comparison is None or not report.comparison.verdict.strangers
+    what = "replicas" if is_one else "stores, not replicas of one log"
+    count = f"{len(states)} {what}: " if len(states) > 1 else ""
     ends = [f"index {state.begin_index} to {state.end_index}" for state in states if state.dialect != "commitlog"]
     ends += [f"pos {state.min_offset} to {state.max_offset}" for state in states if state.dialect == "commitlog"]
     committed = [state.committed_index for state in states if state.committed_index is not None]

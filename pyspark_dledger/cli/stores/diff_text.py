@@ -201,6 +201,7 @@ MEMBER_KEYS = {
     ("lostEnd", "unreadable", "isUnread", "short", "epochProblem", "missing", "canFollow"): "why it must not start",
     ("losses", "overwrites", "overwritten"): "what others lose",
     ("canWin", "ahead", "aheadBytes", "truncation"): "who is ahead; where Java truncates",
+    ("strangers",): "members of other logs",
 }
 """The keys of each of its ``members``."""
 

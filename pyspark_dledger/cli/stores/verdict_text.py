@@ -58,6 +58,8 @@ def lost_text(found: GroupVerdict | CommitLogVerdict) -> str:
     """What no replica has intact."""
     if isinstance(found, CommitLogVerdict):
         return _lost_positions(found)
+    if found.strangers:
+        return f"cannot tell: {enumerated(found.strangers)} are not replicas of one log; no member may start by this"
     parts = ["nothing"] if found.is_restorable else []
     if found.lost_entries.entries:
         count = counted(found.lost_entries.entries, "entry")
@@ -148,6 +150,8 @@ def member_text(member: MemberVerdict | CommitLogMember, *, see_recovery: bool =
     if member.start == "no":
         reasons = [text for reason in _REASONS for text in [reason(member)] if text]
         return f"must not start as it is: {'; '.join([*reasons, *_hint(member, see_recovery)])}"
+    if strangers := getattr(member, "strangers", ()):
+        return f"cannot tell if it may start: it is not a replica of the log of {enumerated(strangers)}"
     if member.start == "unknown" and not member.unclear.entries:
         return unreadable_text(member.unreadable)
     return _MEMBERS[member.start](member)
@@ -357,6 +361,8 @@ def _has(nodes: Sequence[str]) -> str:
 _SENTENCES = {
     next_step.READABLE: "it lists the files that cannot be read: make them readable, then repeat this command",
     next_step.STOP: "first stop the broker of {names}: while it writes, nothing can tell what is damaged",
+    next_step.APART: "check each of {names} by itself, with the replicas of its own group; keep all, and export "
+    "each (docs/incident.md)",
     next_step.PLAN: "it writes nothing: it shows what can be restored, and from which store",
     next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: replace {names} by a copy of a complete "
     "member (docs/operations.md, copy a peer)",

@@ -143,6 +143,16 @@ class ReplicaGroup:
         """Whether two replicas have common indexes, but no common entry."""
         return self.agreed[first][second] is not None and self.common(first, second) < 0
 
+    def strangers(self, first: int, second: int) -> bool:
+        """Whether two stores are no replicas of one log: other entries are committed, or only one has a DLedger log."""
+        one, two = self.members[first], self.members[second]
+        for plain, other in ((one.store, two.store), (two.store, one.store)):
+            if plain.paths.is_plain and other.ledger_segments and not other.paths.commitlog_dirs:
+                return True
+        return self.foreign(first, second) and min(one.known_committed, two.known_committed) >= max(
+            one.begin, two.begin
+        )
+
     def diverged(self, first: int, second: int) -> bool:
         """Whether the logs of two replicas diverge, so that neither continues the other."""
         agreed = self.agreed[first][second]

@@ -31,7 +31,7 @@ class MemberVerdict:
     ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it, but not those
     ``ahead``. ``unreadable`` is what cannot be read of its log, checkpoint, queues, indexes. ``begin`` is its first
     index, ``index_begin`` that of its first index unit (-1 without one). ``short`` are its files with fewer bytes than
-    others, which no version of Java loads.
+    others, which no version of Java loads. With ``strangers``, stores of other logs, nothing tells if it may start.
     """
 
     node: str
@@ -54,6 +54,7 @@ class MemberVerdict:
     is_filled: bool
     unreadable: tuple[str, ...]
     short: tuple[str, ...]
+    strangers: tuple[str, ...]
 
     @property
     def is_emptied(self) -> bool:
@@ -83,6 +84,12 @@ class GroupVerdict:
     unclear_reasons: tuple[str, ...]
     missing_members: int
     members: tuple[MemberVerdict, ...]
+
+    @property
+    def strangers(self) -> tuple[str, ...]:
+        """The members that are no replicas of one log."""
+        found = {name for member in self.members for name in member.strangers}
+        return tuple(member.node for member in self.members if member.node in found)
 
     @property
     def is_restorable(self) -> bool:
@@ -121,9 +128,11 @@ def judge(
         for number, member in enumerate(group.members)
     )
     lost, filled, unclear = (each.ranges_found() for each in (of_log.lost, of_log.filled, of_log.unclear))
-    is_unclear = unclear.entries or any(member.unreadable for member in members)
+    is_strange = any(member.strangers for member in members)
+    is_unclear = is_strange or unclear.entries or any(member.unreadable for member in members)
+    is_lost = (lost.entries or filled.entries or lost_end) and not is_strange
     return GroupVerdict(
-        lost=SOME if lost.entries or filled.entries or lost_end else UNKNOWN if is_unclear else NOTHING,
+        lost=SOME if is_lost else UNKNOWN if is_unclear else NOTHING,
         lost_entries=lost,
         filled_entries=filled,
         restorable=of_log.restorable.ranges_found(),
@@ -148,7 +157,8 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
     short = short_files(store)
     is_emptied = member.begin < 0 <= store.index_files.first_index
     is_unfit = is_incomplete or lost_end or short or unread or is_emptied
-    start = NO if is_unfit else UNKNOWN if found.unclear.entries or unreadable else YES
+    strangers = _strangers(group, number)
+    start = NO if is_unfit else UNKNOWN if found.unclear.entries or unreadable or strangers else YES
     return MemberVerdict(
         node=member.node,
         path=store.argument,
@@ -172,7 +182,16 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
         is_filled=found.is_filled,
         unreadable=unreadable,
         short=short,
+        strangers=strangers,
     )
+
+
+def _strangers(group: ReplicaGroup, number: int) -> tuple[str, ...]:
+    """The members that are of another log than this one; all that are of another log than any, if none is."""
+    numbers = range(len(group.members))
+    found = {one: {two for two in numbers if one != two and group.strangers(one, two)} for one in numbers}
+    own = found[number] or {one for one in numbers if found[one]}
+    return tuple(group.names[other] for other in sorted(own))
 
 
 def short_files(store: StoreView) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ def condition_of(name: str, path: str, entries: EntriesVerdict | None, positions
         name=name,
         path=path,
         is_unreadable=bool(unreadable),
+        is_stranger=entries is not None and bool(entries.strangers),
         is_damaged=start == NO,
         may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
         save=(path, point.pos) if is_saved and point is not None and point.pos else None,
