@@ -232,3 +232,12 @@ def test_stores_of_different_groups(other: str, case_folder: Callable[[str], Pat
     found = run("diff", *paths)
     assert found.code == 1 and text in found.out.splitlines()[:3]
     assert f"next: dledger check {paths[0]}" in found.out.splitlines()
+
+
+def test_a_member_without_its_first_files(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
+    group = copy_tree(case_folder("mq-53-three"), tmp_path / "group")
+    (group / "n2" / "dledger-n2" / "data" / ("0" * 20)).unlink()
+    paths = [group / name for name in ("n0", "n1", "n2")]
+    text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"
+    (line,) = (each for each in checked(run, *paths)[1] if text in each)
+    assert line.startswith("n2 ") and line in run("diff", *paths).out.splitlines()

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
-from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, next_lines, shown_name
+from pyspark_dledger.cli.stores.verdict_text import first_files_text, lost_text, member_text, next_lines, shown_name
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport, MemberCheck, start_of
@@ -27,7 +27,7 @@ def check_lines(report: CheckReport) -> Iterator[str]:
     yield f"lost for good: {_lost(report)}"
     shown = sorted(report.members, key=lambda member: member.is_clean)[:_MAX_MEMBERS]
     for member in (member for member in report.members if member in shown):
-        yield f"{shown_name(member.name, member.facts.path)} {_member(member)}"
+        yield f"{shown_name(member.name, member.facts.path)} {_member(member, report)}"
     if more := [member for member in report.members if member not in shown]:
         clean = sum(member.is_clean for member in more)
         yield f"{counted(len(more), 'other member')}: nothing is wrong with {clean}; --json lists them"
@@ -75,7 +75,7 @@ def _lost(report: CheckReport) -> str:
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}
 
 
-def _member(member: MemberCheck) -> str:
+def _member(member: MemberCheck, report: CheckReport) -> str:
     """What may be done with a member, by the comparison, by verify and by the recovery model."""
     facts, compared = member.facts, start_of(member.entries, member.bytes)
     parts = [member_text(each, see_recovery=False) for each in (member.entries, member.bytes) if each is not None]
@@ -83,6 +83,8 @@ def _member(member: MemberCheck) -> str:
         parts = [_ALONE[member.start]]
     elif member.start == NO and compared != NO:
         parts[0] = f"must not start as it is: the restart below fails; without it, it {parts[0]}"
+    if member.entries is not None and report.comparison is not None:
+        parts[0] += first_files_text(member.entries, report.comparison.verdict.members)
     if facts.unreadable and not member.entries and not member.bytes:
         parts.append(f"cannot be read: {', '.join(map(cell, facts.unreadable[:_MAX_CODES]))}")
     if faults := facts.faults:
