@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -241,3 +242,16 @@ def test_a_member_without_its_first_files(case_folder: Callable[[str], Path], tm
     text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"
     (line,) = (each for each in checked(run, *paths)[1] if text in each)
     assert line.startswith("n2 ") and line in run("diff", *paths).out.splitlines()
+
+
+def test_a_member_whose_restart_fails_may_not_start(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    group = copy_tree(case_folder("mq-53-three"), tmp_path / "group")
+    checkpoint = group / "n2" / "dledger-n2" / "checkpoint"
+    checkpoint.write_text(re.sub(r"committedIndex=.*", "committedIndex=abc", checkpoint.read_text()))
+    paths = [group / name for name in ("n0", "n1", "n2")]
+    reason = "must not start as it is: RocketMQ 5.3.3 would not start: java.lang.NumberFormatException: "
+    for given in (paths, paths[2:]):
+        (line,) = (each for each in checked(run, *given)[1] if each.startswith("n2 "))
+        assert line.startswith(f"n2 {reason}") and "may start" not in line

@@ -75,14 +75,27 @@ def _lost(report: CheckReport) -> str:
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}
 
 
+_WRONG_QUEUES = "a broker does not load ConsumeQueue files of a wrong size"
+
+
+def _fails(member: MemberCheck) -> str:
+    """Why the version that is given or assumed would not start; empty if it would."""
+    found, version = member.facts.restart, member.facts.version
+    is_failure = found is not None and found.starts is False
+    return f"{version.software} {version.version} would not start: {found.reason}" if found and is_failure else ""
+
+
 def _member(member: MemberCheck, report: CheckReport) -> str:
     """What may be done with a member, by the comparison, by verify and by the recovery model."""
     facts, compared = member.facts, start_of(member.entries, member.bytes)
-    parts = [member_text(each, see_recovery=False) for each in (member.entries, member.bytes) if each is not None]
-    if not parts or (member.is_alone and compared == YES):
+    verdicts = [each for each in (member.entries, member.bytes) if each is not None]
+    parts = [member_text(each, see_recovery=False) for each in verdicts]
+    if member.start == NO and compared != NO and (not member.is_alone or _fails(member)):
+        # What the log alone would allow is no help.
+        parts = [text for each, text in zip(verdicts, parts, strict=True) if each.start == UNKNOWN]
+        parts.insert(0, f"{_ALONE[NO]}: {_fails(member) or _WRONG_QUEUES}")
+    elif not parts or (member.is_alone and compared == YES):
         parts = [_ALONE[member.start]]
-    elif member.start == NO and compared != NO:
-        parts[0] = f"must not start as it is: the restart below fails; without it, it {parts[0]}"
     if member.entries is not None and report.comparison is not None:
         parts[0] += first_files_text(member.entries, report.comparison.verdict.members)
     if facts.unreadable and not member.entries and not member.bytes:
