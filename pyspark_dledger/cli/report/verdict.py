@@ -9,8 +9,9 @@ from pyspark_dledger.cli.output.rows import Row
 from pyspark_dledger.cli.report.drawing import bytes_text, count_text, number_text
 from pyspark_dledger.cli.report.facts import Facts
 from pyspark_dledger.cli.stores.diff_text import difference_sentences
+from pyspark_dledger.cli.stores.next_text import step_text
 from pyspark_dledger.cli.stores.queue_rows import queues_text
-from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, step_text, verdict_lines
+from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text, verdict_lines
 from pyspark_dledger.common.plurals import enumerated
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison

@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
-from pyspark_dledger.cli.stores.verdict_text import first_files_text, lost_text, member_text, next_lines, shown_name
+from pyspark_dledger.cli.stores.next_text import next_lines
+from pyspark_dledger.cli.stores.verdict_text import first_files_text, lost_text, member_text, shown_name
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport, MemberCheck, start_of

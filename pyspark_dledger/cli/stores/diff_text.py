@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.rows import Row, cell, print_table, range_text
 from pyspark_dledger.cli.output.stream import Output
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.queue_rows import lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.verdict_text import (
     first_files_text,
     lost_text,
     member_text,
-    next_lines,
     shown_members,
     truncation_text,
     verdict_lines,

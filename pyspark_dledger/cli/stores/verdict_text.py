@@ -1,7 +1,4 @@
-"""The catalogue of verdicts: what is lost, who may start, and why, of DLedger logs and of CommitLogs.
-
-Also the next step in lines: the command alone, which works when pasted, then what it does.
-"""
+"""The catalogue of verdicts: what is lost, who may start, and why, of DLedger logs and of CommitLogs."""
 
 from __future__ import annotations
 
@@ -11,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted, enumerated
-from pyspark_dledger.log import next_step
 from pyspark_dledger.log.diff.commit_log_verdict import CommitLogVerdict
 from pyspark_dledger.log.diff.commit_log_verdict import MemberVerdict as CommitLogMember
 from pyspark_dledger.log.diff.copy_ranges import ALIKE, DIFFER, ONLY_COPY, UNREAD
-from pyspark_dledger.log.next_step import NextStep
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log_verdict import ConsistentPoint
@@ -356,48 +351,3 @@ def _losses_text(losses: Sequence[Loss]) -> str:
 
 def _has(nodes: Sequence[str]) -> str:
     return "has" if len(nodes) == 1 else "have"
-
-
-_SENTENCES = {
-    next_step.READABLE: "it lists the files that cannot be read: make them readable, then repeat this command",
-    next_step.STOP: "first stop the broker of {names}: while it writes, nothing can tell what is damaged",
-    next_step.APART: "check each of {names} by itself, with the replicas of its own group; keep all, and export "
-    "each (docs/incident.md)",
-    next_step.PLAN: "it writes nothing: it shows what can be restored, and from which store",
-    next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: replace {names} by a copy of a complete "
-    "member (docs/operations.md, copy a peer)",
-    next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
-    next_step.UNDECIDED: "it takes the bytes that most copies have; of two different copies, which are no majority, it "
-    "writes a filler: --take INDEX=ID takes the copy of a store instead",
-    next_step.CHECK: "it says what may be started, and what is lost: give all replicas of a group",
-    next_step.COMPARE_QUEUES: "it writes nothing: it shows what a rebuild would change",
-    next_step.REBUILD: "stop the broker first; the old files are kept",
-    next_step.DETAILS: "it says what to do about each finding",
-    next_step.SAVE: "it saves what {names} would lose as a slave; then start the others first",
-    next_step.REPAIR: "do what each finding says, then run dledger check",
-    next_step.UNCHANGED: "a rebuild would change nothing",
-    next_step.START: "start {names}",
-    next_step.LEAD: "start {names} first; the other members follow",
-    next_step.REPLACE: "start this store instead of {names}, and replace other damaged members by a copy of it "
-    "(docs/operations.md, copy a peer)",
-}
-
-
-def next_lines(found: NextStep) -> Iterator[str]:
-    """``next:`` with a command and a line about it; ``done:`` if nothing is left to run."""
-    text = next_sentence(found)
-    if not found.arguments:
-        yield f"done: {text}"
-        return
-    yield f"next: {found.command}"
-    yield f"  {text}"
-
-
-def next_sentence(found: NextStep) -> str:
-    """What the next step does."""
-    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)))
-
-
-def step_text(found: NextStep) -> str:
-    """The next step as one sentence, with its command if it has one."""
-    return f"{found.command}: {next_sentence(found)}" if found.arguments else next_sentence(found)

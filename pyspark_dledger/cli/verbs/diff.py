@@ -13,10 +13,11 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
 from pyspark_dledger.cli.output.rows import Row, print_rows, print_table, range_text
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.diff_text import cut_logs, print_commit_logs, sentences
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores, replica_paths
 from pyspark_dledger.cli.stores.queue_rows import lost_queues, lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.row_printer import is_finding
-from pyspark_dledger.cli.stores.verdict_text import next_lines, verdict_lines
+from pyspark_dledger.cli.stores.verdict_text import verdict_lines
 from pyspark_dledger.common.fields import camel_case, fields_row
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line

@@ -11,8 +11,8 @@ from pyspark_dledger.cli.arguments import add_json, add_option, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, FINDINGS, SALVAGE_EXITS
 from pyspark_dledger.cli.output.rows import print_rows
 from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import read_options
-from pyspark_dledger.cli.stores.verdict_text import next_lines
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
