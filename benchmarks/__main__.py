@@ -63,7 +63,7 @@ def line(name: str, run: Callable[[str], Result], seconds: int = MAX_SECONDS) ->
             return run(name).json(), True
     except PeerMissing as reason:
         return json.dumps({"name": name, "met": None, "skipped": str(reason)}), True
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other benchmarks run
+    except Exception as error:  # noqa: BLE001 - after any error, the other benchmarks run
         traceback.print_exc()
         return json.dumps({"name": name, "met": None, "error": f"{type(error).__name__}: {error}"}), False
 

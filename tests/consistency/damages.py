@@ -1,4 +1,4 @@
-"""Damages of a world by seed: bits, sectors, pages, torn writes, whole files, headers, and the files beside the log."""
+"""Damages of a world by seed: bits, sectors, pages, torn writes, whole files, headers, and files other than the log."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _can_be_writes(found: list[Finding]) -> bool:
 
 
 def _is_written(part: SegmentCheckPart) -> bool:
-    """Whether a process has locked the store, or its log goes on."""
+    """Whether a process has locked the store, or the end of its log has moved."""
     if taken_locks(part.paths):
         return True
     if part.segment.base <= part.log_end <= part.segment.end:

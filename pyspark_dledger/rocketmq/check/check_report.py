@@ -39,7 +39,7 @@ from pyspark_dledger.rocketmq.check.store_facts import (
 
 WITH_LOSS = "withLoss"
 _STOP_BROKERS = frozenset(("consumeQueueFileSize",))
-"""Findings with which no broker starts, whatever its log is."""
+"""Findings with which no broker starts, also if its log is intact."""
 _STARTS = {"yes": YES, MASTER: YES, SLAVE: YES, "no": NO, "unknown": UNKNOWN}
 
 
