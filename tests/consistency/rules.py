@@ -327,13 +327,13 @@ def _check_bytes(group: Group, target: Path) -> None:
     for each in group.given:
         for entry in each.entries:
             candidates[entry.number].add(entry)
-    intact = {entry.number for entries in group.truth.values() for entry in entries}
+    intact = {entry for entries in group.truth.values() for entry in entries}
     bases = sorted(files, reverse=True)
     wrong: set[Number] = set()
     for entry in group.world.main:
         known = candidates[entry.number]
         base = next((each for each in bases if each <= entry.pos), None)
-        if base is None or entry.number not in intact - listed:
+        if base is None or entry not in intact or entry.number in listed:
             continue
         if not any(files[base][each.pos - base : each.end - base] == each.data for each in known):
             wrong.add(entry.number)
