@@ -32,8 +32,7 @@ def backup(source: str | os.PathLike[str], target: str | os.PathLike[str], **opt
     are those of a read that choose a store and its committed bound. Raises OptionError for wrong options; StoreError
     for a damaged entry, and for a source or target that cannot be used.
     """
-    from pyspark_dledger.log.option_uses import BACKUP, check_use
-    from pyspark_dledger.log.options import parse_options
+    from pyspark_dledger.log.options import BACKUP, check_use, parse_options
     from pyspark_dledger.rocketmq.backup import backup as back_up
 
     parsed = parse_options(options)
@@ -54,8 +53,7 @@ def check(
     ``dledger check --json``. `options` are those of a read that choose a store, and groupSize. Raises OptionError for
     wrong options, StoreError where there is no store.
     """
-    from pyspark_dledger.log.option_uses import CHECK, check_use
-    from pyspark_dledger.log.options import parse_options
+    from pyspark_dledger.log.options import CHECK, check_use, parse_options
     from pyspark_dledger.log.store_view import StoreView, answer, with_end
     from pyspark_dledger.rocketmq.check import check_stores
 

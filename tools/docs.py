@@ -16,7 +16,7 @@ from pyspark_dledger.format.columns import ALL_COLUMNS, Column
 from pyspark_dledger.format.layout import LAYOUTS, ROCKETMQ_LAYOUTS
 from pyspark_dledger.log.diff.diff_table import VERDICTS
 from pyspark_dledger.log.io.state_files import CHECKPOINT_LAYOUT as STORE_CHECKPOINT
-from pyspark_dledger.log.options import GROUP, OPTIONS, STREAM
+from pyspark_dledger.log.options import OF_GROUPS, OF_STREAMS, OPTIONS
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
 from pyspark_dledger.raft.messages import RequestCode
@@ -62,12 +62,12 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def options() -> str:
     """The options of a read, but for those of streams."""
-    return _options(option for option in OPTIONS if option.scope != STREAM)
+    return _options(option for option in OPTIONS if option.scope != OF_STREAMS)
 
 
 def stream_options() -> str:
     """The options that only a stream has."""
-    return _options(option for option in OPTIONS if option.scope == STREAM)
+    return _options(option for option in OPTIONS if option.scope == OF_STREAMS)
 
 
 def export_options() -> str:
@@ -91,7 +91,7 @@ def export_forms() -> str:
 
 def write_options() -> str:
     """The options of a write, but for those that a read of a group has, too."""
-    of_groups = {option.name for option in OPTIONS if option.scope == GROUP}
+    of_groups = {option.name for option in OPTIONS if option.scope == OF_GROUPS}
     return _options(option for option in WRITE_OPTIONS if option.name not in of_groups)
 
 

@@ -13,8 +13,7 @@ from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.conditions import ALL_ROWS, intersect
-from pyspark_dledger.log.option_uses import SCAN, check_use
-from pyspark_dledger.log.options import ReadOptions, find_option, option_filters, parse_options
+from pyspark_dledger.log.options import SCAN, ReadOptions, check_use, find_option, option_filters, parse_options
 from pyspark_dledger.log.plan import Partition, plan_read, read_known, read_partition
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView

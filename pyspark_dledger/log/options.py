@@ -1,4 +1,4 @@
-"""The options of a read, declared once for Spark, plain Python and the command line."""
+"""The options of a read, declared once for Spark, plain Python and the command line, and the uses that they affect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ TLS_CA = "CA of the nodes' certificates"
 # Spark passes these on to every source.
 SPARK_OPTIONS = frozenset({"path", "paths", "checkpointlocation", "queryname"})
 
-BATCH, STREAM, GROUP = ("batch",), ("stream",), ("group",)
+OF_BATCHES, OF_STREAMS, OF_GROUPS = ("batch",), ("stream",), ("group",)
 _MEBIBYTE = 1024 * 1024
 # An Arrow batch addresses its strings and bodies with 32 bits; the engines take no more than this for one batch.
 _MAX_BATCH_BYTES = 512 * _MEBIBYTE
@@ -177,9 +177,9 @@ class ReadOptions:
     group_size: int | None = option(None, COUNT, "members of the group; default: number of replicas given")
     heal: bool = option(False, BOOLEAN, "damaged ranges come from an intact replica, as a salvage restores them")
     starting_offsets: Offset = option(EARLIEST, _OFFSET, "offset of the first row; default of a stream: `latest`")
-    ending_offsets: Offset = option(LATEST, _OFFSET, "offset of the end, exclusive", scope=BATCH)
+    ending_offsets: Offset = option(LATEST, _OFFSET, "offset of the end, exclusive", scope=OF_BATCHES)
     starting_timestamp: int | None = option(None, _TIMESTAMP, "time: storeTimestamp at or after it")
-    ending_timestamp: int | None = option(None, _TIMESTAMP, "time: storeTimestamp before it", scope=BATCH)
+    ending_timestamp: int | None = option(None, _TIMESTAMP, "time: storeTimestamp before it", scope=OF_BATCHES)
     clock_tolerance: int = option(60_000, DURATION, "how far a leader's clock [may jump](#times)", shown="1m")
     topic: tuple[str, ...] | None = option(None, NAMES, "list: only these topics")
     queue_id: tuple[int, ...] | None = option(
@@ -191,21 +191,27 @@ class ReadOptions:
     )
     min_partitions: int | None = option(None, integer_from(1, INT32_MAX), "minimum number of partitions")
     default_parallelism: int | None = option(
-        None, integer_from(1, INT32_MAX), "cores to split for; the extension sets it", scope=BATCH
+        None, integer_from(1, INT32_MAX), "cores to split for; the extension sets it", scope=OF_BATCHES
     )
     max_batch_rows: int = option(10_000, integer_from(1, 1_000_000), "maximum rows of an Arrow batch, up to 1000000")
     max_batch_bytes: int = option(
         10 * _MEBIBYTE, size_up_to(_MAX_BATCH_BYTES, "512m"), "maximum size of an Arrow batch, up to 512m"
     )
-    max_offsets_per_trigger: int | None = option(None, COUNT, "maximum entries of a micro-batch", scope=STREAM)
-    max_bytes_per_trigger: int | None = option(None, SIZE, "maximum size of a micro-batch", scope=STREAM)
-    min_offsets_per_trigger: int | None = option(None, COUNT, "a micro-batch waits for so many entries", scope=STREAM)
+    max_offsets_per_trigger: int | None = option(None, COUNT, "maximum entries of a micro-batch", scope=OF_STREAMS)
+    max_bytes_per_trigger: int | None = option(None, SIZE, "maximum size of a micro-batch", scope=OF_STREAMS)
+    min_offsets_per_trigger: int | None = option(
+        None, COUNT, "a micro-batch waits for so many entries", scope=OF_STREAMS
+    )
     max_trigger_delay: int = option(
-        15 * 60 * 1000, DURATION, "a micro-batch waits at most so long after the last one", scope=STREAM, shown="15m"
+        15 * 60 * 1000,
+        DURATION,
+        "a micro-batch waits at most so long after the last one",
+        scope=OF_STREAMS,
+        shown="15m",
     )
     fail_on_data_loss: bool = option(True, BOOLEAN, "fail if unread entries are lost")
-    push_filters: bool = option(False, BOOLEAN, "push [filters](#filter-pushdown)", scope=BATCH)
-    trust_key_index: bool = option(False, BOOLEAN, "find [keys](#filter-pushdown) by IndexFiles", scope=BATCH)
+    push_filters: bool = option(False, BOOLEAN, "push [filters](#filter-pushdown)", scope=OF_BATCHES)
+    trust_key_index: bool = option(False, BOOLEAN, "find [keys](#filter-pushdown) by IndexFiles", scope=OF_BATCHES)
     self_id: str | None = option(None, TEXT, "which node, if the root has several")
     data_dirs: tuple[str, ...] | None = option(
         None, _PATHS, "list of further data folders; or the path is `STORE,DIR,DIR`"
@@ -216,11 +222,11 @@ class ReadOptions:
         size_up_to(INT32_MAX, str(INT32_MAX)),
         "maximum size of a decompressed body; else null, with a `problem`",
     )
-    group: str | None = option(None, TEXT, "live group to read instead of a path", scope=GROUP)
-    peers: str | None = option(None, TEXT, "its members, `n0-HOST:PORT;n1-HOST:PORT`", scope=GROUP)
-    tls_cert: str | None = option(None, TEXT, TLS_CERT, scope=GROUP)
-    tls_key: str | None = option(None, TEXT, TLS_KEY, scope=GROUP)
-    tls_ca: str | None = option(None, TEXT, TLS_CA, scope=GROUP)
+    group: str | None = option(None, TEXT, "live group to read instead of a path", scope=OF_GROUPS)
+    peers: str | None = option(None, TEXT, "its members, `n0-HOST:PORT;n1-HOST:PORT`", scope=OF_GROUPS)
+    tls_cert: str | None = option(None, TEXT, TLS_CERT, scope=OF_GROUPS)
+    tls_key: str | None = option(None, TEXT, TLS_KEY, scope=OF_GROUPS)
+    tls_ca: str | None = option(None, TEXT, TLS_CA, scope=OF_GROUPS)
     engine: str = option("auto", choice(ENGINES), "`native` is C++; `auto`: C++ if it is built")
     unread: tuple[UnreadableError, ...] | None = None
     """Files of logs that are left out because a read of them failed; None: such a read raises the error."""
@@ -306,3 +312,128 @@ def _check_ranges(options: ReadOptions) -> None:
             f"option startingTimestamp ({_EPOCH + first * _MICROSECOND}) is after option endingTimestamp "
             f"({_EPOCH + last * _MICROSECOND}): swap them, the end is exclusive"
         )
+
+
+# What follows says which options have an effect on which use. Elsewhere they are rejected.
+
+_STORE = frozenset({"selfId", "dataDirs", "engine"})
+_BOUND = frozenset({"committedBound", "replicas", "groupSize"})
+_PARTITIONS = frozenset({"maxPartitionBytes", "minPartitions"})
+_SPARK = frozenset({"pushFilters", "defaultParallelism"})
+_BATCHES = frozenset({"maxBatchRows", "maxBatchBytes"})
+_VALUES = frozenset({"verifyCrc", "maxBodyBytes", "includeEntryBody"})
+_QUEUES = frozenset({"topic", "queueId"})
+_START = frozenset({"startingOffsets", "startingTimestamp", "failOnDataLoss"})
+_END = frozenset({"endingOffsets", "endingTimestamp"})
+_TRIGGER = frozenset({"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"})
+_GROUP = frozenset({"group", "peers", "tlsCert", "tlsKey", "tlsCa"})
+
+_ROWS = frozenset({"mode", "isolationLevel", "tags"}) | _QUEUES | _START | _VALUES | _BATCHES | _PARTITIONS
+_LOG = _STORE | _BOUND | _ROWS | _END | {"heal", "clockTolerance"}
+_LAKE = _STORE | _ROWS - _PARTITIONS - {"isolationLevel"} | {"committedBound", "clockTolerance"}
+
+_OF_TABLES = {
+    "log": _LOG,
+    "segments": _STORE | {"verifyCrc"},
+    "state": _STORE | _BOUND,
+    "findings": _STORE | {"verifyCrc"},
+    "indexUnits": _STORE | {"maxBatchRows"},
+    "consumeQueue": _STORE | _QUEUES | {"maxBatchRows"},
+    "indexFile": _STORE | {"maxBatchRows"},
+    "audit": _STORE | _BOUND | _QUEUES | _BATCHES | _PARTITIONS | {"verifyCrc"},
+    "consumers": _STORE | _QUEUES | {"maxBatchRows"},
+    "lost": _STORE | {"replicas", "maxBatchRows"},
+    "diff": _STORE | {"replicas", "groupSize"},
+}
+SPARK_LOG = "spark.read of table log"
+STREAM = "a stream"
+GROUP_READ = "spark.read of a live group"
+GROUP_STREAM = "a stream of a live group"
+SCAN = "open_log and scan"
+RECOVERY = "dledger recovery"
+STATISTICS = "dledger stats"
+FIND = "dledger find"
+FOLLOW = "dledger follow"
+DIGESTS = "dledger diff --md5"
+REPORT = "dledger report"
+CHECK = "dledger check"
+REBUILD = "a rebuild"
+SALVAGE = "a salvage"
+BACKUP = "a backup"
+
+USES = {
+    **{f"table {name}": _OF_TABLES[name] for name in TABLES},
+    SPARK_LOG: _LOG | _SPARK | {"trustKeyIndex"},
+    STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound", "clockTolerance"},
+    GROUP_READ: _ROWS | _END | _GROUP | _SPARK | {"engine"},
+    GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
+    "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
+    "an export to parquet": _LOG,
+    "an export to jsonl": _LOG,
+    **dict.fromkeys(("an export to iceberg", "an export to delta"), _LAKE),
+    SCAN: _LOG,
+    REBUILD: _STORE | _BOUND,
+    SALVAGE: frozenset({"engine"}),
+    BACKUP: _STORE | _BOUND,
+    RECOVERY: _STORE | _BOUND,
+    STATISTICS: _LOG - _BATCHES - _VALUES,
+    FIND: (_LOG - _PARTITIONS) | {"trustKeyIndex"},
+    FOLLOW: _LOG - _PARTITIONS - {"heal"},
+    DIGESTS: _STORE,
+    CHECK: _STORE | {"replicas", "groupSize"},
+    REPORT: _STORE | _BOUND | {"verifyCrc"},
+}
+"""Every use by the name that errors give it, with the options that have an effect on it."""
+
+_DEFAULTS = ReadOptions()
+
+
+def check_use(options: ReadOptions, use: str) -> None:
+    """Raise OptionError for an option with no effect on `use`, unless it has its default value."""
+    effective = USES[use] | ({"table"} if use == f"table {options.table}" else set())
+    for given in OPTIONS:
+        if given.name not in effective and getattr(options, given.field) != getattr(_DEFAULTS, given.field):
+            why = f", only on {_uses(given.name)}: leave it out"
+            if given.name == "heal" and use in (FOLLOW, STREAM):
+                why = ", which reads one store while it grows: heal in a batch read, such as dledger dump"
+            raise OptionError(f"option {given.name} has no effect on {use}{why}")
+    if options.group_size is not None and options.replicas is None:
+        raise OptionError("option groupSize has no effect without option replicas: give both, or neither")
+    if options.max_trigger_delay != _DEFAULTS.max_trigger_delay and options.min_offsets_per_trigger is None:
+        raise OptionError(
+            "option maxTriggerDelay has no effect without option minOffsetsPerTrigger: give both, or neither"
+        )
+    if options.heal:
+        _check_heal(options)
+
+
+def _check_heal(options: ReadOptions) -> None:
+    """Raises OptionError without a replica, and for other proofs of what is committed."""
+    if options.replicas is None:
+        raise OptionError(
+            "option heal has no effect without option replicas: give the replicas as further paths, or leave it out"
+        )
+    for name, is_given in (
+        ("groupSize", options.group_size is not None),
+        ("committedBound", options.committed_bound in ("checkpoint", "consumeQueue", "quorum")),
+    ):
+        if is_given:
+            raise OptionError(
+                f"option {name} has no effect with option heal: what any replica proves committed counts; leave it out"
+            )
+
+
+def _uses(name: str) -> str:
+    """The tables and streams that an option has an effect on."""
+    if name == "table":
+        return "spark.read and dledger dump"
+    if name in _SPARK:
+        return f"{SPARK_LOG} and {GROUP_READ}"
+    if name == "trustKeyIndex":
+        return f"{SPARK_LOG} and {FIND}"
+    if name in _GROUP:
+        return "a live group"
+    tables = [table for table, names in _OF_TABLES.items() if name in names]
+    return " and ".join(
+        [*([f"table {', '.join(tables)}"] if tables else []), *([STREAM] if name in USES[STREAM] else [])]
+    )

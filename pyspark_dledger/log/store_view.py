@@ -21,7 +21,7 @@ from pyspark_dledger.log.io.files import OnUnreadable, map_reads, raise_error
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
 from pyspark_dledger.log.io.store_paths import find_store, not_files, with_data_dirs
-from pyspark_dledger.log.io.unfinished import check_finished
+from pyspark_dledger.log.io.store_use import check_finished
 from pyspark_dledger.log.log_ends import NO_ENTRY, KnownEnds, LogEnds
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_segments import FileEnds, StoreSegments, list_store

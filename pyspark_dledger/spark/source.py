@@ -119,8 +119,7 @@ class DLedgerDataSource(DataSource):
 
         Spark plans other queries of one ``load()`` with the filters of the first, so it is no default.
         """
-        from pyspark_dledger.log.option_uses import SPARK_LOG, check_use
-        from pyspark_dledger.log.options import read_paths
+        from pyspark_dledger.log.options import SPARK_LOG, check_use, read_paths
         from pyspark_dledger.spark.read import batch_reader
 
         if self._is_group:
@@ -138,7 +137,7 @@ class DLedgerDataSource(DataSource):
         return batch_reader.LogReader(path, options, schema)
 
     def _group_reader(self, schema: StructType) -> datasource.DataSourceReader:
-        from pyspark_dledger.log.option_uses import GROUP_READ, check_use
+        from pyspark_dledger.log.options import GROUP_READ, check_use
         from pyspark_dledger.spark.group.group_plan import check_group_options
         from pyspark_dledger.spark.group.group_reader import GroupReader
 

@@ -24,8 +24,8 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.columns import DEFAULT_NAMES, arrow_schema
 from pyspark_dledger.log.arrow import parallel
+from pyspark_dledger.log.arrow.log_dataset import pushed_of
 from pyspark_dledger.log.arrow.parallel import read_parallel
-from pyspark_dledger.log.arrow.pushdown import pushed_of
 from pyspark_dledger.log.plan import Partition, read_partition
 from tests.support.generate import mq_message, raw, write_dledger
 

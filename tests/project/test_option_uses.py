@@ -17,12 +17,13 @@ import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.option_uses import (
+from pyspark_dledger.log.options import (
     DIGESTS,
     FIND,
     FOLLOW,
     GROUP_READ,
     GROUP_STREAM,
+    OPTIONS,
     REBUILD,
     RECOVERY,
     REPORT,
@@ -30,9 +31,12 @@ from pyspark_dledger.log.option_uses import (
     SPARK_LOG,
     STATISTICS,
     STREAM,
+    TABLES,
     USES,
+    Offset,
+    ReadOptions,
+    parse_options,
 )
-from pyspark_dledger.log.options import OPTIONS, TABLES, Offset, ReadOptions, parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, stream_options

@@ -43,7 +43,7 @@ def test_entries_that_were_replaced_while_it_waited_for_memory_are_not_returned(
     store.append_as_leader([b"0000", b"0001", b"of a former leader"], 1)
     store.update_committed_index(1, 1)
     waiting: Any = Waiting(store)
-    reads = CommittedReads(store, waiting, "g", "n0", cast(Any, None))
+    reads = CommittedReads(store, waiting, "g", "n0", cast("Any", None))
     reads.read(ReadRequest(group="g", remote_id="n0", first_index=1, max_bytes=1000), waiting)
     store.truncate(2)
     store.append_as_leader([b"committed"], 2)

@@ -26,7 +26,7 @@ LATE = 1000
 
 def reads_of(node: SimNode, reads_class: type[CommittedReads]) -> CommittedReads:
     """The READ handler of the node's present process."""
-    threads = cast(DiskThreads, _Threads(node))
+    threads = cast("DiskThreads", _Threads(node))
     return reads_class(node.store, threads, "g", node.id, lambda seconds, work: _Timer(node, seconds, work))
 
 
@@ -83,7 +83,7 @@ class SimCaller(NamedTuple):
     inbound = None
 
     def local(self) -> LocalCaller:
-        return cast(LocalCaller, self)
+        return cast("LocalCaller", self)
 
     def when_room(self, size: int, work: Callable[[], None]) -> None:
         """Call `work` at once, or sometimes later: as if other responses used the memory."""

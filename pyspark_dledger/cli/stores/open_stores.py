@@ -13,8 +13,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import node_folders
-from pyspark_dledger.log.option_uses import USES, check_use
-from pyspark_dledger.log.options import ReadOptions, find_option, parse_options
+from pyspark_dledger.log.options import USES, ReadOptions, check_use, find_option, parse_options
 from pyspark_dledger.log.store_view import answer, with_end
 
 MIN_EPOCH_MS = 10**12

@@ -66,7 +66,7 @@ def _append_batch(client: Client, bodies: list[bytes], done: _Progress, out: Out
     try:
         appended = client.append_batch(bodies)
     except PartialAppendError as error:
-        appended, problem = cast(BatchResult, error.acknowledged), error
+        appended, problem = cast("BatchResult", error.acknowledged), error
     except ValueError as error:
         raise OptionError(str(error)) from None
     done.in_flight = 0

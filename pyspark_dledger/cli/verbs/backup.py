@@ -11,8 +11,7 @@ from pyspark_dledger.cli.stores.open_stores import read_options
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.log.option_uses import BACKUP, check_use
-from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.options import BACKUP, check_use, parse_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

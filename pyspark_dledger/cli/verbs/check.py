@@ -9,7 +9,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_store, replica_paths
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.log.option_uses import CHECK
+from pyspark_dledger.log.options import CHECK
 from pyspark_dledger.log.store_view import answer
 
 

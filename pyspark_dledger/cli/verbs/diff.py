@@ -21,7 +21,7 @@ from pyspark_dledger.cli.stores.verdict_text import verdict_lines
 from pyspark_dledger.common.fields import camel_case, fields_row
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.log.option_uses import DIGESTS
+from pyspark_dledger.log.options import DIGESTS
 from pyspark_dledger.log.store_view import answer
 from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 

@@ -22,8 +22,7 @@ from pyspark_dledger.format.spec import Filters, IntFilter
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.conditions import Lookup
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
-from pyspark_dledger.log.option_uses import FIND
-from pyspark_dledger.log.options import option_filters, parse_options
+from pyspark_dledger.log.options import FIND, option_filters, parse_options
 from pyspark_dledger.log.plan import plan_read, read_known
 from pyspark_dledger.log.store_view import RowRange, answer
 

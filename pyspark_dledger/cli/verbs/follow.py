@@ -20,8 +20,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.spec import DLEDGER, TermRun
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.committed import committed_bound
-from pyspark_dledger.log.option_uses import FOLLOW
-from pyspark_dledger.log.options import EARLIEST
+from pyspark_dledger.log.options import EARLIEST, FOLLOW
 from pyspark_dledger.log.tail.tail_view import EntryRef, entry_ref
 
 

@@ -18,7 +18,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.option_uses import RECOVERY
+from pyspark_dledger.log.options import RECOVERY
 from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pyspark_dledger.common.uris import local_target
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log import Log
-from pyspark_dledger.log.option_uses import REPORT
+from pyspark_dledger.log.options import REPORT
 from pyspark_dledger.log.store_view import answer
 
 _NEEDED = ("jinja2", "matplotlib")

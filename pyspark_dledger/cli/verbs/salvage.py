@@ -17,10 +17,9 @@ from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, printable
-from pyspark_dledger.log.io.unfinished import MANIFEST
+from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.next_step import after_choice, after_plan, as_given, check_of
-from pyspark_dledger.log.option_uses import SALVAGE, check_use
-from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.options import SALVAGE, check_use, parse_options
 from pyspark_dledger.rocketmq.jobs import MapParts
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.cli.stores.row_printer import print_unread
 from pyspark_dledger.format.json_text import json_line
-from pyspark_dledger.log.option_uses import STATISTICS
+from pyspark_dledger.log.options import STATISTICS
 
 # The columns of a topic that fit a terminal; --json has more.
 _TOPIC_COLUMNS = (

@@ -248,7 +248,7 @@ class _Reading(Generic[_Part]):
                 self._batches.append(deque())
                 if part is not None:
                     return number, part
-                self._errors[number] = cast(BaseException, error)
+                self._errors[number] = cast("BaseException", error)
                 self._done.add(number)
                 return None
 

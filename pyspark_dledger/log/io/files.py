@@ -102,7 +102,7 @@ def path_of(text: str) -> Path:
         return Path(without_file_scheme(text))
     from pyspark_dledger.log.io.remote_paths import RemotePath  # imports pyarrow's file systems
 
-    return cast(Path, RemotePath.of(cast(RemoteUri, as_uri(text))))
+    return cast("Path", RemotePath.of(cast("RemoteUri", as_uri(text))))
 
 
 def file_at(path: str) -> StoreFile:
@@ -174,7 +174,7 @@ def open_file(path: str | Path) -> OpenFile:
     if is_remote_path(file):
         from pyspark_dledger.log.io.remote_reads import OpenRemoteFile
 
-        return OpenRemoteFile(cast(RemoteUri, str(file)))
+        return OpenRemoteFile(cast("RemoteUri", str(file)))
     return OpenLocalFile(open_local(file))
 
 

@@ -96,7 +96,7 @@ class HealedFile:
         return self.parts[-1].end - self.base
 
     def over(self, engine: _Engine) -> _Engine:
-        return cast(_Engine, _HealedEngine(StoreEngine(cast(Engine, engine))))
+        return cast("_Engine", _HealedEngine(StoreEngine(cast("Engine", engine))))
 
 
 class _HealedEngine:
@@ -169,7 +169,7 @@ class _HealedEngine:
 
 
 def _file(segment: Segment) -> HealedFile:
-    return cast(HealedFile, segment.file)
+    return cast("HealedFile", segment.file)
 
 
 def _clipped(batch: pa.RecordBatch, end: int, columns: tuple[str, ...]) -> pa.RecordBatch:

@@ -68,7 +68,7 @@ class RemoteFile:
             return None
 
     def over(self, engine: _Result) -> _Result:
-        return cast(_Result, _RemoteEngine(cast(Engine, engine)))
+        return cast("_Result", _RemoteEngine(cast("Engine", engine)))
 
 
 def no_room(uri: RemoteUri, error: OSError) -> StoreError:
@@ -88,7 +88,7 @@ class FetchedSegment:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._uri = cast(RemoteFile, segment.file).uri
+        self._uri = cast("RemoteFile", segment.file).uri
         check_unchanged(self._uri)
         self._size = size_of(self._uri)
         self._chunks: dict[int, Future[None]] = {}

@@ -28,7 +28,7 @@ _OF_SEGMENTS = ("log_end", "split", "seek", "term_runs", "copy_messages")
 
 def store_engine(name: str) -> Engine:
     """The engine `name` (see `engine.get_engine`), which reads segments of all kinds of files."""
-    return cast(Engine, StoreEngine(get_engine(name)))
+    return cast("Engine", StoreEngine(get_engine(name)))
 
 
 def engine_over(paths: Iterable[str], name: str) -> Engine:

@@ -14,8 +14,7 @@ from pyspark_dledger.common.fields import camel_case
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.gaps import OF_STREAMS, report_loss
-from pyspark_dledger.log.option_uses import GROUP_STREAM, STREAM, check_use
-from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
+from pyspark_dledger.log.options import EARLIEST, GROUP_STREAM, LATEST, STREAM, ReadOptions, check_use
 
 _FIELDS = ("index", "term", "pos", "crc")
 _VERSION = "version"

@@ -26,7 +26,7 @@ from pyspark_dledger.format.spec import Evidence, KnownEntries, ScanRequest, Seg
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.witness.headers import Longs, frames_between
-from pyspark_dledger.log.witness.unit_chains import NodeState
+from pyspark_dledger.log.witness.index_units import NodeState
 
 _MAX_STEPS = 8
 """Old bytes can contain entries that look like the log's next ones when those after them are left out."""

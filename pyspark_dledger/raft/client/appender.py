@@ -185,7 +185,7 @@ class Appender:
             first = self._queue[0]
             if isinstance(first, RequestUnit):
                 if not taken:
-                    return cast(RequestUnit, self._queue.popleft())
+                    return cast("RequestUnit", self._queue.popleft())
                 break
             body, future = first
             if bodies and size + len(body) > UNIT_BYTES:

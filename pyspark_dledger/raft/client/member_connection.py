@@ -108,7 +108,7 @@ class MemberConnection(asyncio.BufferedProtocol):
     # Callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(_MAX_UNSENT)
         opened = transport.get_extra_info("socket")
         if opened is not None:

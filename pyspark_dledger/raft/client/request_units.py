@@ -102,7 +102,7 @@ class RequestUnit:
 
     def request(self, group: str, member_id: str, is_restart: bool) -> AppendRequest:
         # The wire sends both alike.
-        bodies = cast(Bodies, self.bodies)
+        bodies = cast("Bodies", self.bodies)
         if self.queue_nums is None:
             return AppendRequest(group=group, remote_id=member_id, bodies=bodies, is_restart=is_restart)
         return PutRequest(

@@ -131,7 +131,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport has the same methods, but another base class.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         if peer := transport.get_extra_info("peername"):
             self.host = host_of(peer)
             self.address = str(Address(*peer[:2]))

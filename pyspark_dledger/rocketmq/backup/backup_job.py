@@ -22,7 +22,7 @@ from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
-from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
+from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, Manifest, read_manifest, write_manifest

@@ -16,7 +16,7 @@ from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE, is_segment_name
 from pyspark_dledger.format.state_files import MAX_TERM
-from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
+from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.rocketmq.jobs.manifest import Limits, load_json, parsed, with_crc, without_crc
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks
 

@@ -30,7 +30,7 @@ from pyspark_dledger.format.state_files import MAX_TERM, RESTORED, CurrentTerm, 
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.state_files import CHECKPOINT
-from pyspark_dledger.log.io.unfinished import BACKUP_MANIFEST
+from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, NODE, ROOT, Manifest
 from pyspark_dledger.rocketmq.backup.manifest import read_manifest as read_backup
 from pyspark_dledger.rocketmq.backup.member_copy import entry_ranges

@@ -21,7 +21,7 @@ from pyspark_dledger.log.diff.comparison import Comparison, compare_group
 from pyspark_dledger.log.diff.diff_table import DIVERGED
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.diff.verdict import MemberVerdict as EntriesVerdict
-from pyspark_dledger.log.io.unfinished import salvaged_from
+from pyspark_dledger.log.io.store_use import salvaged_from
 from pyspark_dledger.log.next_step import REPLACE, START, Condition, NextStep, as_given, is_damage, next_step
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.salvage.compared_stores import ComparedStores

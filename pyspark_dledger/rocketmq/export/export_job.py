@@ -17,7 +17,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.healed_store import open_store
 from pyspark_dledger.log.io.files import ignore_error
-from pyspark_dledger.log.io.unfinished import MANIFEST
+from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import is_selected

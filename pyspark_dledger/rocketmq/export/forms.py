@@ -24,8 +24,7 @@ from pyspark_dledger.common.options import (
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.spec import Filters
-from pyspark_dledger.log.option_uses import USES, check_use
-from pyspark_dledger.log.options import OPTIONS, ReadOptions, option_filters, parse_options
+from pyspark_dledger.log.options import OPTIONS, USES, ReadOptions, check_use, option_filters, parse_options
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
 
 if TYPE_CHECKING:

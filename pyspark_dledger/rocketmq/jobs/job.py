@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING
+from pyspark_dledger.log.io.store_use import MANIFEST, RUNNING
 from pyspark_dledger.rocketmq.jobs import MapParts, Progress
 from pyspark_dledger.rocketmq.jobs.manifest import (
     FileReport,

@@ -18,7 +18,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.files import read_start
-from pyspark_dledger.log.io.unfinished import MANIFEST
+from pyspark_dledger.log.io.store_use import MANIFEST
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,7 @@ from pyspark_dledger.common.uris import is_remote, local_target, store_path
 from pyspark_dledger.errors import OptionError, StoreError, StoreInUseError, UnreadableError
 from pyspark_dledger.log.io.files import is_remote_path, path_of, unreadable
 from pyspark_dledger.log.io.store_paths import with_data_dirs
-from pyspark_dledger.log.io.unfinished import MANIFEST, RUNNING, written_here
+from pyspark_dledger.log.io.store_use import MANIFEST, RUNNING, written_here
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.jobs.manifest import FileReport, read_manifest
 

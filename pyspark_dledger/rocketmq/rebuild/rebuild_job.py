@@ -21,8 +21,7 @@ from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues, skip_too_large
 from pyspark_dledger.log.io.state_files import read_store_checkpoint
-from pyspark_dledger.log.option_uses import REBUILD, check_use
-from pyspark_dledger.log.options import parse_options
+from pyspark_dledger.log.options import REBUILD, check_use, parse_options
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import has_tag_units, queue_root
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings

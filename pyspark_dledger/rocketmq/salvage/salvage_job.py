@@ -27,7 +27,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE
 from pyspark_dledger.log.io.state_files import is_of_controller_mode
-from pyspark_dledger.log.io.unfinished import MANIFEST
+from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.salvage.lost_entries import LostEntry

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.common.options import nearest
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.log.option_uses import check_use
-from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.options import ReadOptions, check_use
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table
 
