@@ -55,8 +55,15 @@ GROUPS = {
         "member": "print the members of a group, or add, remove or replace one",
     },
 }
-"""Every verb and its line of help, by what it is for. Its module in `verbs/` has ``add_arguments`` and ``run``."""
+"""Every verb and its line of help, by what it is for."""
 VERBS = {name: text for verbs in GROUPS.values() for name, text in verbs.items()}
+MODULES = {
+    "tables": ("state", "segments", "consumers", "audit", "dump", "stats"),
+    "backups": ("backup", "restore"),
+    "members": ("serve", "cluster"),
+    "running_group": ("append", "get", "metadata", "transfer", "member"),
+}
+"""The modules in `verbs/` of several verbs. Another verb has a module of its name."""
 
 # Verbs less similar than this are not suggested.
 _VERB_SIMILARITY = 0.5
@@ -109,9 +116,10 @@ def build_parser(loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
     for name, text in VERBS.items():
         verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name in loaded:
-            module = import_module(f"pyspark_dledger.cli.verbs.{name}")
-            module.add_arguments(verb)
-            verb.set_defaults(run=module.run)
+            place = next((module for module, names in MODULES.items() if name in names), name)
+            module = import_module(f"pyspark_dledger.cli.verbs.{place}")
+            getattr(module, f"add_{name}")(verb)
+            verb.set_defaults(run=getattr(module, f"run_{name}"))
     return parser
 
 

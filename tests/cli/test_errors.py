@@ -151,7 +151,7 @@ def test_an_error_of_the_system_is_one_line(
     def fails(*_: object) -> None:
         raise OSError(5, "Input/output error", "/disk/file")
 
-    monkeypatch.setattr("pyspark_dledger.cli.verbs.state.run", fails)
+    monkeypatch.setattr("pyspark_dledger.cli.verbs.tables.run_state", fails)
     assert run("state", store.path).err == "dledger: /disk/file: Input/output error\n"
 
 
@@ -256,7 +256,7 @@ def test_an_old_native_module_is_one_line(
         value: int = _native.no_such_function
         return value
 
-    monkeypatch.setattr("pyspark_dledger.cli.verbs.state.run", old)
+    monkeypatch.setattr("pyspark_dledger.cli.verbs.tables.run_state", old)
     assert main(["state", str(store.path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "older than the Python sources" in error and "make setup" in error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_dledger.cli.verbs.serve import _message_settings
+from pyspark_dledger.cli.verbs.members import _message_settings
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.node import NodeConfig

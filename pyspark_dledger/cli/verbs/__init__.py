@@ -1,1 +1,1 @@
-"""The verbs of `dledger`: each module has a verb's arguments (`add_arguments`) and its function (`run`)."""
+"""The verbs of `dledger`: each has a function for its arguments (``add_VERB``), and ``run_VERB``."""

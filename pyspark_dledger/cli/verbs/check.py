@@ -13,7 +13,7 @@ from pyspark_dledger.log.options import CHECK
 from pyspark_dledger.log.store_view import answer
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_check(parser: argparse.ArgumentParser) -> None:
     findings = "anything is lost, damaged, unreadable or different, or a restart would not start or drop something"
     add_stores(parser, "give all replicas of a group; a folder with several nodes stands for them", findings)
     version = parser.add_mutually_exclusive_group()
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     version.add_argument("--java", metavar="VERSION", help="the same of DLedger without a broker, such as 0.3.1.2")
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_check(args: argparse.Namespace, out: Output) -> int:
     """Print at most 15 lines, or one JSON object; `FINDINGS` if anything is wrong."""
     from pyspark_dledger.rocketmq.check import check_stores
 

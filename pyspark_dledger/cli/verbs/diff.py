@@ -33,14 +33,14 @@ _MAX_KEPT = 16 * 1024 * 1024
 """Bytes of rows in memory: the verdict comes first, but is known after the last row."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_diff(parser: argparse.ArgumentParser) -> None:
     findings = "entries differ or are damaged, a log lost its end, unreadable files, or --md5: files differ"
     add_stores(parser, "several are compared; of one folder, its nodes", findings)
     text = "print the MD5 of every file of the log instead: of the whole file, and of the part that all have written"
     parser.add_argument("--md5", action="store_true", help=text)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_diff(args: argparse.Namespace, out: Output) -> int:
     """Print where replicas differ; `FINDINGS` where entries differ or are damaged, or a log lost its end.
 
     A replica that only lags is no finding.

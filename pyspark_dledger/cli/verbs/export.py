@@ -22,7 +22,7 @@ _MAX_SHOWN = 10
 _OPTIONS = ("columns", "compression", "flat", "preserveOffsets", "commitLogOnly")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_export(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXPORT_EXITS
     parser.add_argument("path", metavar="PATH", help="a store")
     text = "a new or empty folder, or one with an unfinished export of the same; or a table"
@@ -50,7 +50,7 @@ def _add_switch(parser: argparse.ArgumentParser, flag: str, option: str, text: s
     add_flag(parser, flag, option, dest=option, action="store_const", const="true", help=text)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_export(args: argparse.Namespace, out: Output) -> int:
     """Export a log, or continue an interrupted export."""
     options: dict[str, Any] = dict(read_options(args))
     for name in _OPTIONS:

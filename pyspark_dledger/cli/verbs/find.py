@@ -38,7 +38,7 @@ _QUEUE_OFFSET = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,18})")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_find(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, REPLICAS, "nothing found, something lost, a row with a problem, unreadable files")
     add_rows(parser)
     text = "an offsetMsgId, a uniqKey (the client's msgId), a key, an index, TOPIC/QUEUE/OFFSET, or a time (the first "
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=("offsetMsgId", "uniqKey", "key", "index", "queueOffset", "time"), help=text)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_find(args: argparse.Namespace, out: Output) -> int:
     """Print what is found; `FINDINGS` where there is nothing, or something is lost."""
     from pyspark_dledger.log.healed_log import HealedLog  # loads pyarrow
 

@@ -24,7 +24,7 @@ from pyspark_dledger.log.options import EARLIEST, FOLLOW
 from pyspark_dledger.log.tail.tail_view import EntryRef, entry_ref
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_follow(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, REPLICAS, None)
     add_rows(parser)
     text = f"{ROW_POSITION}; default: latest"
@@ -45,7 +45,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_follow(args: argparse.Namespace, out: Output) -> int:
     """Print rows until interrupted."""
     check_local(args.path, "to follow")
     log = open_store(args, FOLLOW)

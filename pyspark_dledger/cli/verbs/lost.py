@@ -32,13 +32,13 @@ _COLUMNS = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_lost(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, "several are replicas: what one has intact is not lost for good", "something is or may be lost")
     text = "a file with a key, uniqKey or tag on each line: names those whose hash a lost message has"
     parser.add_argument("--candidates", metavar="FILE", help=text)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_lost(args: argparse.Namespace, out: Output) -> int:
     """Print each lost message; `FINDINGS` if there is one, or a file cannot be read."""
     return answer(open_store(args, "table lost", leave_out=True), lambda log: _lost(args, out, log))
 

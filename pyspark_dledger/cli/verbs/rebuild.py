@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.rebuild import CompareReport, FileSettings, RebuildReport
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_rebuild(parser: argparse.ArgumentParser) -> None:
     parser.description = "Rebuild ConsumeQueues or the index of keys from the log. They replace the old ones, which "
     parser.description += "are kept next to them. The log is only read."
     parser.epilog = REBUILD_EXITS
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_rebuild(args: argparse.Namespace, out: Output) -> int:
     """Rebuild, or compare with ``--dry-run``: then `FINDINGS` if anything would change."""
     from pyspark_dledger.rocketmq.rebuild import FileSettings
 

@@ -35,7 +35,7 @@ _ELSEWHERE = ("rocketmq", "filesAfter", "queues", "consumeQueueMaxOffsets", "isT
 _COLUMNS = ("java", "outcome", "beginIndex", "endIndex", "endTerm", "committedIndex")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_recovery(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, EACH, "a version rejects the store, truncates entries or keeps damage; unreadable files")
     version = parser.add_mutually_exclusive_group()
     text = "of DLedger, such as 0.3.1.2; default: every line of versions"
@@ -57,7 +57,7 @@ def _file_size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a size such as 65536, 64k or 1g, found {text}") from None
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_recovery(args: argparse.Namespace, out: Output) -> int:
     """Print what Java would do; `FINDINGS` if a version does not open the store, cuts entries or keeps damaged ones."""
     code = CLEAN
     for log in open_stores(args, RECOVERY, leave_out=True):

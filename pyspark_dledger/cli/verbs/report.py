@@ -28,7 +28,7 @@ _NEEDED = ("jinja2", "matplotlib")
 _HEAD_BYTES = 4096
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_report(parser: argparse.ArgumentParser) -> None:
     parser.epilog = read_exits("a warning or an error in the verdict")
     parser.add_argument("path", nargs="+", metavar="STORE", help="the store, or all members of a group")
     result = parser.add_mutually_exclusive_group(required=True)
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, names=("--option",))
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_report(args: argparse.Namespace, out: Output) -> int:
     """Write the page, or print the facts as JSON; `FINDINGS` where the verdict has a warning or an error."""
     if not args.json:
         _check_extra()

@@ -29,7 +29,7 @@ _MAX_SHOWN = 10
 _UNDECIDED = ("refuse", "majority", "filler")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_salvage(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write one intact store from damaged replicas of a group, or from one store and its own files. "
     )
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "engine=auto, native or python")
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_salvage(args: argparse.Namespace, out: Output) -> int:
     """Print the plan, or salvage."""
     try:
         return _run(args, out)

@@ -35,7 +35,7 @@ _SETTINGS = {
 _BATCH_ROWS = 10_000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_sql(parser: argparse.ArgumentParser) -> None:
     parser.epilog = read_exits(None)
     parser.add_argument("path", metavar="PATH", help="a store")
     text = 'such as "select topic, count(*) from log group by 1"; the other tables of dledger dump are views, too'
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_sql(args: argparse.Namespace, out: Output) -> int:
     log = open_log(args.path, **read_options(args))
     count = print_rows(out, _rows(log, args), args.json)
     if not count and not args.json:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.verify.findings import Finding
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_verify(parser: argparse.ArgumentParser) -> None:
     add_stores(parser, EACH, "a warning or an error, also if not printed")
     text = "the least severity to print"
     parser.add_argument("--least", choices=("info", "warning", "error"), default="info", help=text)
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run_verify(args: argparse.Namespace, out: Output) -> int:
     """Print all findings; `FINDINGS` if there is a warning or an error."""
     from pyspark_dledger.log.next_step import after_findings
     from pyspark_dledger.log.verify.findings import INFO, SEVERITIES
