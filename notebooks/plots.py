@@ -11,23 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from pyspark_dledger.cli.report.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    bytes_text,
-    count_text,
-    draw_time,
-    duration_text,
-    number_text,
-    percent_text,
-    styled,
-    titled,
-)
+from pyspark_dledger.cli.output.quantities import bytes_text, count_text, duration_text, number_text, percent_text
+from pyspark_dledger.cli.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, draw_time, styled, titled
 from pyspark_dledger.cli.report.timeline import Timeline
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import LEFT_OUT, PlanRow, plan_rows

@@ -24,26 +24,20 @@ from hypothesis import strategies as st
 
 from pyspark_dledger import rebuild
 from pyspark_dledger.cli.main import main
+from pyspark_dledger.cli.output.quantities import bytes_text, duration_text, number_text, percent_text, time_text
 from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report import drawing, page, store_figures, time_figures, timeline
-from pyspark_dledger.cli.report.drawing import (
-    bytes_text,
-    duration_text,
-    number_text,
-    percent_text,
-    time_text,
-)
-from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, gather, redacted
+from pyspark_dledger.cli.report.facts import Facts, gather, redacted
 from pyspark_dledger.cli.report.page import render
 from pyspark_dledger.cli.report.page_tables import replica_tables
 from pyspark_dledger.cli.report.timeline import Timeline, latency_row
-from pyspark_dledger.cli.report.verdict import group_verdicts, is_trouble, verdicts
 from pyspark_dledger.cli.stores import statistics
 from pyspark_dledger.cli.verbs import report
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log import open_log
+from pyspark_dledger.rocketmq.check.store_facts import MAX_EXAMPLES
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from tests.support.generate import YEAR_1, YEAR_10000, mq_message, write_commitlog, write_dledger
 from tests.support.long_runs import examples
@@ -79,7 +73,7 @@ def facts_of(path: Path | str, *replicas: Path | str) -> Facts:
 
 
 def answers(facts: Facts) -> dict[str, tuple[str, str]]:
-    found = [*group_verdicts(facts), *verdicts(facts)]
+    found = [*facts.group_verdicts, *facts.verdicts]
     return {verdict.question: (verdict.level, verdict.answer) for verdict in found}
 
 
@@ -186,34 +180,43 @@ def test_messages_are_counted_by_topic_term_and_time(facts: dict[str, Facts], st
         assert bins.messages.sum() + bins.outside == len(timed)
 
 
+RESTART = "What would a restart with RocketMQ 5.3.3 (assumed, its folder compaction/ shows 5.1 or later) do?"
+
+
 def test_a_store_that_was_stopped_cleanly_has_only_good_answers(facts: dict[str, Facts]) -> None:
     found = answers(facts["upgrade"])
     assert {level for level, _ in found.values()} == {"good", "info"}
+    assert found["What is it?"][1] == "RocketMQ broker in DLedger mode; index 0 to 538; committed up to 538."
     assert found["What is in the store?"][1] == (
         "1,082 messages, 776 KiB in 15 files, stored from 2026-11-21 03:08:25 to 03:08:34 UTC."
     )
-    assert found["How far is it committed?"][1] == "To its end, index 538; proof: checkpoint."
-    assert found["What would a restart do?"][1] == "RocketMQ 4.9.8 and 5.3.3 would keep every entry."
-    assert found["Do log and ConsumeQueue agree?"][1] == "Yes."
+    assert found[RESTART][1] == "Would change nothing."
+    assert {row["dropped"] for row in facts["upgrade"].recoveries if row["software"] == "RocketMQ"} == {0}
+    assert found["What do consumers miss?"][1] == "Nothing."
 
 
 def test_the_answers_about_damage_name_what_is_lost(facts: dict[str, Facts]) -> None:
     found = answers(facts["damaged"])
-    assert found["Is anything wrong?"] == (
+    assert found[RESTART] == (
         "error",
-        "13 errors, 0 warnings: consumeQueueUnit 11, messageStructure 1, corruptBytes 1; 2 info.",
+        (
+            "Would drop 108 entries, of them committed: 503 to 610, would cut 106 ConsumeQueue units, "
+            "would serve 1 damaged entry, which it does not notice."
+        ),
     )
-    assert found["What would a restart do?"] == (
+    dropped = [(row["dropped"], row["lost"]) for row in facts["damaged"].recoveries if row["software"] == "RocketMQ"]
+    assert dropped == [(108, ((503, 610),))] * 2
+    assert found["What do consumers miss?"] == ("error", "12 units without a message.")
+    assert found["Do the replicas agree?"] == (
         "error",
-        "RocketMQ 4.9.8 and 5.3.3 would drop 108 entries; 503 to 610 are committed.",
+        "No replica contradicts another; n1 has 12 damaged entries; none is behind.",
     )
-    assert found["Do log and ConsumeQueue agree?"] == ("error", "No: unitWithoutMessage 12.")
-    assert found["Do the replicas agree?"] == ("error", "No, entries differ: damaged 12.")
 
 
 def test_the_verdict_on_a_group_answers_in_order(facts: dict[str, Facts]) -> None:
-    found = group_verdicts(facts["damaged"])
+    found = facts["damaged"].group_verdicts
     assert [(each.level, each.question) for each in found] == [
+        ("info", "What is it?"),
         ("good", "Is anything lost for good?"),
         ("error", "May n1 start?"),
         ("good", "May n0 start?"),
@@ -221,17 +224,28 @@ def test_the_verdict_on_a_group_answers_in_order(facts: dict[str, Facts]) -> Non
         ("info", "What to do?"),
         ("error", "Do the replicas agree?"),
     ]
-    lost, n1, n0, _, what, _ = [each.answer for each in found]
-    assert lost == "Nothing: another member has each damaged entry intact."
-    assert n1.startswith("No: 12 entries damaged, 502 to 513, intact on n0 and n2; ")
-    assert "verify: consumeQueueUnit 11, messageStructure 1, corruptBytes 1" in n1
-    assert n0 == "Yes: may start and be elected: no replica would lose anything."
+    _, lost, n1, n0, _, what, _ = [each.answer for each in found]
+    assert lost == "Nothing."
+    assert n1.startswith("Must not start as it is: 12 entries damaged, 502 to 513, intact on n0 and n2; ")
+    assert "verify: 13 errors (consumeQueueUnit 11, messageStructure 1, corruptBytes 1)" in n1
+    assert n0 == "May start and be elected: no replica would lose anything."
     assert re.fullmatch(r"dledger salvage \S+/damaged \S+/n0 \S+/n2 --plan: it writes nothing: .+", what)
 
 
+def test_the_verdict_is_that_of_check(
+    case_folder: Callable[[str], Path], damaged: Path, facts: dict[str, Facts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = case_folder("mq-53-three")
+    assert main(["check", str(damaged), str(three / "n0"), str(three / "n2")]) == 1
+    printed = capsys.readouterr().out
+    for found in facts["damaged"].group_verdicts[:-2]:
+        assert found.answer[1:].rstrip(".") in printed
+
+
 def test_the_verdict_on_a_group_in_controller_mode_answers_in_the_same_order(facts: dict[str, Facts]) -> None:
-    found = {each.question: (each.level, each.answer) for each in group_verdicts(facts["controller"])}
+    found = {each.question: (each.level, each.answer) for each in facts["controller"].group_verdicts}
     assert list(found) == [
+        "What is it?",
         "Is anything lost for good?",
         *(f"May {name} start?" for name in ("b1", "b2", "b3")),
         "What to do?",
@@ -242,13 +256,15 @@ def test_the_verdict_on_a_group_in_controller_mode_answers_in_the_same_order(fac
         "Nothing yet; b1 would lose 159059 confirmed bytes as slave of b2.",
     )
     level, text = found["May b1 start?"]
-    assert level == "warning"
-    assert text.startswith("Yes: may start, and must not be the master: b2 is of a later epoch; as its slave, Java ")
-    assert "RocketMQ 5.3.1, 5.3.3, 5.4.0 and 5.5.0 would not start: load() does not know the message in " in text
-    assert found["May b2 start?"][1].startswith("Yes: may start and be the master: b1 would lose positions 57140 to ")
-    assert found["What to do?"][1].startswith("dledger export ")
-    assert "it saves what b1 would lose as a slave" in found["What to do?"][1]
-    assert found["Do the CommitLogs agree?"] == ("error", "No: diverged 171 KiB; the same up to byte 57,140.")
+    assert level == "error"
+    assert "RocketMQ 5.3.3 would not start: load() does not know the message in " in text
+    names = [row["version"] for row in facts["controller"].recoveries if not row["starts"]]
+    assert names == ["5.3.1", "5.3.3", "5.4.0", "5.5.0"]
+    assert found["May b2 start?"][1].startswith("May start and be the master: b1 would lose positions 57140 to ")
+    assert found["Do the CommitLogs agree?"] == (
+        "error",
+        "The replicas differ from byte 57,143 on (diverged); none is behind.",
+    )
     tables = {table.caption: len(table.rows) for table in replica_tables(facts["controller"])}
     assert tables == {
         "CommitLog of each replica": 3,
@@ -265,12 +281,14 @@ def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], 
         file.write(b"?")
     (stores[1] / "commitlog" / f"{262144:020}").unlink()
     facts = facts_of(*stores)
-    assert is_trouble(facts)
-    found = {each.question: (each.level, each.answer) for each in group_verdicts(facts)}
-    assert found["Is anything lost for good?"] == ("good", "Nothing: another member has each damaged message intact.")
+    assert facts.is_trouble
+    found = {each.question: (each.level, each.answer) for each in facts.group_verdicts}
+    assert found["Is anything lost for good?"] == ("good", "Nothing.")
     assert found["May master start?"][0] == "error"
     assert "intact on slave" in found["May master start?"][1]
-    assert "would drop 532 messages, positions 131,072 to 430,336" in found["May master start?"][1]
+    assert "which it does not notice" in answers(facts)[RESTART][1]
+    worst = next(row for row in page._recoveries(facts) if row["starts"])
+    assert (worst["droppedMessages"], worst["lostPositions"]) == (532, ["131,072 to 430,336"])
     assert found["May slave start?"][0] == "error"
     paths = " ".join(map(str, stores))
     assert found["What to do?"][1].startswith(f"dledger salvage {paths} --plan: ")
@@ -289,7 +307,7 @@ def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Pa
     assert "1 warning or error" in store_figures.bytes_title(found.others[0].segments)
     assert answers(found)["May n1 start?"][0] == "error"
     assert "messageCrc" in text
-    assert is_trouble(found)
+    assert found.is_trouble
 
 
 def test_a_log_that_lost_its_end_is_not_committed_to_its_end(
@@ -297,9 +315,9 @@ def test_a_log_that_lost_its_end_is_not_committed_to_its_end(
 ) -> None:
     path = copy_tree(case_folder("mq-53-three") / "n1", tmp_path / "n1")
     (path / "dledger-n1" / "data" / f"{524288:020}").unlink()
-    level, answer = answers(facts_of(path))["How far is it committed?"]
+    level, answer = answers(facts_of(path))["May n1 start?"]
     assert level == "error"
-    assert answer.startswith("The checkpoint says up to index 610, but the log ends at ")
+    assert "its end is lost: 548 to 610, committed as its checkpoint says" in answer
 
 
 def test_queues_rebuilt_with_fillers_are_a_warning(damaged: Path, tmp_path: Path) -> None:
@@ -308,36 +326,41 @@ def test_queues_rebuilt_with_fillers_are_a_warning(damaged: Path, tmp_path: Path
     found = facts_of(path)
     fillers = sum(row["kind"] == "filler" for row in table(path, "consumeQueue"))
     assert (found.fillers, found.audit.counts) == (fillers, Counter())
-    said = "Yes, but 12 units are fillers for messages missing from the log."
-    assert answers(found)["Do log and ConsumeQueue agree?"] == ("warning", said)
-    assert answers(redacted(found))["Do log and ConsumeQueue agree?"] == ("warning", said)
+    said = "Nothing; 12 units are fillers for messages missing from the log."
+    assert answers(found)["What do consumers miss?"] == ("warning", said)
+    assert answers(redacted(found))["What do consumers miss?"] == ("warning", said)
     assert "every unit but 12 fillers points to its message" in unescape(render(found, ""))
 
 
 def test_a_killed_broker_is_recognized_by_its_abort_file(facts: dict[str, Facts]) -> None:
-    found = answers(facts["killed"])
-    assert found["Was the broker stopped cleanly?"] == ("info", "No, or it is running: an abort file exists.")
-    assert found["How far is it committed?"] == ("good", "To its end, index 661; proof: ConsumeQueue.")
-    assert "cut up to 6 ConsumeQueue units" in found["What would a restart do?"][1]
+    found = facts["killed"]
+    state = dict(page._state(found))
+    assert (state["Abort file"], state["Committed index"], state["Proof"]) == ("exists", "661", "consumeQueue")
+    restart = answers(found)["What would a restart with RocketMQ 5.3.3 (assumed) do?"]
+    assert restart == ("good", "Would cut 6 ConsumeQueue units.")
 
 
 def test_questions_about_missing_parts_of_a_store_are_left_out(facts: dict[str, Facts]) -> None:
-    assert "Do log and ConsumeQueue agree?" not in answers(facts["raw"])
-    assert "How far is it committed?" not in answers(facts["plain"])
+    assert "What do consumers miss?" not in answers(facts["raw"])
+    assert "committed" not in answers(facts["plain"])["What is it?"][1]
     assert "Do consumers lag?" not in answers(facts["upgrade"])
     assert facts["upgrade"].consumers.reason is not None
-    assert "no consumequeue folder" in (facts["hostile"].audit.reason or "")
+    assert "no broker's store" in (facts["raw"].audit.reason or "")
+    assert answers(facts["hostile"])["What do consumers miss?"][1] == "9 messages that are in no queue."
     assert facts["plain"].no_recovery is None
 
 
 def test_a_raw_log_of_0_4_is_judged_by_its_own_software(facts: dict[str, Facts]) -> None:
-    assert answers(facts["raw"])["What would a restart do?"] == ("good", "DLedger 0.4 would keep every entry.")
+    question = "What would a restart with DLedger 0.4 (its files are those of 0.4.0) do?"
+    assert answers(facts["raw"])[question] == ("good", "Would change nothing.")
 
 
 def test_an_empty_log_loses_nothing_on_a_restart(case_folder: Callable[[str], Path]) -> None:
     found = answers(facts_of(case_folder("raw-040-snapshot-blank") / "dledger-n2"))
     assert found["What is in the store?"] == ("info", "Nothing.")
-    assert found["What would a restart do?"] == ("good", "DLedger 0.4 would open it and find no entries.")
+    assert found["What is it?"] == ("info", "DLedger log; index -1 to -1.")
+    question = "What would a restart with DLedger 0.4 (its files are those of 0.4.0) do?"
+    assert found[question] == ("good", "Would change nothing.")
 
 
 def test_consumers_lag_by_group(facts: dict[str, Facts]) -> None:
@@ -358,7 +381,7 @@ def test_replicas_that_diverged_are_compared_and_not_refused(case_folder: Callab
     found = facts_of(*nodes)
     assert answers(found)["Do the replicas agree?"] == (
         "error",
-        "No, entries differ: diverged 170; n2 is 170 entries behind n0.",
+        "The replicas differ from index 178 on (diverged); n2 is 170 entries behind n0.",
     )
     assert found.comparison is not None
     assert found.comparison.first_divergence is not None
@@ -720,7 +743,7 @@ def test_a_redacted_page_names_no_topic_group_or_path(facts: dict[str, Facts]) -
         for text in texts:
             assert [name for name in names if name in text] == []
         assert [row["messages"] for row in found.topics] == [row["messages"] for row in facts[store].topics]
-        assert [verdict.level for verdict in verdicts(found)] == [verdict.level for verdict in verdicts(facts[store])]
+        assert [verdict.level for verdict in found.verdicts] == [verdict.level for verdict in facts[store].verdicts]
 
 
 @pytest.mark.parametrize("given", [".", "n0", "./n0", "n0/dledger-n0"])
@@ -868,8 +891,9 @@ def test_the_documentation_names_every_key_of_the_json(facts: dict[str, Facts]) 
 
 
 def test_the_exit_code_is_1_for_trouble_only(facts: dict[str, Facts]) -> None:
-    troubled = {name for name in STORES if is_trouble(facts[name])}
-    assert troubled == {"damaged", "extreme"}
+    """The messages of the hostile store are in no queue."""
+    troubled = {name for name in STORES if facts[name].is_trouble}
+    assert troubled == {"damaged", "extreme", "hostile"}
 
 
 # In a browser

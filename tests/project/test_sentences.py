@@ -26,7 +26,6 @@ ALLOWED = {
     "cli/main.py": "arguments",
     "cli/output/redact.py": "checksums, by the catalogue's own sentences, are removed from what leaves the machine",
     "cli/report/drawing.py": "a figure's labels",
-    "cli/report/verdict.py": "prose of verdicts",
     "cli/report/facts.py": "paths and topics are removed from what leaves the machine",
     "cli/report/time_figures.py": "a time",
     "cli/stores/open_stores.py": "arguments",

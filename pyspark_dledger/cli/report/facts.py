@@ -18,6 +18,16 @@ from pyspark_dledger.cli.output.redact import redactor
 from pyspark_dledger.cli.output.rows import Row, plain_time
 from pyspark_dledger.cli.output.stream import ProgressBar
 from pyspark_dledger.cli.report.timeline import Timeline
+from pyspark_dledger.cli.report.verdict import (
+    TROUBLE,
+    Verdict,
+    contents_text,
+    group_verdicts,
+    lag_verdicts,
+    lost_verdicts,
+    store_verdicts,
+)
+from pyspark_dledger.cli.stores.check_text import store_kind
 from pyspark_dledger.cli.stores.diff_text import commit_log_sentences, cut_logs, sentences
 from pyspark_dledger.cli.stores.queue_rows import count_fillers, lost_queues, lost_queues_of_positions
 from pyspark_dledger.cli.stores.row_printer import table_batches
@@ -25,41 +35,26 @@ from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.common.fields import fields_row, json_of
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
-from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
-from pyspark_dledger.log.diff.comparison import Comparison, compare
-from pyspark_dledger.log.next_step import NextStep
-from pyspark_dledger.log.verify.findings import CODES
-from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
-from pyspark_dledger.rocketmq.check.restart import all_versions, is_broker, restart_of
+from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison
+from pyspark_dledger.log.diff.comparison import Comparison
+from pyspark_dledger.log.tables.findings_table import COLUMNS as FINDING_COLUMNS
+from pyspark_dledger.log.tables.table import row_of
+from pyspark_dledger.rocketmq.check import CheckReport, MemberCheck, check_stores
+from pyspark_dledger.rocketmq.check.restart import all_versions, restart_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from pyspark_dledger.log import Log
 
-MAX_EXAMPLES = 20
-"""How many rows of one code are listed; the others are counted."""
 _MAX_CONSUMERS = 1_000
 
 
 @dataclass
 class Listed:
-    """Rows of a table by code: their count and the first `MAX_EXAMPLES`; or the reason why it cannot be read."""
+    """Rows of a table by code: their count and the first ones; or the reason why the table cannot be read."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[Row]] = field(default_factory=dict)
+    counts: Counter[str]
+    examples: dict[str, list[Row]]
     reason: str | None = None
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        from pyspark_dledger.format.arrow_functions import compute as pc
-
-        codes = batch.column("code")
-        for group in pc.value_counts(codes).to_pylist():
-            code, examples = group["values"], self.examples.setdefault(group["values"], [])
-            self.counts[code] += group["counts"]
-            if len(examples) < MAX_EXAMPLES:
-                same = batch.filter(pc.equal(codes, code))
-                examples += rows_of(same.slice(0, MAX_EXAMPLES - len(examples)), bytes)
 
 
 @dataclass
@@ -77,6 +72,9 @@ class Facts:
     """All facts on a page. Rows have the columns of the tables of the same names."""
 
     path: str
+    name: str
+    """What `check` calls this store."""
+    kind: str
     is_broker: bool
     state: Row
     total: Row
@@ -89,17 +87,19 @@ class Facts:
     audit: Listed
     consumers: Consumers
     timeline: Timeline
-    fillers: int = 0
+    fillers: int
     """Units after the first message of their queue that stand for messages missing from the log."""
+    checked: list[Verdict]
+    """What `check` says of this store."""
+    all_checked: list[Verdict] = field(default_factory=list)
+    """What `check` says of all stores; of the first one only."""
+    is_clean: bool = True
+    """Whether `check` finds nothing wrong with any store."""
     comparison: Comparison | None = None
     comparison_sentences: list[str] = field(default_factory=list)
     commit_logs: CommitLogComparison | None = None
-    name: str | None = None
-    """What a comparison of CommitLogs calls this store."""
     lost_queues: list[Row] = field(default_factory=list)
     """Ranges of queue offsets that the group has lost for good."""
-    next: NextStep | None = None
-    """What to do next with the group."""
     others: list[Facts] = field(default_factory=list)
     """The facts of the replicas, without a comparison."""
 
@@ -113,9 +113,21 @@ class Facts:
         """Whether no member has a DLedger log."""
         return all(store.state["dialect"] == "commitlog" for store in self.members)
 
-    def count_findings(self, severity: str) -> int:
-        """The number of findings with that severity."""
-        return sum(count for code, count in self.findings.counts.items() if CODES[code].severity == severity)
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The answers about this store."""
+        return [*self.checked, *lag_verdicts(self.consumers.groups)]
+
+    @property
+    def group_verdicts(self) -> list[Verdict]:
+        """The answers about all stores."""
+        return [*self.all_checked, *lost_verdicts(self.lost_queues)]
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether `check` finds something, or an answer about a store is a warning or an error."""
+        answers = [*self.group_verdicts, *(each for member in self.members for each in member.verdicts)]
+        return not self.is_clean or any(verdict.level in TROUBLE for verdict in answers)
 
     def as_json(self) -> Row:
         """The object that ``--json`` prints."""
@@ -160,79 +172,63 @@ def gather(log: Log, compared: Log | None, progress: ProgressBar) -> Facts:
     Raises StoreError where the store or a replica cannot be read. Parts that a store lacks (ConsumeQueues, a broker's
     config, a DLedger node) have a reason instead.
     """
-    found = _gather_one(log, progress)
+    replicas = compared.replicas if compared is not None else []
+    report = check_stores(compared or log, progress=progress, is_whole=False)
+    stores = zip((log, *replicas), report.members, strict=True)
+    found, *found.others = [_gather_one(store, member, progress) for store, member in stores]
     if compared is not None:
-        found.comparison = compare(compared)
-        found.comparison_sentences = list(_comparison_sentences(compared, found.comparison))
-        logs = [compared, *compared.replicas]
-        found.lost_queues = lost_queues([compared, *compared.replicas], found.comparison.verdict)
-        found.others = [_gather_one(replica, progress) for replica in compared.replicas]
-        _compare_commit_logs(found, compared)
-        of_plain = found.commit_logs if found.is_plain else None
-        found.next = step_after_comparison(of_plain or found.comparison, logs)
+        _compare(found, report, compared)
+    found.is_clean, found.all_checked = report.is_clean, group_verdicts(report)
     return found
 
 
-def _compare_commit_logs(facts: Facts, compared: Log) -> None:
-    facts.commit_logs = compare_commit_logs(compared)
-    if facts.commit_logs is not None:
-        facts.lost_queues += lost_queues_of_positions([compared, *compared.replicas], facts.commit_logs.verdict.lost)
-        for store, state in zip(facts.members, facts.commit_logs.states, strict=True):
-            store.name = state.node
+def _compare(facts: Facts, report: CheckReport, compared: Log) -> None:
+    """Add what the comparison of the replicas found."""
+    logs = [compared, *compared.replicas]
+    facts.comparison, facts.commit_logs = report.comparison, report.commit_logs
+    if report.comparison is not None:
+        facts.comparison_sentences = [*(text.strip() for text in sentences(report.comparison)), *cut_logs(compared)]
+        facts.lost_queues += lost_queues(logs, report.comparison.verdict)
+    if report.commit_logs is not None:
+        facts.lost_queues += lost_queues_of_positions(logs, report.commit_logs.verdict.lost)
 
 
-def _gather_one(log: Log, progress: ProgressBar) -> Facts:
-    stats, timeline = Statistics(), Timeline()
+def _gather_one(log: Log, member: MemberCheck, progress: ProgressBar) -> Facts:
+    stats, timeline, checked = Statistics(), Timeline(), member.facts
     for batch in scan_counted(log, progress):
         stats.add(batch)
         timeline.add(batch)
+    findings = {code: [row_of(FINDING_COLUMNS, each) for each in same] for code, same in checked.examples.items()}
+    no_queues = checked.queues.reason if checked.queues.is_there else f"{log.path}: no broker's store, it has no queues"
+    fillers = count_fillers(log) if no_queues is None else 0
+    total, segments = stats.total_row(log.path), list(_rows(log, "segments", progress))
+    # This table names what cannot be read.
+    consumers = _consumers(type(log)(log.path, replace(log.options, unread=None)), progress)
     recoveries, no_recovery = _recoveries(log)
-    # These tables name what cannot be read.
-    strict = type(log)(log.path, replace(log.options, unread=None))
-    audit = _audit(strict, progress)
     return Facts(
         path=log.path,
-        is_broker=is_broker(log),
+        name=member.name,
+        kind=store_kind(checked.state, checked.is_broker),
+        is_broker=checked.is_broker,
         state=next(iter(_rows(log, "state", progress))),
-        total=stats.total_row(log.path),
+        total=total,
         terms=stats.term_rows(),
         topics=list(stats.topic_rows()),
-        segments=list(_rows(log, "segments", progress)),
-        findings=_listed(strict, "findings", progress),
+        segments=segments,
+        findings=Listed(checked.findings, findings),
         recoveries=recoveries,
         no_recovery=no_recovery,
-        audit=audit,
-        consumers=_consumers(strict, progress),
+        audit=Listed(checked.queues.counts, checked.queues.examples, no_queues),
+        consumers=consumers,
         timeline=timeline,
-        fillers=count_fillers(log) if audit.reason is None else 0,
+        fillers=fillers,
+        checked=list(store_verdicts(member, contents_text(total, len(segments)), fillers)),
     )
-
-
-def _comparison_sentences(compared: Log, comparison: Comparison) -> Iterable[str]:
-    yield from (text.strip() for text in sentences(comparison))
-    yield from cut_logs(compared)
 
 
 def _rows(log: Log, table: str, progress: ProgressBar) -> Iterable[Row]:
     for batch in table_batches(log, table, progress):
         yield from rows_of(batch, bytes)
-
-
-def _listed(log: Log, table: str, progress: ProgressBar) -> Listed:
-    listed = Listed()
-    try:
-        for batch in table_batches(log, table, progress):
-            listed.add(batch)
-    except DLedgerError as error:
-        return Listed(reason=str(error))
-    return listed
-
-
-def _audit(log: Log, progress: ProgressBar) -> Listed:
-    root = log.paths.root
-    if root is None or not (root / "consumequeue").is_dir():
-        return Listed(reason=f"{log.path}: there is no consumequeue folder next to the log")
-    return _listed(log, "audit", progress)
 
 
 def _recoveries(log: Log) -> tuple[list[Row], str | None]:
@@ -284,52 +280,46 @@ _KEPT = (
 )
 # Words of this package. A store's folder may have such a name.
 _OWN_WORDS = frozenset(("verdict", "start", "elect", "lost", "source", "engine", "proof", "proven_by", "kind", "code"))
+# What copies of an entry have: fields of comparisons.
+_QUOTES = frozenset(("topic", "queue_id", "queue_offset", "difference", "first_difference"))
 _TOPIC = re.compile(r"(?<=consumequeue/)[^/\s]+")
 
 
 def redacted(facts: Facts) -> Facts:
     """Facts with digests of one key for paths, topics, groups, and what findings expected and found."""
     redact = redactor(_KEPT)
-    paths = {store.path for store in (facts, *facts.others)}
-    paths.update(standing.path for standing in (facts.comparison.standings if facts.comparison else ()))
-    old = facts.commit_logs.verdict.members if facts.commit_logs is not None else ()
-    paths.update(path for member in old for path in member.path.split(","))
+    paths = {path for store in facts.members for path in (store.path, *store.path.split(","))}
     digests = {path: str(redact({"path": path})["path"]) for path in paths | _absolute(paths)}
     # The longest first, and only whole paths: a path may be ``.`` or ``n0``.
     alternatives = "|".join(map(re.escape, sorted(digests, key=len, reverse=True)))
     of_path = re.compile(rf"(?<![\w./-])(?:{alternatives})(?![\w.-])")
 
+    def rows(found: Iterable[Row]) -> list[Row]:
+        return [redact(row) for row in found]
+
     def listed(found: Listed) -> Listed:
-        rows = {code: [redact(row) for row in examples] for code, examples in found.examples.items()}
-        return replace(found, examples=rows)
+        return replace(found, examples={code: rows(same) for code, same in found.examples.items()})
 
     def recovery(row: Row) -> Row:
         topics = {str(redact({"topic": topic})["topic"]): count for topic, count in row["lostTopics"].items()}
         return {**row, "lostTopics": topics}
 
-    def topic(row: Row) -> Row:
-        return redact({name: value for name, value in row.items() if name != "tags"})
-
     def store(found: Facts) -> Facts:
         consumers = replace(
-            found.consumers,
-            groups=[redact(row) for row in found.consumers.groups],
-            furthest=[redact(row) for row in found.consumers.furthest],
+            found.consumers, groups=rows(found.consumers.groups), furthest=rows(found.consumers.furthest)
         )
         return replace(
             found,
             path=digests[found.path],
             state=redact(found.state),
             total=redact(found.total),
-            topics=[topic(row) for row in found.topics],
-            segments=[redact(row) for row in found.segments],
+            topics=rows({name: row[name] for name in row if name != "tags"} for row in found.topics),
+            segments=rows(found.segments),
             findings=listed(found.findings),
             audit=listed(found.audit),
             consumers=consumers,
-            recoveries=[recovery(row) for row in found.recoveries],
-            comparison=_comparison(found.comparison, digests),
-            commit_logs=_commit_logs(found.commit_logs),
-            lost_queues=[redact(row) for row in found.lost_queues],
+            recoveries=list(map(recovery, found.recoveries)),
+            lost_queues=rows(found.lost_queues),
             others=[store(other) for other in found.others],
         )
 
@@ -342,12 +332,17 @@ def redacted(facts: Facts) -> Facts:
 
 
 def _with_texts(value: _Value, change: Callable[[str], str], name: object = None) -> _Value:
-    """A value with changed texts, also those in its dataclasses, tuples, lists and dicts, but not `_OWN_WORDS`."""
+    """A value with changed texts, also those in its dataclasses, tuples, lists and dicts, but not `_OWN_WORDS`.
+
+    Dataclasses are without `_QUOTES`.
+    """
     found: Any = value
     if isinstance(found, str):
         found = found if name in _OWN_WORDS else change(found)
     elif is_dataclass(found):
-        parts = {each.name: _with_texts(getattr(found, each.name), change, each.name) for each in fields(found)}
+        values = {each.name: getattr(found, each.name) for each in fields(found)}
+        shown = {name: each for name, each in values.items() if name not in _QUOTES or is_dataclass(each)}
+        parts = dict.fromkeys(values) | {name: _with_texts(each, change, name) for name, each in shown.items()}
         found = replace(found, **parts)  # type: ignore[type-var]
     elif isinstance(found, dict):
         items = {_with_texts(key, change): _with_texts(item, change, key) for key, item in found.items()}
@@ -358,34 +353,7 @@ def _with_texts(value: _Value, change: Callable[[str], str], name: object = None
     return found
 
 
-def _commit_logs(found: CommitLogComparison | None) -> CommitLogComparison | None:
-    """A comparison of CommitLogs without the values that differ, and the topic of the first difference."""
-    if found is None:
-        return None
-    first = found.first_difference
-    if first is not None:
-        first = replace(first, topic=None, queue_id=None, queue_offset=None, difference=None)
-    rows = [replace(row, first_difference=None) for row in found.rows]
-    return replace(found, first_difference=first, rows=type(found.rows)(rows))
-
-
 def _absolute(paths: Iterable[str]) -> set[str]:
     """The full paths of `paths` and of their parent folders: texts may contain a broker's root."""
     full = {Path(function(path)) for path in paths for function in (os.path.abspath, os.path.realpath)}
     return {str(folder) for path in full for folder in (path, *path.parents) if folder.name}
-
-
-def _comparison(found: Comparison | None, digests: dict[str, str]) -> Comparison | None:
-    """A comparison without the folders of replicas and files, and without the values that differ."""
-    if found is None:
-        return None
-    standings = tuple(replace(item, path=digests[item.path]) for item in found.standings)
-    first = found.first_divergence
-    if first is not None:
-        places = {node: ("/".join(file.split("/")[-2:]), offset) for node, (file, offset) in first.places.items()}
-        first = replace(first, places=places)
-    pairs = zip(found.verdict.members, standings, strict=True)
-    members = tuple(replace(item, path=standing.path) for item, standing in pairs)
-    verdict = replace(found.verdict, members=members)
-    rows = [replace(row, first_difference=None) for row in found.rows]
-    return replace(found, standings=standings, first_divergence=first, verdict=verdict, rows=type(found.rows)(rows))

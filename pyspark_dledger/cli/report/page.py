@@ -15,24 +15,18 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pyspark_dledger import __version__
+from pyspark_dledger.cli.output.quantities import bytes_text, duration_text, number_text, percent_text
 from pyspark_dledger.cli.output.rows import Row, cell, plain_time
 from pyspark_dledger.cli.report import MARKER, drawing, store_figures, time_figures
-from pyspark_dledger.cli.report.drawing import bytes_text, duration_text, number_text, percent_text
-from pyspark_dledger.cli.report.facts import MAX_EXAMPLES, Facts, Listed
+from pyspark_dledger.cli.report.facts import Facts, Listed
 from pyspark_dledger.cli.report.page_tables import COLUMNS, replica_tables
 from pyspark_dledger.cli.report.timeline import Timeline
-from pyspark_dledger.cli.report.verdict import (
-    group_verdicts,
-    member_section,
-    relevant_recoveries,
-    span_text,
-    verdicts,
-    worst_first,
-)
+from pyspark_dledger.cli.report.verdict import member_section
 from pyspark_dledger.cli.stores.diff_text import difference_sentences
 from pyspark_dledger.common.plurals import enumerated
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.log.verify.findings import CODES, SEVERITIES
+from pyspark_dledger.rocketmq.check.store_facts import MAX_EXAMPLES
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 
 _LONG_GAP = 0.005
@@ -56,6 +50,7 @@ _STATE_NAMES = {
     "consumeQueueEnd": "End of the ConsumeQueues, byte",
     "confirmOffset": "Confirmed up to byte",
 }
+_DETAILS = {"state": "State", "findings": "Findings", "restart": "Restart", "files": "Files"}
 _SIZES = ("dataFileSize", "indexFileSize")
 # -1 means none.
 _NONE_IS_MINUS_1 = ("beginIndex", "endIndex", "endTerm", "dividedCommitlogOffset", "consumeQueueEnd")
@@ -101,7 +96,7 @@ def render(facts: Facts, made: str) -> str:
         made=f"Made by dledger report of pyspark_dledger {__version__}{made}.",
         facts=_with_shares(facts),
         sections=_sections(facts, members),
-        verdicts=group_verdicts(facts) or verdicts(facts),
+        verdicts=[*facts.group_verdicts, *([] if facts.others else facts.verdicts)],
         members=members,
         columns=COLUMNS,
         gaps=_gaps(facts.timeline),
@@ -119,10 +114,10 @@ def _member(facts: Facts, number: int, count: int) -> dict[str, Any]:
     return {
         "id": member_section(number),
         "prefix": prefix,
-        "node": _node_name(facts),
+        "node": facts.name,
         "path": printable(facts.path),
         "facts": facts,
-        "verdicts": [replace(each, section=_of_member(prefix, each.section)) for each in verdicts(facts)],
+        "verdicts": [replace(each, section=_of_member(prefix, each.section)) for each in facts.verdicts],
         "state": _state(facts),
         "findings": _findings(facts),
         "recoveries": _recoveries(facts),
@@ -137,40 +132,21 @@ def _of_member(prefix: str, section: str) -> str:
     return section if section == "consumers" else prefix + section
 
 
-def _node_name(facts: Facts) -> str:
-    return str(facts.state["node"] or facts.name or facts.path)
-
-
 def _about(facts: Facts) -> str:
-    state = facts.state
-    kind = "Plain CommitLog of RocketMQ" if state["dialect"] == "commitlog" else "DLedger"
-    if state["dialect"] != "commitlog":
-        kind = "RocketMQ broker in DLedger mode" if facts.is_broker else "DLedger log"
-    elif state["epochs"]:
-        kind = "CommitLog of RocketMQ in controller mode"
     if facts.others:
-        return f"{kind}, {len(facts.members)} members compared"
-    node = f", node {printable(str(state['node']))}" if state["node"] is not None else ""
-    return f"{kind}{node}"
+        return f"{facts.kind}, {len(facts.members)} members compared"
+    return facts.kind if facts.state["node"] is None else f"{facts.kind}, node {printable(str(facts.state['node']))}"
 
 
 def _sections(facts: Facts, members: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The ids and titles of the contents: details of one store, or a part for each member of a group."""
+    wanted = [("verdict", "Verdict", True), ("replicas", "Replicas", bool(facts.others))]
     if facts.others:
-        wanted = [("verdict", "Verdict", True), ("replicas", "Replicas", True)]
         wanted += [(member["id"], f"Member {printable(member['node'])}", True) for member in members]
-        wanted += [
-            ("time", "Time and terms", bool(facts.timeline.messages or facts.terms)),
-            ("topics", "Topics", bool(facts.topics)),
-            ("consumers", "Consumers", facts.is_broker),
-        ]
-        return [(name, title) for name, title, is_there in wanted if is_there]
-    wanted = [
-        ("verdict", "Verdict", True),
-        ("state", "State", True),
-        ("findings", "Findings", True),
-        ("restart", "Restart", True),
-        ("files", "Files", True),
-        ("queues", "ConsumeQueue", facts.is_broker),
+    else:
+        wanted += [(name, title, True) for name, title in _DETAILS.items()]
+        wanted.append(("queues", "ConsumeQueue", facts.is_broker))
+    wanted += [
         ("time", "Time and terms", bool(facts.timeline.messages or facts.terms)),
         ("topics", "Topics", bool(facts.topics)),
         ("consumers", "Consumers", facts.is_broker),
@@ -259,22 +235,28 @@ def _where(listed: Listed, code: str) -> str:
 
 
 def _recoveries(facts: Facts) -> list[Row]:
-    relevant = relevant_recoveries(facts)
-    others = [row for row in facts.recoveries if row not in relevant]
-    return [
-        {
-            **row,
-            "name": f"{row['software']} {row['version']}",
-            "committedIndex": None if row["committedIndex"] == -1 else row["committedIndex"],
-            "dropped": row["dropped"] if row["starts"] and not facts.is_plain else None,
-            "droppedMessages": row["dropped"] if row["starts"] and facts.is_plain else None,
-            "lost": [] if facts.is_plain else spans,
-            "lostPositions": spans if facts.is_plain else [],
-        }
-        for row, spans in (
-            (row, [span_text(*span) for span in row["lost"]]) for row in (*relevant, *worst_first(others))
-        )
-    ]
+    """The recovery of each version, the worst first."""
+
+    def badness(row: Row) -> tuple[bool, bool, int, int, int]:
+        lost = sum(last - first + 1 for first, last in row["lost"])
+        return not row["isTooOld"], not row["starts"], lost, row["dropped"], row["consumeQueueUnitsCut"]
+
+    return [_recovery(row, facts.is_plain) for row in sorted(facts.recoveries, key=badness, reverse=True)]
+
+
+def _recovery(row: Row, is_plain: bool) -> Row:
+    """The columns of a recovery; what it drops are messages and positions without DLedger."""
+    dropped = row["dropped"] if row["starts"] else None
+    spans = [" to ".join(map(number_text, dict.fromkeys(span))) for span in row["lost"]]
+    return {
+        **row,
+        "name": f"{row['software']} {row['version']}",
+        "committedIndex": None if row["committedIndex"] == -1 else row["committedIndex"],
+        "dropped": None if is_plain else dropped,
+        "droppedMessages": dropped if is_plain else None,
+        "lost": [] if is_plain else spans,
+        "lostPositions": spans if is_plain else [],
+    }
 
 
 def _recovery_notes(facts: Facts) -> list[str]:

@@ -11,6 +11,16 @@ import matplotlib.ticker
 import numpy as np
 from matplotlib.patches import Patch
 
+from pyspark_dledger.cli.output.quantities import (
+    byte_scale,
+    bytes_text,
+    count_text,
+    duration_text,
+    number_text,
+    percent_text,
+    short_name,
+    time_text,
+)
 from pyspark_dledger.cli.report.drawing import (
     BLUE,
     FAINT,
@@ -20,18 +30,11 @@ from pyspark_dledger.cli.report.drawing import (
     PURPLE,
     RED,
     SKY,
-    byte_scale,
-    bytes_text,
-    count_text,
     draw_time,
-    duration_text,
-    number_text,
-    percent_text,
-    short_name,
     styled,
-    time_text,
     titled,
 )
+from pyspark_dledger.cli.report.verdict import agreement_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -267,83 +270,42 @@ def draw_replicas(
         return figure
 
 
-def replica_ranges(comparison: Comparison) -> Figure:
-    """The indexes on each replica, and those that no other replica has."""
-    standings, committed = comparison.standings, comparison.committed_index
-    overlays = [
+def _parts(found: Sequence[Any], kinds: Iterable[tuple[str, str, str]]) -> list[Overlay]:
+    """The ranges of each kind (name of the field, label, colour) on each replica."""
+    return [
         Overlay(
             label,
             color,
-            [(n, first, last + 1) for n, item in enumerate(standings) for first, last in getattr(item, name).ranges],
+            [(n, first, last + 1) for n, item in enumerate(found) for first, last in getattr(item, name).ranges],
         )
-        for name, label, color in (
-            ("alone", "only on this replica", ORANGE),
-            ("damaged", "damaged", RED),
-            ("unclear", "cannot tell", PURPLE),
-            ("stale", "stale", GREY),
-        )
+        for name, label, color in kinds
     ]
+
+
+_ENTRIES = (
+    ("alone", "only on this replica", ORANGE),
+    ("damaged", "damaged", RED),
+    ("unclear", "cannot tell", PURPLE),
+    ("stale", "stale", GREY),
+)
+_POSITIONS = (
+    ("diverged", "of another master", ORANGE),
+    ("damaged", "damaged or missing", RED),
+    ("unclear", "cannot tell", PURPLE),
+)
+
+
+def replica_ranges(comparison: Comparison) -> Figure:
+    """The indexes on each replica, and those that no other replica has."""
+    standings, committed = comparison.standings, comparison.committed_index
     is_known = committed is not None and committed >= 0
     line = (f"committed up to {number_text(committed)}", committed + 1) if is_known and committed is not None else None
     bars = [(item.node, max(item.begin_index, 0), item.end_index + 1) for item in standings]
-    return draw_replicas(replicas_title(comparison), bars, overlays, "index", line)
+    return draw_replicas(agreement_text(comparison), bars, _parts(standings, _ENTRIES), "index", line)
 
 
 def replica_positions(found: CommitLogComparison) -> Figure:
     """The positions of CommitLogs on each replica, and those that are damaged or that another master wrote."""
-    members = found.verdict.members
-    overlays = [
-        Overlay(
-            label,
-            color,
-            [(n, first, last + 1) for n, item in enumerate(members) for first, last in getattr(item, name).ranges],
-        )
-        for name, label, color in (
-            ("diverged", "of another master", ORANGE),
-            ("damaged", "damaged or missing", RED),
-            ("unclear", "cannot tell", PURPLE),
-        )
-    ]
     bars = [(state.node, state.begin, state.end) for state in found.states]
-    return draw_replicas(positions_title(found), bars, overlays, "byte of the CommitLog")
-
-
-def positions_title(found: CommitLogComparison) -> str:
-    """Whether the replicas have the same bytes, and how far they lag."""
-    first = found.first_difference
-    at = first.byte if first is not None and first.byte is not None else found.common_prefix
-    text = "Where replicas have the same position, they have the same bytes"
-    if first is not None:
-        text = f"The replicas differ from byte {number_text(at)} on ({first.verdict})"
-    behind = [
-        f"{short_name(member.node)} is {bytes_text(member.ahead_bytes)} behind {short_name(member.ahead or '')}"
-        for member in found.verdict.members
-        if member.ahead_bytes
-    ]
-    damaged = [
-        f"{short_name(state.node)} has {bytes_text(state.damaged_bytes)} damaged or missing"
-        for state in found.states
-        if state.damaged_bytes
-    ]
-    return f"{'; '.join([text, *damaged])}; {', '.join(behind) or 'none is behind'}."
-
-
-def replicas_title(comparison: Comparison) -> str:
-    """Whether the replicas agree, and how far they lag, in a sentence or two."""
-    first = comparison.first_divergence
-    text = (
-        "No replica contradicts another"
-        if first is None
-        else f"The replicas differ from index {number_text(first.index)} on ({first.verdict})"
-    )
-    behind = [
-        f"{short_name(item.node)} is {count_text(item.lag_entries, 'entry')} behind {short_name(comparison.foremost)}"
-        for item in comparison.standings
-        if item.lag_entries
-    ]
-    damaged = [
-        f"{short_name(item.node)} has {count_text(item.damaged.entries, 'damaged entry', 'damaged entries')}"
-        for item in comparison.standings
-        if item.damaged.entries
-    ]
-    return f"{'; '.join([text, *damaged])}; {', '.join(behind) or 'none is behind'}."
+    overlays = _parts(found.verdict.members, _POSITIONS)
+    return draw_replicas(agreement_text(found), bars, overlays, "byte of the CommitLog")

@@ -11,18 +11,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import ListedColormap, LogNorm
 
-from pyspark_dledger.cli.report.drawing import (
-    BLUE,
-    DAY_MS,
-    RED,
-    count_text,
-    draw_time,
-    duration_text,
-    number_text,
-    styled,
-    time_text,
-    titled,
-)
+from pyspark_dledger.cli.output.quantities import DAY_MS, count_text, duration_text, number_text, time_text
+from pyspark_dledger.cli.report.drawing import BLUE, RED, draw_time, styled, titled
 from pyspark_dledger.cli.report.timeline import LATENCY_ROWS, Bins, Gap, Timeline, latency_row
 
 if TYPE_CHECKING:

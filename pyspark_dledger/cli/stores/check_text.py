@@ -24,11 +24,11 @@ _MAX_CODES = 4
 
 def check_lines(report: CheckReport) -> Iterator[str]:
     """What it is, what is lost, each member, a restart, what consumers miss, the next command, what was not checked."""
-    yield _what(report)
-    yield f"lost for good: {_lost(report)}"
+    yield what_text(report)
+    yield f"lost for good: {lost_for_good(report)}"
     shown = sorted(report.members, key=lambda member: member.is_clean)[:_MAX_MEMBERS]
     for member in (member for member in report.members if member in shown):
-        yield f"{shown_name(member.name, member.facts.path)} {_member(member, report)}"
+        yield f"{shown_name(member.name, member.facts.path)} {start_text(member, report)}"
     if more := [member for member in report.members if member not in shown]:
         clean = sum(member.is_clean for member in more)
         yield f"{counted(len(more), 'other member')}: nothing is wrong with {clean}; --json lists them"
@@ -45,7 +45,8 @@ def store_kind(state: State, is_broker: bool) -> str:
     return "CommitLog of RocketMQ in controller mode" if state.epochs else "Plain CommitLog of RocketMQ"
 
 
-def _what(report: CheckReport) -> str:
+def what_text(report: CheckReport) -> str:
+    """What the stores are, how far their logs go, and which of them are in use."""
     states = [member.facts.state for member in report.members]
     kinds = list(dict.fromkeys(store_kind(member.facts.state, member.facts.is_broker) for member in report.members))
     is_one = report.comparison is None or not report.comparison.verdict.strangers
@@ -60,7 +61,8 @@ def _what(report: CheckReport) -> str:
     return f"{count}{', '.join(kinds)}; {', '.join(dict.fromkeys(ends))}{bound}{use}"
 
 
-def _lost(report: CheckReport) -> str:
+def lost_for_good(report: CheckReport) -> str:
+    """What no replica has intact."""
     parts = []
     if report.comparison is not None:
         parts.append(lost_text(report.comparison.verdict))
@@ -86,7 +88,7 @@ def _fails(member: MemberCheck) -> str:
     return f"{version.software} {version.version} would not start: {found.reason}" if found and is_failure else ""
 
 
-def _member(member: MemberCheck, report: CheckReport) -> str:
+def start_text(member: MemberCheck, report: CheckReport) -> str:
     """What may be done with a member, by the comparison, by verify and by the recovery model."""
     facts, compared = member.facts, start_of(member.entries, member.bytes)
     verdicts = [each for each in (member.entries, member.bytes) if each is not None]
@@ -116,13 +118,14 @@ def _restarts(members: Sequence[MemberCheck]) -> Iterator[str]:
         listed = list(same)
         texts: dict[str, list[str]] = {}
         for member in sorted(listed, key=members.index):
-            texts.setdefault(_restart(member), []).append(member.name)
+            texts.setdefault(restart_text(member), []).append(member.name)
         changes = texts.items() if len(members) > 1 else [(text, []) for text in texts]
         text = "; ".join(f"{enumerated(names)} {text}" if names else text for text, names in changes)
-        yield f"restart with {_version(listed[0].facts.version)}: {text}"
+        yield f"restart with {version_text(listed[0].facts.version)}: {text}"
 
 
-def _version(version: Version) -> str:
+def version_text(version: Version) -> str:
+    """A version, and how it is known."""
     name = f"{version.software} {version.version}"
     reasons = ["assumed"] if version.known == ASSUMED else []
     return (
@@ -130,7 +133,8 @@ def _version(version: Version) -> str:
     )
 
 
-def _restart(member: MemberCheck) -> str:
+def restart_text(member: MemberCheck) -> str:
+    """What a restart would change in a member."""
     found, facts = member.facts.restart, member.facts
     if found is None:
         return f"cannot tell ({facts.no_restart})"
@@ -174,14 +178,15 @@ def _consumers(members: Sequence[MemberCheck]) -> Iterator[str]:
     texts: dict[str, list[str]] = {}
     for member in members:
         if member.serve is not None:
-            texts.setdefault(_missed(member), []).append(member.name)
+            texts.setdefault(missed_text(member), []).append(member.name)
     if texts:
         names = len(members) > 1
         text = "; ".join(f"{enumerated(who)}: {text}" if names else text for text, who in texts.items())
         yield f"consumers miss: {text}"
 
 
-def _missed(member: MemberCheck) -> str:
+def missed_text(member: MemberCheck) -> str:
+    """What consumers miss of the log of a broker."""
     queues = member.facts.queues
     if queues.reason is not None:
         return f"cannot tell ({queues.reason})"

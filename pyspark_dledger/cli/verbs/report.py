@@ -53,7 +53,6 @@ def run_report(args: argparse.Namespace, out: Output) -> int:
     )
 
     from pyspark_dledger.cli.report.facts import Facts, gather
-    from pyspark_dledger.cli.report.verdict import is_trouble
 
     def gathered(asked: Log) -> Facts:
         return gather(_alone(asked), asked if compared is not None else None, out.progress)
@@ -63,7 +62,7 @@ def run_report(args: argparse.Namespace, out: Output) -> int:
         from pyspark_dledger.cli.report.facts import redacted
 
         facts = redacted(facts)
-    code = FINDINGS if is_trouble(facts) else CLEAN
+    code = FINDINGS if facts.is_trouble else CLEAN
     if args.json:
         out.line(json_line(facts.as_json()))
         return code

@@ -253,11 +253,18 @@ def _member_json(member: MemberCheck) -> dict[str, Any]:
 
 
 def check_stores(
-    log: StoreView, rocketmq: str | None = None, java: str | None = None, progress: Progress = no_progress
+    log: StoreView,
+    rocketmq: str | None = None,
+    java: str | None = None,
+    progress: Progress = no_progress,
+    is_whole: bool = True,
 ) -> CheckReport:
-    """Check the store of `log` with its replicas. Raises OptionError for a wrong version, StoreError for no store."""
+    """Check the store of `log` with its replicas. Raises OptionError for a wrong version, StoreError for no store.
+
+    `is_whole`: a single segment is refused, because it does not tell what may be started.
+    """
     logs = [log, *log.replicas]
-    if segment := next((each.path for each in logs if each.paths.only is not None), None):
+    if is_whole and (segment := next((each.path for each in logs if each.paths.only is not None), None)):
         raise StoreError(f"{segment}: expected a whole store to check, found one segment: give the root's path")
     watches = list(map(watch_of, logs))
     stores = compared(log) if log.replicas else ComparedStores([log])

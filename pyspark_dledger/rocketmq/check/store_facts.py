@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import rows_of
@@ -14,7 +14,7 @@ from pyspark_dledger.log.io.store_use import StoreWatch
 from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView, answer
-from pyspark_dledger.log.verify.findings import CODES, INFO, Severity
+from pyspark_dledger.log.verify.findings import CODES, INFO, Finding, Severity
 from pyspark_dledger.log.verify.verify_store import not_checked, verify
 from pyspark_dledger.rocketmq.check.restart import Restart, Version, is_broker, restart_of, version_of
 from pyspark_dledger.rocketmq.tables.audit_table import plan as audit_parts
@@ -22,21 +22,25 @@ from pyspark_dledger.rocketmq.tables.audit_table import read as read_audit
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
+_Item = TypeVar("_Item")
 Progress = Callable[[int, int], None]
 _Place = tuple[Any, ...]
 """A code, and where it was found."""
+MAX_EXAMPLES = 20
+"""How many findings of one code are kept; the others are counted."""
 
 
 @dataclass(frozen=True)
 class QueueFacts:
     """Where log and ConsumeQueues disagree: rows of the table ``audit`` by code, or the ``reason`` that none is known.
 
-    ``is_there`` is false for a store that is no broker's.
+    ``is_there`` is false for a store that is no broker's. ``examples`` are the first rows of each code.
     """
 
     is_there: bool
     counts: Counter[str]
     reason: str | None = None
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def answer(self) -> str | None:
@@ -48,7 +52,10 @@ class QueueFacts:
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """What is known of one store without the others. ``unreadable`` are its files that cannot be read."""
+    """What is known of one store without the others. ``unreadable`` are its files that cannot be read.
+
+    ``findings`` are counts by code, ``examples`` the first ones of each code.
+    """
 
     path: str
     state: State
@@ -61,6 +68,7 @@ class StoreFacts:
     no_restart: str | None
     unreadable: tuple[str, ...]
     not_checked: tuple[str, ...]
+    examples: dict[str, list[Finding]]
 
     def count(self, severity: Severity) -> int:
         """The number of findings with that severity."""
@@ -78,15 +86,17 @@ class StoreFacts:
 
 
 class _Read(NamedTuple):
-    """What one read of a store found: codes with places, in counters."""
+    """What one read of a store found: codes with places, in counters, and the first ones of each code."""
 
     findings: Counter[_Place]
     queues: Counter[_Place]
     no_queues: str | None
+    examples: dict[str, list[Finding]]
+    queue_examples: dict[str, list[dict[str, Any]]]
 
     def confirmed_by(self, other: _Read) -> _Read:
         """What both reads found: a write in progress is in one of them only."""
-        return _Read(self.findings & other.findings, self.queues & other.queues, self.no_queues)
+        return self._replace(findings=self.findings & other.findings, queues=self.queues & other.queues)
 
 
 def no_progress(_done: int, _total: int) -> None:
@@ -110,7 +120,7 @@ def store_facts(
     is_in_use = watch.use() is not None
     if is_in_use and (found.findings or found.queues):
         found = found.confirmed_by(_read(_alone(log), progress))
-    findings = _by_code(found.findings)
+    findings, queues = _by_code(found.findings), _by_code(found.queues)
     version = version_of(alone, findings, rocketmq, java)
     restart, no_restart = _restart(alone, version)
     return StoreFacts(
@@ -119,12 +129,13 @@ def store_facts(
         is_broker=is_broker(alone),
         is_in_use=is_in_use,
         findings=findings,
-        queues=QueueFacts(_has_queues(alone), _by_code(found.queues), found.no_queues),
+        queues=QueueFacts(_has_queues(alone), queues, found.no_queues, _of(found.queue_examples, queues)),
         version=version,
         restart=restart,
         no_restart=no_restart,
         unreadable=tuple(alone.unread.texts()),
         not_checked=tuple(not_checked(alone)),
+        examples=_of(found.examples, findings),
     )
 
 
@@ -139,17 +150,31 @@ def _by_code(found: Counter[_Place]) -> Counter[str]:
     return counts
 
 
+def _of(examples: dict[str, list[_Item]], counts: Counter[str]) -> dict[str, list[_Item]]:
+    """The examples of the codes that are confirmed."""
+    return {code: found for code, found in examples.items() if counts[code]}
+
+
 def _read(log: StoreView, progress: Progress) -> _Read:
-    findings: Counter[_Place] = Counter()
+    found = _Read(Counter(), Counter(), None, {}, {})
     for each in verify(log, progress):
-        findings[each.code, each.file, each.offset] += each.count
+        found.findings[each.code, each.file, each.offset] += each.count
+        _keep(found.examples, each.code, each)
     if not _has_queues(log):
-        return _Read(findings, Counter(), None)
+        return found
     try:
-        places = ((row["code"], row["topic"], row["queueId"], row["queueOffset"]) for row in _audited(log))
-        return _Read(findings, Counter(places), None)
+        for row in _audited(log):
+            found.queues[row["code"], row["topic"], row["queueId"], row["queueOffset"]] += 1
+            _keep(found.queue_examples, row["code"], row)
     except DLedgerError as error:
-        return _Read(findings, Counter(), str(error))
+        return found._replace(queues=Counter(), no_queues=str(error))
+    return found
+
+
+def _keep(examples: dict[str, list[_Item]], code: str, item: _Item) -> None:
+    same = examples.setdefault(code, [])
+    if len(same) < MAX_EXAMPLES:
+        same.append(item)
 
 
 def _has_queues(log: StoreView) -> bool:
