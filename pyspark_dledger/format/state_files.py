@@ -276,3 +276,13 @@ def consistent_point(slave: Sequence[Epoch], slave_end: int, master: Sequence[Ep
         if epoch in there and there[epoch][0] == here[epoch][0]:
             return min(here[epoch][1], there[epoch][1])
     return None
+
+
+def diverged_at(one: Sequence[Epoch], two: Sequence[Epoch]) -> int | None:
+    """The position from which two logs are of different histories, as their epochs say; None if they do not.
+
+    It is where the first epoch begins that only one of both has, after one that both have.
+    """
+    common = max(({*one} & {*two}), default=None)
+    later = [each.start for each in {*one} ^ {*two} if common is not None and each.epoch > common.epoch]
+    return min(later, default=None)

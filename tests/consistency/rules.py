@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shlex
 import shutil
@@ -143,8 +144,18 @@ def _check_member(group: Group, name: str, member: Row, known: Row, stops: list[
 def _errors(group: Group, name: str, *, of_log: bool, only: str = "") -> list[str]:
     """The errors that `verify` finds in the log, or in the queues, of a replica."""
     rows = group.verified[name].rows if name in group.verified else []
-    codes = {row["code"] for row in rows if row["severity"] == "error" and row["code"].startswith(only)}
+    kept = _kept_end(group, name)
+    rows = [row for row in rows if row["severity"] == "error" and (row["pos"] is None or row["pos"] < kept)]
+    codes = {row["code"] for row in rows if row["code"].startswith(only)}
     return sorted(each for each in codes if not each.startswith(ELSEWHERE) and each.startswith(QUEUES) != of_log)
+
+
+def _kept_end(group: Group, name: str) -> float:
+    """Where a slave truncates its CommitLog when it connects, as `diff` says: no damage after it stops a start."""
+    members = group.verdict.members if group.verdict is not None and group.world.kind != LEDGER else []
+    own = next((each for each in members if own_name(each["node"], group.stores) == name), None)
+    point = own["truncation"] if own is not None and own["start"] == "slave" else None
+    return point["pos"] if point is not None and point["pos"] is not None else math.inf
 
 
 def check_walk(group: Group) -> None:

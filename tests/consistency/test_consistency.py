@@ -11,7 +11,6 @@ from tests.support.long_runs import BREADTH
 pytestmark = pytest.mark.slow
 
 KNOWN = {
-    11: "lost, and the result's queues, take units of another history",
     25: "diff says that a salvage left out what others have in another history",
     28: "lost and diff judge the end of a CommitLog differently",
     30: "lost takes units of another history",

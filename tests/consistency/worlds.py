@@ -21,6 +21,7 @@ from tests.support.witnesses.log_writer import CommitLogWriter, DLedgerWriter, W
 LEDGER, COMMIT_LOG = "dledger", "commitlog"
 SIZES = (4096, 8192, 16384)
 STORED = 1_700_000_000_137
+FAILOVER_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class _Payloads:
 
     def some(self, count: int) -> list[Payload]:
         return [self.next() for _ in range(count)]
+
+    def wait(self) -> None:
+        """Store the next messages later: a master is elected only seconds after another one failed."""
+        if self._messages is not None:
+            self._messages.stored += FAILOVER_MS
 
     def branch(self) -> _Payloads:
         """Payloads of another history with the same past."""
@@ -276,6 +282,7 @@ def _with_stale(
     tails: list[list[Part]] = [[]]
     tails += [[(maker.branch().some(draw.choice((0, 5, 15))), term + number)] for number in (0, 1)]
     newer = last if shape == "stale" else last + 3
+    maker.wait()
     parts = [*common, (maker.some(draw.choice((1, 2, 5))), newer)]
     while True:
         logs = [_over(new, common, tail, parts[len(common) :]) for tail in tails]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.format.state_files import Epoch, consistent_point, parse_epochs
+from pyspark_dledger.format.state_files import Epoch, consistent_point, diverged_at, parse_epochs
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.state_files import read_epochs
@@ -299,6 +299,14 @@ def test_consistent_points() -> None:
     assert consistent_point(other, 700, one, 900) == 300
     assert consistent_point(one, 900, one, 700) == 700
     assert consistent_point([Epoch(2, 0)], 900, one, 700) is None
+
+
+def test_epochs_tell_where_logs_diverged() -> None:
+    common = [Epoch(3, 0), Epoch(4, 4383)]
+    assert diverged_at([*common, Epoch(5, 9000)], [*common, Epoch(6, 9269)]) == 9000
+    assert diverged_at([*common, Epoch(5, 9000)], common) == 9000
+    assert diverged_at(common, common) is None
+    assert diverged_at([Epoch(1, 0)], [Epoch(2, 0)]) is None
 
 
 def test_different_bytes_before_the_consistent_point_are_named(tmp_path: Path, engine: str) -> None:

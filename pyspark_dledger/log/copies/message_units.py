@@ -14,7 +14,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.arrow_functions import distinct
-from pyspark_dledger.format.codec import decode_consume_queue_unit
+from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_consume_queue_unit
 from pyspark_dledger.format.layout import (
     CONSUME_QUEUE_UNIT_SIZE,
     FLAG_TRANSACTION_MASK,
@@ -96,6 +96,14 @@ class MessageUnits:
         is_outside = message.sys_flag & FLAG_TRANSACTION_MASK in TRANSACTIONS_OUTSIDE_QUEUES
         return is_outside or self._queue_score(message, position) > 0 or position > self._dispatched
 
+    def is_elsewhere(self, position: int, data: bytes) -> bool:
+        """Whether a queue has another message where this copy says that it is, or does not reach so far."""
+        message = message_in(data)
+        if message is None or self.in_queue(position, data):
+            return False
+        units = (_unit_of(by_name, message) for by_name in self._queues if (message.topic, message.queue_id) in by_name)
+        return any(unit is None or unit.size for unit in units)
+
     @cached_property
     def _dispatched(self) -> int:
         """The last message that a queue has: messages get their units in the order of the log."""
@@ -130,13 +138,16 @@ def _is_more(one: CopyEvidence, other: CopyEvidence) -> bool:
 
 
 def _score(by_name: dict[tuple[str, int], Queue], message: Message, position: int) -> int:
+    unit = _unit_of(by_name, message)
+    if unit is None or (unit.commit_log_offset, unit.size) != (position, message.total_size):
+        return 0
+    return 2 if unit.tags_code == java_hash(message.properties.get(PROPERTY_TAGS, "")) else 1
+
+
+def _unit_of(by_name: dict[tuple[str, int], Queue], message: Message) -> ConsumeQueueUnit | None:
+    """The unit at the queueOffset of a message; None if its queue does not reach so far."""
     queue, offset = by_name.get((message.topic, message.queue_id)), message.queue_offset
     file = next((file for file in (queue.files if queue else ()) if 0 <= offset - file.first < file.units), None)
     size = CONSUME_QUEUE_UNIT_SIZE
     found = read_at(file.path, (offset - file.first) * size, size) if file is not None else b""
-    if len(found) < size:
-        return 0
-    unit = decode_consume_queue_unit(found)
-    if (unit.commit_log_offset, unit.size) != (position, message.total_size):
-        return 0
-    return 2 if unit.tags_code == java_hash(message.properties.get(PROPERTY_TAGS, "")) else 1
+    return decode_consume_queue_unit(found) if len(found) == size else None

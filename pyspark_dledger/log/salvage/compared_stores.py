@@ -13,6 +13,7 @@ from typing import Any
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.format.state_files import Epoch
 from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.commit_log_replica import own_replicas
 from pyspark_dledger.log.copies.duplicates import duplicates, without_duplicates
@@ -24,6 +25,7 @@ from pyspark_dledger.log.copies.segment_copy import Damage, SegmentCopy
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers, decided_positions
+from pyspark_dledger.log.io.state_files import EPOCH_FILE, read_epochs
 from pyspark_dledger.log.replicas import entry_of, replica_names
 from pyspark_dledger.log.salvage.histories import Histories, decide_histories
 from pyspark_dledger.log.salvage.last_copies import judged
@@ -113,13 +115,27 @@ class ComparedStores:
             max_term=highest_term(self.stores) if source == DLEDGER else None,
             has_blank=partial(_has_blank, segments, file_size),
             read=partial(_read, segments),
+            is_elsewhere=self._units.is_elsewhere,
             last_epochs=self._last_epochs if source == COMMITLOG else {},
+            epochs=dict(_epochs(self.stores)) if source == COMMITLOG else {},
         )
+
+    @cached_property
+    def _units(self) -> MessageUnits:
+        return MessageUnits([store.paths.root for store in self.stores if store.paths.root is not None], ())
 
     @cached_property
     def _last_epochs(self) -> dict[int, int]:
         epochs = ((number, one.last_epoch) for number, one in enumerate(own_replicas(self.stores)))
         return {number: epoch for number, epoch in epochs if epoch is not None}
+
+
+def _epochs(stores: Sequence[StoreView]) -> Iterator[tuple[int, tuple[Epoch, ...]]]:
+    """The epochs of each store; a backup of the file can lack the last one."""
+    for number, store in enumerate(stores):
+        epochs, name = read_epochs(store.paths.root) if store.paths.root is not None else ((), "")
+        if epochs and name == EPOCH_FILE:
+            yield number, epochs
 
 
 def decided_by_units(confirmed: Confirmed) -> Decide:

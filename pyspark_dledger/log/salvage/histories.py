@@ -14,6 +14,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.format.state_files import diverged_at
 from pyspark_dledger.log.copies.lost_ends import Bounds, stale_runs
 from pyspark_dledger.log.copies.runs import Evidence, Run
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, ReadSource, has_damaged_header, repaired
@@ -111,6 +112,8 @@ class _Decider:
         self._base = min(each.base for each in evidence)
         self._damages = tuple(damage for each in evidence for damage in each.damages)
         self._why_not, self._is_choice = "", False
+        self._diverged: dict[int, int] = {}
+        """The positions from which CommitLogs differ from the main one, as their epochs say."""
         self._is_decided = False
         """Whether the main log is."""
 
@@ -183,9 +186,12 @@ class _Decider:
         ends = {}
         for other in sources:
             is_one = partial(_is_one_message, self._witnesses.read, (leader, other))
-            end = common_end(runs, leader, other, is_one) if other != leader else None
+            diverged = diverged_at(*(self._witnesses.epochs.get(number, ()) for number in (leader, other)))
+            end = common_end(runs, leader, other, is_one, diverged) if other != leader else None
             if end is not None:
                 ends[other] = end
+                if end == diverged:
+                    self._diverged.setdefault(other, end)
         own, rest = _split(runs, lambda run, number: run.start < ends.get(number, INT64_MAX))
         return _Members(leader, dict.fromkeys(sources, -1), own, rest), ends
 
@@ -210,7 +216,7 @@ class _Decider:
         """
         first = min(run for run in runs if number in run.sources and not run.is_suspect)
         if self._source != DLEDGER:
-            return first.start
+            return min(first.start, self._diverged.get(number, first.start))
         before = [each.log for each in found if number in each.since]
         later = (indexes_of(each)[0] for log in before[-1:] for each in log.extents if each.term > first.term)
         reached = max(
@@ -236,7 +242,10 @@ class _Decider:
         damaged = {(each.pos, each.size): each for each in lost if each.is_known}
         rest = [run for run in members.rest if not _has_damaged_header(run, damaged)]
         kept, repairs = repaired(
-            [each for each in lost if each.pos not in unclear], sorted(limits), _without(witnesses.read, rest)
+            [each for each in lost if each.pos not in unclear],
+            sorted(limits),
+            _without(witnesses.read, rest),
+            witnesses.is_elsewhere,
         )
         lost = sorted([*kept, *(each for each in lost if each.pos in unclear)])
         if not self._is_decided:

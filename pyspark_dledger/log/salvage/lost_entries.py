@@ -164,6 +164,9 @@ def _is_blank(part: tuple[int, int], file_size: int) -> bool:
 ReadSource = Callable[[int, int, int], bytes]
 """The bytes of a source, by its number, from a position of the log up to another; fewer if it does not have them."""
 
+IsElsewhere = Callable[[int, bytes], bool]
+"""Whether a queue has another message where the one at a position of the log says that it is."""
+
 
 class Repair(NamedTuple):
     """An entry whose header is written again by its index unit; its message is copied from the source ``donor``."""
@@ -187,9 +190,12 @@ def has_damaged_header(expected: LostEntry, index: int, term: int) -> bool:
 
 
 def repaired(
-    lost: Iterable[LostEntry], sources: Iterable[int], read: ReadSource
+    lost: Iterable[LostEntry], sources: Iterable[int], read: ReadSource, is_elsewhere: IsElsewhere
 ) -> tuple[list[LostEntry], list[Repair]]:
-    """What remains lost, and the entries that can be repaired: those of which all intact messages are the same."""
+    """What remains lost, and the entries that can be repaired: those of which all intact messages are the same.
+
+    No checksum covers what says where a message is in the queues: the messages that they have elsewhere are damaged.
+    """
     remaining: list[LostEntry] = []
     repairs: list[Repair] = []
     numbers = tuple(sources)
@@ -197,7 +203,8 @@ def repaired(
         found: dict[bytes, list[int]] = {}
         for number in numbers if each.is_known and each.index >= 0 else ():
             body = read(number, each.pos + ENTRY_HEADER_SIZE, each.pos + each.size)
-            if _is_intact(body, each.pos + ENTRY_HEADER_SIZE, each.size - ENTRY_HEADER_SIZE):
+            start = each.pos + ENTRY_HEADER_SIZE
+            if _is_intact(body, start, each.size - ENTRY_HEADER_SIZE) and not is_elsewhere(start, body):
                 found.setdefault(body, []).append(number)
         if len(found) == 1:
             (having,) = found.values()

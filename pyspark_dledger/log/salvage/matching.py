@@ -120,11 +120,13 @@ def _other_entry(runs: Sequence[Run], source: int, limits: dict[int, int]) -> in
     return min((index for index in found if index > limits[source]), default=INT64_MAX)
 
 
-def common_end(runs: Sequence[Run], leader: int, other: int, is_one: Callable[[Run], bool]) -> int | None:
+def common_end(
+    runs: Sequence[Run], leader: int, other: int, is_one: Callable[[Run], bool], diverged: int | None
+) -> int | None:
     """The position up to which two logs without terms are the same; None if they never contradict each other.
 
     Messages have no terms: after the last one that both have, either all bytes fit together, or the logs diverged.
-    `is_one` says whether different bytes at one place are copies of one message.
+    `is_one` says whether different bytes at one place are copies of one message. Their epochs say that they `diverged`.
     """
     both = {leader, other}
     shared = (
@@ -135,6 +137,8 @@ def common_end(runs: Sequence[Run], leader: int, other: int, is_one: Callable[[R
     after_shared = max(shared, default=-1)
     after = [run for run in runs if run.start >= after_shared and not run.is_suspect]
     own = [run for run in after if other in run.sources]
+    if diverged is not None and diverged >= after_shared and any(run.start >= diverged for run in own):
+        return diverged
     leaders = sorted((run for run in after if leader in run.sources), key=lambda run: run.end)
     for run in own:
         place = bisect_right(leaders, run.start, key=lambda each: each.end)

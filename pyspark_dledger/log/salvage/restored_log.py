@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE, MIN_BLANK_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
+from pyspark_dledger.format.state_files import Epoch
 from pyspark_dledger.log.copies.lost_ends import OwnEnd
 from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.salvage.lost_entries import (
     Gap,
+    IsElsewhere,
     LostEntry,
     ReadSource,
     Repair,
@@ -35,8 +37,9 @@ class Witnesses:
 
     ``ends`` are those of their own logs. ``committed`` are the indexes that their files prove committed. ``max_term``
     is the highest term of any of their currterm files, None if unknown: no entry can have a higher one. ``has_blank``
-    says whether a source ends a file of old messages at a position; ``read`` reads a source. ``last_epochs``
-    are those of controller mode that begin in the log of a source.
+    says whether a source ends a file of old messages at a position; ``read`` reads a source, ``is_elsewhere`` asks the
+    queues of all. ``last_epochs`` are those of controller mode that begin in the log of a source, ``epochs`` all of its
+    intact file.
     """
 
     names: tuple[str, ...]
@@ -46,7 +49,9 @@ class Witnesses:
     max_term: int | None
     has_blank: Callable[[int], bool]
     read: ReadSource
+    is_elsewhere: IsElsewhere = lambda *_: False
     last_epochs: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, tuple[Epoch, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -216,9 +216,16 @@ CATALOGUE: tuple[Code, ...] = (
     ),
     Code(
         "messageTimestamp",
-        WARNING,
-        "A message's born or store time is outside years 1 to 9999. Reads by time miss it.",
+        INFO,
+        "A message's born or store time is outside years 1 to 9999: a client set it, or it is damaged. Reads by time "
+        "miss it.",
         _NOT_NOTICED,
+    ),
+    Code(
+        "decidedCopy",
+        INFO,
+        "A check of this entry fails; the salvage that wrote the store was told to take it (decided.jsonl).",
+        _MESSAGE_UNSEEN,
     ),
     # Behind the log
     Code(

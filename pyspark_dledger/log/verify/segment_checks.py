@@ -23,6 +23,7 @@ from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
+from pyspark_dledger.log.io.salvage_fillers import decided_positions
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.unread_files import check_fact
@@ -205,7 +206,7 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
     request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MAX_LISTED)
     try:
         survey = engine.survey(request)
-        _add_problems(part.segment, survey, report)
+        _add_problems(part.segment, survey, report, decided_positions(part.paths, part.segment.source))
         if part.before is not None and part.segment.source == DLEDGER and survey.entries:
             _check_order(engine, part.before, part.segment, index, survey, report)
         _check_units(engine, part, index, survey, report)
@@ -237,15 +238,18 @@ def _queue_check(part: SegmentCheckPart, engine: Engine, report: Report) -> Queu
     return QueueCheck(part.queues, partial(StoreView, part.path, part.options), engine, report, part.log_end)
 
 
-def _add_problems(segment: Segment, survey: Survey, report: Report) -> None:
-    """Report what a survey found. Raises UnreadableError if the rest of the file cannot be read."""
+def _add_problems(segment: Segment, survey: Survey, report: Report, decided: frozenset[int]) -> None:
+    """Report what a survey found. Raises UnreadableError if the rest of the file cannot be read.
+
+    A salvage `decided` about the entries at these positions.
+    """
     listed: dict[str, int] = {}
     for problem in survey.problems:
         check_fact(segment, problem.fact)
         if problem.code == "blankSize" and problem.pos == segment.base and not segment.check_pos:
             continue  # after a snapshot, 0.4.0 begins a file like this and has not yet written entries after it
         report.add(
-            problem.code,
+            "decidedCopy" if problem.pos in decided else problem.code,
             segment.path,
             problem.fact.sentence(segment.name),
             offset=problem.pos - segment.base,

@@ -38,6 +38,7 @@ from pyspark_dledger.format.layout import (
     segment_name,
 )
 from pyspark_dledger.format.message import STORED_SIZE, filler_message, filler_messages, store_timestamp
+from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.entry_reads import read_existing
@@ -264,8 +265,8 @@ def _contents(part: SegmentPart, target: DirectFile) -> Iterator[memoryview]:
             header = ENTRY_HEADER_SIZE if part.source == DLEDGER else 0
             if part.has_messages:
                 head = read_existing(path, extent.last_pos + header - part.base, STORED_SIZE)
-                if len(head) == STORED_SIZE:
-                    stored = max(store_timestamp(head, 0), 0) or stored
+                if len(head) == STORED_SIZE and 0 < store_timestamp(head, 0) <= MAX_TIMESTAMP:
+                    stored = store_timestamp(head, 0)
     rest = part.base + part.size - at
     if part.has_blank and rest >= MIN_BLANK_SIZE:
         blank = encode_blank(rest) if part.source == DLEDGER else _BLANK.pack(rest, MESSAGE_MAGIC_BLANK)

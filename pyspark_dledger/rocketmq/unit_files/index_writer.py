@@ -118,9 +118,11 @@ class IndexFileWriter:
         self._slots[slot] = numbers
         self._changed_pages[slot // _SLOTS_PER_PAGE] = True
         is_first = header.index_count <= 1
+        # A message whose time is damaged has none.
+        known = keys.stored[keys.stored > 0]
         self.header = IndexHeader(
             int(keys.stored[0]) if is_first else header.begin_timestamp,
-            int(keys.stored[-1]),
+            int(known[-1]) if len(known) else header.end_timestamp,
             int(keys.offset[0]) if is_first else header.begin_phy_offset,
             int(keys.offset[-1]),
             header.hash_slot_count + newly_used,
