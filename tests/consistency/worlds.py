@@ -276,9 +276,10 @@ def _with_stale(
 ) -> tuple[list[Log], list[list[Part]]]:
     """Two replicas truncated a tail that nobody else had, and overwrote only a part of it.
 
-    What overwrote the tail is of a later term (``rewritten``), or of the same one or an earlier one (``stale``).
+    What overwrote the tail is of a later term (``rewritten``), or of an earlier one (``stale``): a term has one leader,
+    and so no two entries for an index.
     """
-    term = last if shape == "stale" else last + 1
+    term = last + 1
     tails: list[list[Part]] = [[]]
     tails += [[(maker.branch().some(draw.choice((0, 5, 15))), term + number)] for number in (0, 1)]
     newer = last if shape == "stale" else last + 3

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.format.state_files import Epoch
+from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch
 from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.commit_log_replica import own_replicas
 from pyspark_dledger.log.copies.duplicates import duplicates, without_duplicates
@@ -25,7 +25,7 @@ from pyspark_dledger.log.copies.segment_copy import Damage, SegmentCopy
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers, decided_positions
-from pyspark_dledger.log.io.state_files import EPOCH_FILE, read_epochs
+from pyspark_dledger.log.io.state_files import read_epochs
 from pyspark_dledger.log.replicas import entry_of, replica_names
 from pyspark_dledger.log.salvage.histories import Histories, decide_histories
 from pyspark_dledger.log.salvage.last_copies import judged
