@@ -424,11 +424,11 @@ def test_a_removal_can_be_repeated_but_names_a_member(tmp_path: Path) -> None:
 def test_a_member_that_is_refused_learns_only_that_it_was_removed() -> None:
     core = OneCore(filled(1, 1, saved=2))
     others = {"index": 5, "term": 2, "voters": {"n1": "b:1"}, "learners": {}, "leaving": "", "committed": 5}
-    core.core.heard_members(json.dumps({**others, "voters": {"n0": "a:1"}}), 0)
+    core.core.heard_members(json.dumps({**others, "voters": {"n0": "a:1"}}), 0, is_refusal=True)
     assert len(core.core.members.current.voters) == 3
-    core.core.heard_members("{", 0)
+    core.core.heard_members("{", 0, is_refusal=True)
     assert not core.core.is_removed
-    core.core.heard_members(json.dumps(others), 0)
+    core.core.heard_members(json.dumps(others), 0, is_refusal=True)
     core.tick(20_000)
     assert core.core.is_removed and core.core.status().elections == 0
     assert "removed this member, by entry 5: stop it" in problem_of(core)

@@ -230,10 +230,10 @@ class Core:
         else:
             self._member.binary_peers.discard(peer_id)
 
-    def heard_members(self, text: str, now: int) -> None:
-        """A peer refused this member, and sent its latest committed list."""
+    def heard_members(self, text: str, now: int, *, is_refusal: bool) -> None:
+        """The latest committed list of another member, of its hello, with which it may have refused this one."""
         self._member.set_clock(now)
-        self._list_copy.heard_refusal(text)
+        self._list_copy.heard_hello(text, is_refusal)
 
     def drain(self) -> list[Effect]:
         """The effects to execute, in order; a leader's new entries are among them.
@@ -295,6 +295,11 @@ class Core:
     def needs_summary(self) -> bool:
         """Whether it lacks the application's state of expired entries, and therefore must not lead."""
         return self._member.needs_summary()
+
+    @property
+    def knows_members(self) -> bool:
+        """Whether its list is the group's present one, so that others are no members."""
+        return self._member.knows_members
 
     @property
     def is_removed(self) -> bool:

@@ -87,16 +87,17 @@ class ListCopy:
         else:
             member.resolve_problem(_REMOVED)
 
-    def heard_refusal(self, text: str) -> None:
-        """The list of a member that refuses this one. It can only say that this one was removed."""
-        self._heard(text, is_refusal=True)
+    def heard_hello(self, text: str, is_refusal: bool) -> None:
+        """The list of another member's hello. One that refuses this member can only say that it was removed."""
+        if is_refusal or not self._member.is_leader:
+            self._heard(text, not is_refusal)
 
-    def _heard(self, text: str | None, is_refusal: bool = False) -> None:
-        """Another member's latest committed list."""
+    def _heard(self, text: str | None, is_listed: bool | None = None) -> None:
+        """Another member's latest committed list. ``is_listed``: it counts only if it has this member, or lacks it."""
         try:
             found, committed = read_told(text)
         except ValueError as error:
             self._member.report_problem(f"a member sent a list of members that cannot be used: {error}", "list")
             return
-        if not (is_refusal and self._member.self_id in found.addresses):
+        if is_listed in (None, self._member.self_id in found.addresses):
             self._member.members.heard(found, committed)

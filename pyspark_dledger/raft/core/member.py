@@ -138,6 +138,14 @@ class Member:
         self.members.appending(index, term, body)
 
     @property
+    def knows_members(self) -> bool:
+        """Whether its list is the group's present one: it leads, or a member of the list leads it.
+
+        A list that the log brought can be of the past, so nobody is refused by it.
+        """
+        return self.is_leader or self.leader_id in self.peers
+
+    @property
     def has_lone_vote(self) -> bool:
         """Whether this member is a majority."""
         return self.is_voter and not self.voters

@@ -19,12 +19,15 @@ class Admission:
         secrets: Secrets,
         own_hello: Callable[[], MemberHello] | None,
         refusal: Callable[[Credentials, str], str | None],
+        on_hello: Callable[[MemberHello], None],
     ) -> None:
         self.shown = Credentials(None)
         self.lacks_secret = secrets.client is not None
         self._secrets = secrets
         self._own_hello = own_hello
         self._refusal = refusal
+        # Called with the hello of a connection that may act as that member.
+        self._on_hello = on_hello
         self.refused_for: ConnectionRefusal = "secret"
         # The hello for a sender that is not in the list of members.
         self.told: str | None = None
@@ -54,6 +57,8 @@ class Admission:
         reason = self._refusal(self.shown, hello.id)
         if reason is not None:
             self.told = own.text()
+        else:
+            self._on_hello(hello)
         return reason
 
     def forget(self) -> None:

@@ -40,28 +40,37 @@ class Connections:
         self.quotas = Quotas(config.max_requests_per_second, config.max_bytes_per_second)
         self._member_ids: dict[Inbound, str] = {}
         self._clients: dict[Inbound, None] = {}
-        self._members: dict[str, int] = {}
-        self.set_members(config.members())
+        self._judged: tuple[Mapping[str, Address], bool] | None = None
+        self.set_members({}, is_present=False)
         self.refused = Refused()
         self._per_host: Counter[str | None] = Counter()
         # Clients without a request, of each host and of all, the one that was silent the longest last.
         self._idle: dict[str | None, list[tuple[float, Inbound]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def set_members(self, members: Mapping[str, Address]) -> None:
-        """Requests of members are accepted from these only."""
+    def set_members(self, found: Mapping[str, Address], *, is_present: bool) -> None:
+        """Requests of members are accepted from these only, if they are known to be the group's present ones.
+
+        Until then also from those that this member was started with, and from strangers, see `Roles`.
+        """
         config = self._config
-        others = [key for key in members if key != config.self_id]
-        self._members = {key: self._members.get(key, 0) for key in others}
+        members = found if is_present else {**config.members(), **found}
+        if (members, is_present) == self._judged:
+            return
+        self._judged = members, is_present
+        self._others = members.keys() - {config.self_id}
         self._roles = Roles(
             *(members, config.self_id),
             uses_secret=config.member_secret is not None,
             uses_tls=config.tls is not None,
             hosts_of=self._hosts_of,
+            takes_strangers=not is_present,
         )
         for inbound in self.all():
             inbound.admission.forget()
-            if self._member_ids.get(inbound, "") not in ("", *others):
+            member_id = self._member_ids.get(inbound)
+            is_stranger = member_id is not None and member_id not in members
+            if is_stranger and self.refusal(inbound.admission.shown, member_id or "") is not None:
                 inbound.abort()
 
     def all(self) -> list[Inbound]:
@@ -84,26 +93,27 @@ class Connections:
         self._per_host[inbound.host] += 1
         if inbound.base_bytes and not self.memory.allows(0, inbound.base_bytes) and not self._close_idle(inbound):
             return "no memory for more connections"
-        return self._surplus(inbound, _PER_MEMBER * len(self._members) if self.is_member_host(inbound.host) else 0)
+        return self._surplus(inbound, _PER_MEMBER * len(self._others) if self.is_member_host(inbound.host) else 0)
 
     def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
         """The first request names that member as its sender. Returns the reason to close the connection."""
-        count = self._members.get(member_id or "", _PER_MEMBER)
-        if member_id is not None and count < _PER_MEMBER and self.refusal(inbound.admission.shown, member_id) is None:
+        is_member = member_id is not None and self.refusal(inbound.admission.shown, member_id) is None
+        if member_id is not None and is_member and self._has_place(member_id):
             self._forget_client(inbound)
-            self._members[member_id] = count + 1
             self._member_ids[inbound] = member_id
             inbound.is_member = True
             return None
         # Until here it may have used the room for members.
         return self._surplus(inbound, 0)
 
+    def _has_place(self, member_id: str) -> bool:
+        """Whether a member has fewer connections than it may. All strangers together count as one member."""
+        ids = {member_id} if member_id in self._others else {*self._member_ids.values()} - self._others
+        return sum(each in ids for each in self._member_ids.values()) < _PER_MEMBER
+
     def closed(self, inbound: Inbound) -> None:
         """The connection is lost."""
-        if (member_id := self._member_ids.pop(inbound, None)) is not None:
-            if member_id in self._members:
-                self._members[member_id] -= 1
-        else:
+        if self._member_ids.pop(inbound, None) is None:
             self._forget_client(inbound)
 
     def _forget_client(self, inbound: Inbound) -> None:

@@ -56,7 +56,7 @@ class CoreDriver:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._links: Mapping[str, PeerLink] = {}
-        self._on_members: Callable[[Mapping[str, str]], None] = lambda _: None
+        self._on_members: Callable[[], None] = lambda: None
         self._unflushed: set[Channel] = set()
         self._is_drain_due = False
         self._is_stopped = False
@@ -76,8 +76,8 @@ class CoreDriver:
     def is_stopped(self) -> bool:
         return self._is_stopped
 
-    def start(self, links: Mapping[str, PeerLink], on_members: Callable[[Mapping[str, str]], None]) -> None:
-        """``links`` may change in ``on_members``, which gets the addresses of new members."""
+    def start(self, links: Mapping[str, PeerLink], on_members: Callable[[], None]) -> None:
+        """``links`` may change in ``on_members``: there are other members, or they are known to be the present ones."""
         self._links, self._on_members = links, on_members
         self._tick()
 
@@ -138,11 +138,19 @@ class CoreDriver:
     def peer_connected(self, peer_id: str, is_binary: bool, hello: MemberHello | None) -> None:
         takes_controls = hello is not None and hello.controls >= NOOP
         self._run(lambda: self._core.set_peer_binary(peer_id, is_binary, takes_controls), lambda: True)
+        if hello is not None:
+            self.heard(hello)
 
-    def peer_refused(self, hello: MemberHello) -> None:
-        """A peer refuses this member, which it may have removed."""
+    def heard(self, hello: MemberHello, *, is_refusal: bool = False) -> None:
+        """Another member said hello, or refused this one, which it may have removed."""
         if hello.members:
-            self._run(lambda: self._core.heard_members(hello.members, self._now()), lambda: True)
+            self._run(
+                lambda: self._core.heard_members(hello.members, self._now(), is_refusal=is_refusal), lambda: True
+            )
+
+    def refused(self, hello: MemberHello) -> None:
+        """A peer refuses this member, which it may have removed."""
+        self.heard(hello, is_refusal=True)
 
     def flushed_in_thread(self, index: int) -> None:
         """The log is durable up to that index; called by the flush thread."""
@@ -292,7 +300,7 @@ class CoreDriver:
                 self._role_changed(effect)
             elif isinstance(effect, MembersChanged):
                 record(logging.INFO, "members", members=",".join(sorted(effect.addresses)))
-                self._on_members(effect.addresses)
+                self._on_members()
 
     def _loaded(self, effect: Load, result: EntryRange | Exception) -> None:
         self._run(lambda: self._core.loaded(effect, result, self._now()))
@@ -305,6 +313,7 @@ class CoreDriver:
             channel.flush()
 
     def _role_changed(self, effect: RoleChanged) -> None:
+        self._on_members()
         self._has_led = self._has_led or effect.role is Role.LEADER
         if effect.leader_id is not None and self._latest_leadership != (effect.leader_id, effect.term):
             self._latest_leadership = effect.leader_id, effect.term

@@ -126,6 +126,7 @@ class Inbound(Channel):
         is_tls: bool = False,
         on_lost: Callable[[Inbound], None] | None = None,
         hello: Callable[[], MemberHello] | None = None,
+        on_hello: Callable[[MemberHello], None] = lambda _: None,
     ) -> None:
         super().__init__(max_frame_bytes if secrets.client is None else min(max_frame_bytes, _HELLO_BYTES), hello=hello)
         self._max_frame_bytes = max_frame_bytes
@@ -140,7 +141,7 @@ class Inbound(Channel):
         # The connection of a member of the group: limits of memory and idle time are for clients.
         self.is_member = False
         self.is_identified = False
-        self.admission = Admission(secrets, hello, registry.refusal)
+        self.admission = Admission(secrets, hello, registry.refusal, on_hello)
         self._outstanding = 0
         self._max_outstanding = _MIN_OUTSTANDING
         self._reads = 0

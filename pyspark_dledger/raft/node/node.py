@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,7 @@ class Node:
         driver.start(self._links, self._take_members)
         store.start_scrubbing(driver.damaged_in_thread)
         self._connections.start()
-        self._take_members(self.core.members.known_addresses)
+        self._take_members()
         record(logging.INFO, "started", group=config.group, id=config.self_id, listen=self.address, **self.status())
         if config.tls is None and not self.address.is_loopback:
             risk = "reaches it can write" if config.secret is None else "reads the network can read the secret"
@@ -284,6 +284,7 @@ class Node:
             is_tls=config.tls is not None,
             on_lost=self._reads.drop,
             hello=self._hello,
+            on_hello=self._driver.heard,
         )
 
     def _new_link(self, peer_id: str, address: Address, tls: TlsContext | None) -> PeerLink:
@@ -294,13 +295,14 @@ class Node:
             *(peer_id, address, hello, tls, config.max_frame_bytes),
             *(driver.handle_response, driver.peer_connected, config.secrets().of_links, self._hello),
             own_host=own_source(self._members[config.self_id]),
-            on_refused=driver.peer_refused,
+            on_refused=driver.refused,
         )
 
-    def _take_members(self, addresses: Mapping[str, str]) -> None:
-        """Connect to these members, and to no others."""
+    def _take_members(self) -> None:
+        """Connect to the members, and to no others."""
+        addresses = self.core.members.known_addresses
         found = {peer_id: parse_address(text, f"member {peer_id}") for peer_id, text in addresses.items()}
-        self._connections.set_members(found)
+        self._connections.set_members(found, is_present=self.core.knows_members)
         for peer_id, link in list(self._links.items()):
             if peer_id not in found or found[peer_id] != link.address:
                 del self._links[peer_id]

@@ -67,7 +67,11 @@ def stranger_response(request: Request) -> Response:
 
 
 class Roles:
-    """Judges connections. ``hosts_of`` gives the known network addresses of a member whose host is a name."""
+    """Judges connections. ``hosts_of`` gives the known network addresses of a member whose host is a name.
+
+    ``takes_strangers``: the members may be old ones, so another one is accepted, too, that has the members' secret or
+    mark, or the network address of any member.
+    """
 
     def __init__(
         self,
@@ -77,13 +81,16 @@ class Roles:
         uses_secret: bool = False,
         uses_tls: bool = False,
         hosts_of: Callable[[str], Collection[str]] = lambda _: (),
+        takes_strangers: bool = False,
     ) -> None:
         self._others = {key: address for key, address in members.items() if key != self_id}
+        self._self_id = self_id
         self._members = dict(members)
         self._literal = {key: literal_hosts(address) for key, address in members.items()}
         self._uses_secret = uses_secret
         self._uses_tls = uses_tls
         self._hosts_of = hosts_of
+        self._takes_strangers = takes_strangers
 
     def is_member_host(self, host: str | None) -> bool:
         """Whether another member has this network address."""
@@ -103,6 +110,8 @@ class Roles:
 
     def refusal(self, member_id: str | None, shown: Credentials) -> str | None:
         """Why a connection may not act as that member; None if it may."""
+        if self._takes_strangers and member_id not in (None, self._self_id) and self._is_marked(shown):
+            return None
         if member_id is None or member_id not in self._others:
             return f"expected another member of {', '.join(self._others) or 'a group of one'}, found {member_id}"
         if self._uses_secret:
@@ -115,6 +124,14 @@ class Roles:
             f"expected {member_id} at {self._others[member_id].host} of peers, found {shown.host}: correct peers, or "
             "use memberSecretFile or TLS"
         )
+
+    def _is_marked(self, shown: Credentials) -> bool:
+        """Whether a connection may act as any member, as far as it shows: by address, if it has that of one."""
+        if self._uses_secret:
+            return shown.has_secret
+        if self._uses_tls:
+            return _has_member_unit(shown.certificate or {})
+        return self.is_member_host(shown.host)
 
     def _has_host(self, member_id: str, host: str | None) -> bool:
         if host is None:
@@ -132,12 +149,16 @@ class Roles:
         if (domain := host.partition(".")[2]) and not literal_hosts(self._members[member_id]):
             # As where this member checks the other's certificate as a server.
             wanted.add(f"*.{domain}")
-        if ("organizationalUnitName", MEMBER_UNIT) in subject or member_id in names:
+        if _has_member_unit(certificate) or member_id in names:
             return None
         if not wanted.isdisjoint(usual_host(text) for text in alternatives):
             return None
         found = ", ".join((*names, *alternatives)) or "no name"
         return f"expected a certificate of {member_id} (CN or subjectAltName {member_id} or {host}), found {found}"
+
+
+def _has_member_unit(certificate: Mapping[str, Any]) -> bool:
+    return any(("organizationalUnitName", MEMBER_UNIT) in part for part in certificate.get("subject", ()))
 
 
 def literal_hosts(address: Address) -> set[str]:
