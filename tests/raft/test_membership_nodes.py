@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -77,6 +78,48 @@ def test_a_dead_member_is_replaced(tmp_path: Path) -> None:
     batches = dledger.open_log(str(tmp_path / "dledger-n3")).scan(columns=["kind"])
     kinds = [row["kind"] for batch in batches for row in batch.to_pylist()]
     assert kinds.count("config") >= 3 and kinds.count("entry") == 6
+
+
+def replace(group: Nodes, client: dl.Client, gone: str, new: str) -> str:
+    """Replace a member by a new one, then stop it. Returns the new one's peers."""
+    peers, address = start_new(group, new)
+    eventually(lambda: replaced(client, gone, new, address))
+    eventually(lambda: appended(client, b"x") and client.members().is_final)
+    group.stop(gone)
+    return peers
+
+
+def replaced(client: dl.Client, gone: str, new: str, address: str) -> bool:
+    with suppress(GroupError):
+        return client.replace_member(gone, new, address).index >= 0
+    return False
+
+
+def is_level(group: Nodes, client: dl.Client, node_id: str) -> bool:
+    ends = [group.status(each)["committedIndex"] for each in group.nodes]
+    return appended(client, b"y") and group.status(node_id)["committedIndex"] >= max(ends)
+
+
+def test_members_catch_up_although_all_others_were_replaced_since_their_lists(tmp_path: Path) -> None:
+    """One slept through it, one loses its disk, one joins: both meet the old lists in the log."""
+    with nodes(tmp_path, 3, core_options=FASTER) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
+        client.append_batch([b"%d" % number for number in range(20)])
+        *others, sleeper = sorted(group.ids, key=lambda each: each != group.leader())
+        eventually(lambda: group.status(sleeper)["endIndex"] == 19)
+        group.stop(sleeper)
+        peers = {new: replace(group, client, gone, new) for gone, new in zip(others, ("n3", "n4"), strict=True)}
+        group.start(sleeper)
+        eventually(lambda: is_level(group, client, sleeper))
+        assert voters(client) == [sleeper, "n3", "n4"]
+        peers[sleeper] = group.peers
+        replaced_disk = next(each for each in ("n3", "n4") if each != group.leader())
+        group.stop(replaced_disk)
+        shutil.rmtree(tmp_path / f"dledger-{replaced_disk}")
+        group.start(replaced_disk, peers=";".join({*";".join(peers.values()).split(";")}), join=True)
+        eventually(lambda: is_level(group, client, replaced_disk))
+        _, address = start_new(group, "n5")
+        client.add_member("n5", address)
+        eventually(lambda: is_level(group, client, "n5") and "n5" in client.members().voters)
 
 
 def test_a_group_of_one_grows_and_its_leader_leaves(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
 )
 from pyspark_dledger.raft.node.peer_link import PeerLink
-from pyspark_dledger.raft.node.roles import Credentials, Roles, acting_member
+from pyspark_dledger.raft.node.roles import MEMBER_UNIT, Credentials, Roles, acting_member
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config
 from pyspark_dledger.raft.peers import Address, parse_peers
 from pyspark_dledger.raft.secret import Secrets
@@ -48,6 +48,26 @@ def test_a_member_is_known_by_its_address(member_id: str, host: str | None, is_a
         assert is_allowed or reason == (
             "expected n1 at 10.0.0.2 of peers, found 10.0.0.1: correct peers, or use memberSecretFile or TLS"
         )
+
+
+@pytest.mark.parametrize(
+    ("modes", "shown", "is_allowed"),
+    [
+        ({}, Credentials("10.0.0.2"), True),
+        ({}, Credentials("10.0.0.9"), False),
+        ({"uses_secret": True}, Credentials("10.0.0.9", has_secret=True), True),
+        ({"uses_secret": True}, Credentials("10.0.0.2"), False),
+        ({"uses_tls": True}, Credentials("10.0.0.9", {"subject": ((("organizationalUnitName", MEMBER_UNIT),),)}), True),
+        ({"uses_tls": True}, Credentials("10.0.0.2", {"subject": ((("commonName", "n9"),),)}), False),
+    ],
+)
+def test_a_member_with_an_old_list_accepts_others_that_show_that_they_are_members(
+    modes: dict[str, bool], shown: Credentials, is_allowed: bool
+) -> None:
+    roles = Roles(PEERS, "n0", **modes, takes_strangers=True)
+    assert (roles.refusal("n9", shown) is None) is is_allowed
+    assert roles.refusal("", shown) and roles.refusal(None, shown) and roles.refusal("n0", shown)
+    assert Roles(PEERS, "n0", **modes).refusal("n9", shown)
 
 
 @pytest.mark.parametrize("peers", ["n0-127.0.1.1:1;n1-127.0.1.1:2", "n0-alpha:1;n1-alpha:2"])

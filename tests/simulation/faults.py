@@ -57,6 +57,7 @@ class Faults:
             "change members": self.change_members,
             "cut off a change": self.cut_off_change,
             "change on two sides": self.change_on_two_sides,
+            "sleep through changes": self.sleep_through_changes,
             "members file fails": self.break_members_file,
             "power cut of members file": lambda: self.cut_power(self.any_node(), "save_members"),
             "disk full in an append": self.fill_disk_in_append,
@@ -91,6 +92,7 @@ class Faults:
             node.fsync = 2
             node.paused_until = 0
             self.correct_peers(node)
+            node.is_retired = node.is_retired and node not in world.checker.last_members()
             node.restart()
         self.damage.mend_until_done()
 
@@ -326,6 +328,17 @@ class Faults:
         for _ in range(3):
             world.at(world.now + self.long(), self.change_members)
 
+    def sleep_through_changes(self) -> None:
+        """A node is down while others are replaced, one after the other; it starts with what it had."""
+        world, node = self.world, self.any_node()
+        if node.core is not None:
+            node.stop("sleeps through changes")
+            pause = 2 * world.base_config.heart_beat_time_interval_ms
+            count = self.random.randint(2, 8)
+            for number in range(count):
+                world.at(world.now + number * pause, self.change_members, "replace")
+            self.restart_later(node, count * pause)
+
     def change_on_two_sides(self) -> None:
         """Let an isolated leader remove a member, and then the next leader, which some of the others do not reach."""
         leader = self.world.leader
@@ -369,6 +382,9 @@ class Faults:
         request.member_id = new if request.action == "add" else gone
         request.new_id, request.address = new, world.addresses[new]
         if node.core is not None:
+            if request.action != "remove":
+                world.by_id[new].is_retired = False
+                world.by_id[new].restart()
             world.trace("", "asks %s to %s %s with %s", node.id, request.action, request.member_id, new)
             world.send_client_request(node, request, self.client.other_response)
 

@@ -19,15 +19,15 @@ def with_changes(scenario: Scenario) -> Scenario:
 class ChangesTwiceAtOnce(Mutant):
     """Begins a change before the list before is committed."""
 
-    first_seed = 95
-
     def damage(self) -> None:
         class Hasty(type(self._member.members)):  # type: ignore[misc]
             is_committed = True
 
         self._member.members.__class__ = Hasty
 
-    focus = staticmethod(with_changes)
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return replace(with_changes(scenario), nodes=4, faults=("change on two sides", "change members"))
 
 
 class ChangesWithoutAnOwnEntry(Mutant):
@@ -160,6 +160,21 @@ class JoinsBeforeTheDisk(Mutant):
         return replace(changed, fault_pause=max(150, scenario.faulty_time // 40), fsync=(100,) * 2)
 
 
+class RefusesByPastLists(Mutant):
+    """Refuses others by a list that the log brought, although its present leader may not be in it."""
+
+    caught_by = "within"
+    first_seed = 190
+
+    @property
+    def knows_members(self) -> bool:
+        return True
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return replace(with_changes(scenario), faults=("sleep through changes", "change members"))
+
+
 MUTANTS: tuple[type[Mutant], ...] = (
     ChangesTwiceAtOnce,
     ChangesWithoutAnOwnEntry,
@@ -170,4 +185,5 @@ MUTANTS: tuple[type[Mutant], ...] = (
     CampaignsInATermThatHadALeader,
     VotesWithAnEmptyDisk,
     JoinsBeforeTheDisk,
+    RefusesByPastLists,
 )

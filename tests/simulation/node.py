@@ -44,7 +44,7 @@ class SimNode:
         self.is_drain_due = False
         self.waiting: dict[int, int] = {}
         self.checkpoint_due = 0
-        self.roles = Roles(world.members, self.id)
+        self.roles = Roles(world.members, self.id, uses_secret=bool(scenario.spares))
         # The members that an operator gave it, and whether they replace those of its store.
         self.is_spare = number >= scenario.nodes
         self.peers = (*world.initial, self.id) if self.is_spare else world.initial
@@ -52,6 +52,8 @@ class SimNode:
         self.joins = self.is_spare
         # The last committed entry that it acknowledged with an earlier disk.
         self.had_committed = -1
+        # Whether an operator stopped it, because the group removed it.
+        self.is_retired = False
         # Whether its disk is so damaged that it does not start.
         self.refuses = False
         self._new_process()
@@ -96,8 +98,9 @@ class SimNode:
             self.seen_term = self.store.curr_term
             self.seen_committed = self.reported_committed = self.core.committed_index
             self.reported_role = RoleChanged(self.core.role, self.core.term, self.core.leader_id)
+            self.take_members()
             for other in world.nodes:
-                if other is not self:
+                if other is not self and not world.scenario.spares:
                     is_ours = not world.is_java(self, other)
                     self.core.set_peer_binary(other.id, is_ours, is_ours)
         except PowerCut:
@@ -119,10 +122,34 @@ class SimNode:
     def hello(self) -> MemberHello:
         is_static = self.core is None or not self.core.members.takes_strangers
         peers = format_peers({id_: self.world.members[id_] for id_ in self.peers}) if is_static else ""
-        return MemberHello(self.id, "", "g", peers, self.store.cluster_id)
+        members = "" if self.core is None else self.core.members.told_by_log
+        return MemberHello(self.id, "", "g", peers, self.store.cluster_id, members=members)
+
+    def take_members(self) -> None:
+        """The members are others, or known to be the present ones."""
+        if self.core is not None and self.world.scenario.spares:
+            members = {id_: self.world.members[id_] for id_ in self.core.members.known_addresses}
+            knows = self.core.knows_members
+            self.roles = Roles(members, self.id, uses_secret=True, takes_strangers=not knows)
+            self.world.judge(self)
+
+    def hear(self, hello: MemberHello, *, is_refusal: bool = False) -> None:
+        """Another node said hello, or refused this one."""
+        if hello.members:
+            self.call("heard_members", hello.members, is_refusal=is_refusal)
+
+    def meet(self, other: SimNode) -> None:
+        """This node is connected to another one."""
+        if self.core is not None:
+            try:
+                self.core.set_peer_binary(other.id, True, True)
+            except PowerCut:
+                self.lose_power("set_peer_binary")
+                return
+            self.hear(other.hello)
 
     def restart(self) -> None:
-        if self.core is not None or self.refuses:
+        if self.core is not None or self.refuses or self.is_retired:
             return
         if self.store.waits_for_others and not all(other.is_level for other in self.world.nodes if other is not self):
             self.world.at(self.world.now + self.world.scenario.tick, self.restart)
@@ -190,6 +217,13 @@ class SimNode:
     def needs_summary(self) -> bool:
         return self.core is not None and self.application is not None and self.application.needs_summary
 
+    @property
+    def is_unlisted(self) -> bool:
+        """Whether the group removed it, and nobody adds it again."""
+        others = [other.core for other in self.world.nodes if other is not self and other.core is not None]
+        is_listed = any(self.id in core.members.current.addresses for core in others)
+        return self.core is not None and self.core.is_removed and not is_listed
+
     def later(self, delay: int, work: Callable[[], None]) -> None:
         """Call `work` after a time, unless the process has ended; a paused one does it after the pause."""
         self.world.at(self.world.now + delay, self._run_later, self.process, work)
@@ -209,12 +243,12 @@ class SimNode:
         else:
             self.call("handle", request, token)
 
-    def call(self, method: str, *arguments: Any) -> None:
+    def call(self, method: str, *arguments: Any, **named: Any) -> None:
         """Call the core and handle its effects."""
         if self.core is None:
             return
         try:
-            getattr(self.core, method)(*arguments, self.clock)
+            getattr(self.core, method)(*arguments, self.clock, **named)
         except PowerCut:
             self.lose_power(method)
             return
@@ -267,8 +301,10 @@ class SimNode:
                 self.world.reply(self, effect)
             elif isinstance(effect, RoleChanged):
                 self.reported_role = effect
+                self.take_members()
                 self.world.trace(self.id, "is %s of term %s, leader %s", effect.role.name, *effect[1:])
             elif isinstance(effect, MembersChanged):
+                self.take_members()
                 self.world.trace(self.id, "has members %s", ", ".join(effect.addresses))
             else:
                 self.reported_committed = effect.index
@@ -312,6 +348,13 @@ class SimNode:
         while self.waiting and next(iter(self.waiting.values())) <= world.now:
             self.handle_response(process, next(iter(self.waiting)), None)
         self.call("tick")
+        if world.scenario.spares:
+            for peer_id in () if self.core is None else self.core.members.others:
+                world.connect(self, world.by_id[peer_id])
+            if self.is_unlisted and world.random.random() < 0.1:
+                self.stop("the group removed it")
+                self.is_retired = True
+                return
         tick = world.scenario.tick
         world.at(world.now + 1 + tick // 2 + int(world.random.random() * tick), self.tick, process)
 

@@ -93,6 +93,7 @@ HOSTILE = ("strangers", "forgers")
 WRONG = ("wrong peers",)
 MEMBERS_FILE = ("members file fails", "power cut of members file")
 CHANGES = ("change members", "change members", "cut off a change")
+SLEEPERS = ("sleep through changes", "sleep through changes")
 TWO_SIDES = ("change on two sides",)
 
 
@@ -113,6 +114,7 @@ def make(seed: int) -> Scenario:
     if spares:
         hostile, wrong = CHANGES, ()
         kinds += MEMBERS_FILE * (Random(seed ^ 0xFEED).random() < 0.3)
+        kinds += SLEEPERS * (Random(seed ^ 0x51EE).random() < 0.4)
         kinds += TWO_SIDES * (Random(seed ^ 0x5200).random() < 0.3)
         # A group that lost a disk needs all other voters for a while, and a change can remove one.
         kinds = [kind for kind in kinds if kind != "restore"]

@@ -23,6 +23,8 @@ from tests.simulation.reads import OpenRead
 from tests.simulation.scenario import Scenario
 
 CALL_TIMEOUT = 3000
+# What a connection of a member shows in scenarios in which the members change.
+MARKED = Credentials(None, has_secret=True)
 Action = Callable[..., None]
 
 
@@ -60,6 +62,8 @@ class World:
         self.network = scenario.network
         self.blocked: set[tuple[int, int]] = set()
         self.latest: dict[tuple[int, int], int] = {}
+        # The processes of both ends of each open connection, by the numbers of the node that opened it and the other.
+        self.connections: dict[tuple[int, int], tuple[int, int]] = {}
         self.open_reads: dict[int, OpenRead] = {}
         # Called for each request that arrives; False loses it (for tests).
         self.filter: Callable[[Call], bool] = lambda _: True
@@ -134,6 +138,9 @@ class World:
         if type(request) is PushRequest and type(request.data) is not bytes:
             request.data = bytes(request.data)
         target = self.by_id[effect.peer_id]
+        if not self.connect(source, target):
+            self.at(self.now + 1, source.handle_response, source.process, effect.token, None)
+            return
         if self.scenario.is_framed:
             request = through_frames(request, not self.is_java(source, target), None)
         self.count_request(request)
@@ -184,17 +191,51 @@ class World:
             return
         if pair in self.blocked:
             self.checker.count("messages lost in a partition")
+            self.connections.pop(pair, None)
         elif target.paused_until > self.now:
             self.at(target.paused_until + 1, self.arrive, pair, target, process, action, arguments)
         else:
             action(*arguments)
 
+    # Connections, in scenarios in which the members change
+
+    def connect(self, source: SimNode, target: SimNode) -> bool:
+        """Connect a node to another one, if the other side accepts its hello. Returns whether it is connected."""
+        pair = source.number, target.number
+        if not self.scenario.spares or self.is_connected(source, target):
+            return True
+        if source.core is None or target.id not in source.core.members.known_addresses:
+            return False
+        if target.core is None or target.paused_until > self.now or {pair, pair[::-1]} & self.blocked:
+            # Requests wait for a connection.
+            return target.core is not None
+        if target.hello.mismatch(source.hello) or target.roles.refusal(source.id, MARKED):
+            self.checker.count("hellos of strangers refused")
+            source.hear(target.hello, is_refusal=True)
+            return False
+        self.connections[pair] = source.process, target.process
+        target.hear(source.hello)
+        source.meet(target)
+        return self.is_connected(source, target)
+
+    def is_connected(self, source: SimNode, target: SimNode) -> bool:
+        return self.connections.get((source.number, target.number)) == (source.process, target.process)
+
+    def judge(self, node: SimNode) -> None:
+        """A node has other members: it closes the connections of strangers."""
+        for source in self.nodes:
+            if self.is_connected(source, node) and node.roles.refusal(source.id, MARKED):
+                del self.connections[source.number, node.number]
+
     def deliver(self, call: Call, process: int) -> None:
         if not self.filter(call):
             return
-        if not self.are_of_one_group(call.source, call.target):
+        if self.scenario.spares:
+            if not self.connect(call.source, call.target):
+                return
+        elif not self.are_of_one_group(call.source, call.target):
             return
-        if not self.admits(call.target, call.request, self.host(call.source.id)):
+        elif not self.admits(call.target, call.request, self.host(call.source.id)):
             raise Violation(f"{call.target.id} refuses {describe(call.request)} of {call.source.id}")
         if self.is_tracing:
             self.trace(call.target.id, "handles %s#%s %s", call.source.id, call.token, describe(call.request))
@@ -223,11 +264,8 @@ class World:
 
     def are_of_one_group(self, source: SimNode, target: SimNode) -> bool:
         """Whether two nodes accept each other's hello at the begin of a connection."""
-        if (
-            (not self.scenario.spares and source.peers == target.peers)
-            or self.ignores_hellos
-            or target.hello.mismatch(source.hello) is None
-        ):
+        is_same = source.peers == target.peers
+        if is_same or self.ignores_hellos or target.hello.mismatch(source.hello) is None:
             return True
         self.checker.count("messages between other peer lists refused")
         return False

@@ -35,6 +35,8 @@ class Membership:
         self._self_id = config.self_id
         saved = _parsed(store.member_state)
         self._controls = {each for each in saved.get("controls", ()) if isinstance(each, str)}
+        # Members whose connections showed that they do not take control entries.
+        self._other_versions: set[str] = set()
         is_new = config.joins and not store.member_ids
         self.is_joining = not config.changes_members and (bool(saved.get("joining")) or is_new)
         self.unknown_before = int(saved.get("unknownBefore", -1))
@@ -89,7 +91,7 @@ class Membership:
     @property
     def is_complete(self) -> bool:
         """Whether no later list than the present one can be missing. Java members have none."""
-        return self.current.index >= self.unknown_before or self._controls.isdisjoint(self.others)
+        return self.current.index >= self.unknown_before or not any(map(self.takes_controls, self.others))
 
     @property
     def takes_strangers(self) -> bool:
@@ -155,12 +157,17 @@ class Membership:
 
     @property
     def not_taking_controls(self) -> list[str]:
-        """The other voters that never said that they take control entries: Java's, or unknown ones."""
+        """The other voters that may not take control entries: Java's, or unknown ones."""
         voters = self.current.voters
-        return [each for each in voters if each != self._self_id and each not in self._controls]
+        return [each for each in voters if each != self._self_id and not self.takes_controls(each)]
 
     def takes_controls(self, member_id: str) -> bool:
-        return member_id in self._controls
+        """Whether that member takes control entries: it said so, or a list of the log made it a voter.
+
+        Its connection can say that it does not by now.
+        """
+        is_by_list = self.is_by_log and member_id in self.current.voters and member_id not in self._other_versions
+        return is_by_list or member_id in self._controls
 
     @property
     def known_addresses(self) -> dict[str, str]:
@@ -186,6 +193,7 @@ class Membership:
 
     def connected(self, peer_id: str, takes_controls: bool) -> None:
         """A peer said hello. Raises StoreError."""
+        self._other_versions = self._other_versions - {peer_id} if takes_controls else {*self._other_versions, peer_id}
         if takes_controls != (peer_id in self._controls):
             self._controls = {*self._controls, peer_id} if takes_controls else self._controls - {peer_id}
             self._save()

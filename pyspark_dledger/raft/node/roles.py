@@ -110,7 +110,7 @@ class Roles:
 
     def refusal(self, member_id: str | None, shown: Credentials) -> str | None:
         """Why a connection may not act as that member; None if it may."""
-        if self._takes_strangers and member_id not in (None, self._self_id) and self._is_marked(shown):
+        if self._takes_strangers and member_id and member_id != self._self_id and self._is_marked(shown):
             return None
         if member_id is None or member_id not in self._others:
             return f"expected another member of {', '.join(self._others) or 'a group of one'}, found {member_id}"
