@@ -14,7 +14,7 @@ import pyspark_dledger as dledger
 import pyspark_dledger.raft.client as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.errors import GroupError, StoreError, UnknownOutcomeError
+from pyspark_dledger.errors import GroupError, OptionError, StoreError, UnknownOutcomeError
 from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.raft.member_list import MemberList, list_of
@@ -100,15 +100,26 @@ def is_level(group: Nodes, client: dl.Client, node_id: str) -> bool:
     return appended(client, b"y") and group.status(node_id)["committedIndex"] >= max(ends)
 
 
-def test_members_catch_up_although_all_others_were_replaced_since_their_lists(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_given_present_peers", [False, True])
+def test_members_catch_up_although_all_others_were_replaced_since_their_lists(
+    tmp_path: Path, is_given_present_peers: bool
+) -> None:
     """One slept through it, one loses its disk, one joins: both meet the old lists in the log."""
     with nodes(tmp_path, 3, core_options=FASTER) as group, dl.connect("g", group.peers, timeout_ms=2000) as client:
         client.append_batch([b"%d" % number for number in range(20)])
-        *others, sleeper = sorted(group.ids, key=lambda each: each != group.leader())
+        sleeper, *others = "n2", "n0", "n1"
+        if group.leader() == sleeper:
+            client.transfer("n0")
         eventually(lambda: group.status(sleeper)["endIndex"] == 19)
         group.stop(sleeper)
         peers = {new: replace(group, client, gone, new) for gone, new in zip(others, ("n3", "n4"), strict=True)}
-        group.start(sleeper)
+        present = f"{group.peers.split(';')[2]};{peers['n4'].split(';')[-1]}"
+        if is_given_present_peers:
+            with pytest.raises(OptionError, match="while this one was down, add --join"):
+                group.start("n2", peers=present)
+            group.start("n2", peers=present, join=True)
+        else:
+            group.start("n2")
         eventually(lambda: is_level(group, client, sleeper))
         assert voters(client) == [sleeper, "n3", "n4"]
         peers[sleeper] = group.peers

@@ -49,7 +49,10 @@ class Membership:
         # Whether the file is older than this.
         self._is_unsaved = False
         self.on_change: Callable[[], None] = lambda: None
-        self._given = {peer_id: addresses.get(peer_id, "") for peer_id in sorted(config.peers)}
+        stored = tuple(saved.get("first", store.member_ids))
+        # With others than its store has, `joins` only makes them known: votes count by the list of the store.
+        first = stored if config.joins and stored else sorted(config.peers)
+        self._given = {peer_id: addresses.get(peer_id, "") for peer_id in first}
         if self.is_joining and len(self._given) == 1:
             raise OptionError(f"peers: expected members of the group that {self._self_id} joins, found none")
         self._first = self._started_with()
@@ -63,7 +66,7 @@ class Membership:
             self._saved = _lists_of_log(store)
         self._lists = self._of_log()
         self.current = self._latest()
-        self._check(config)
+        self._check(config, stored)
         self._save()
 
     def _started_with(self) -> MemberList:
@@ -71,14 +74,14 @@ class Membership:
         learners = {self._self_id: voters.pop(self._self_id)} if self.is_joining else {}
         return MemberList(-1, -1, voters, learners)
 
-    def _check(self, config: CoreConfig) -> None:
+    def _check(self, config: CoreConfig, stored: tuple[str, ...]) -> None:
         members = tuple(sorted(config.peers))
-        found = tuple(_parsed(self._store.member_state).get("first", self._store.member_ids))
-        if self.current.index >= 0 or found in ((), members) or config.changes_members:
+        if self.current.index >= 0 or stored in ((), members) or config.changes_members or config.joins:
             return
         raise OptionError(
-            f"peers: expected the members {', '.join(found)} of this store's group, found "
-            f"{', '.join(members)}: use the group's peers, or stop all members and start each with changeMembers once"
+            f"peers: expected the members {', '.join(stored)} of this store's group, found {', '.join(members)}: use "
+            "the group's peers; if it got other members while this one was down, add --join; else stop all members and "
+            "start each with changeMembers once"
         )
 
     # State
