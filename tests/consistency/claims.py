@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,6 +113,15 @@ class Group:
         return diff(self.folder, self.stores, self.world.kind)
 
     @cached_property
+    def is_main_planned(self) -> bool:
+        """Whether the plan is of the log that `diff` takes for the group's: another one lost other entries."""
+        if not self.log_of or self.verdict is None:
+            return True
+        words = shlex.split(self.verdict.group["next"] or "")
+        named = words[words.index("--log-of") + 1] if "--log-of" in words else ""
+        return own_name(named, self.stores) == Path(self.log_of).name
+
+    @cached_property
     def lost(self) -> Ran:
         return run(self.folder, "lost", *self.stores)
 
@@ -159,7 +169,7 @@ def losses(group: Group) -> dict[str, Losses]:
     if group.verdict is not None:
         found["diff"] = _of_diff(group, group.verdict)
     found["lost"] = _of_lost(group)
-    if group.plan.code != 2:
+    if group.plan.code != 2 and group.is_main_planned:
         found["plan"] = losses_of_plan(group)
     return found
 

@@ -209,7 +209,7 @@ def check_codes(group: Group) -> None:
         group.say("exit code", "plan", group.plan.err[:100])
     nothing = {verb for verb, found in losses(group).items() if not (found.lost or found.unclear)}
     codes = {"plan": group.plan.code}
-    if group.plan.code in (0, 1) and group.verdict is not None:
+    if group.plan.code in (0, 1) and group.verdict is not None and group.is_main_planned:
         is_nothing = group.verdict.group["lost"] == "nothing"
         if is_nothing != (group.plan.code == 0):
             group.say(
@@ -304,7 +304,8 @@ def check_result(group: Group) -> None:
         for difference in heal_differences([group.folder / name for name in group.stores], target):
             group.say("heal", "heal and salvage", difference)
             break
-    _check_with_sources(group)
+    if group.is_main_planned:
+        _check_with_sources(group)
 
 
 def _check_with_sources(group: Group) -> None:

@@ -11,11 +11,8 @@ from tests.support.long_runs import BREADTH
 pytestmark = pytest.mark.slow
 
 KNOWN = {
-    25: "diff says that a salvage left out what others have in another history",
-    28: "lost and diff judge the end of a CommitLog differently",
     30: "lost takes units of another history",
     32: "lost takes units of another history",
-    35: "the rows of lost depend on the order of the stores",
 }
 """Seeds of known defects."""
 SEEDS = range(300 if BREADTH else 40)

@@ -16,6 +16,8 @@ from typing import Any
 from pyspark_dledger.cli.main import main
 
 Row = dict[str, Any]
+AFTER_ALL = 2**62
+"""Stands for positions after the end of every log that nothing names."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def listed_ends(text: str) -> list[tuple[int, int]]:
     """Ranges after the end of each log, as in ``the entries 24 to 27: committed, and in no source``."""
     entries = re.findall(r"the entries (\d+) to (\d+): committed", text)
     positions = re.findall(r"positions (\d+) to (\d+): a source shows that messages were there", text)
-    return [(int(first), int(last)) for first, last in [*entries, *positions]]
+    unknown = [(AFTER_ALL, AFTER_ALL)] if "which no replica has: " in text else []
+    return [*((int(first), int(last)) for first, last in [*entries, *positions]), *unknown]
 
 
 def own_name(name: str, stores: Sequence[str]) -> str:

@@ -83,7 +83,7 @@ def _lost_positions(verdict: CommitLogVerdict) -> str:
         parts.append(f"positions {ranges_text(verdict.lost)}: damaged on every replica")
     if verdict.filled.entries:
         parts.append(f"positions {ranges_text(verdict.filled)}: replaced by fillers of a salvage")
-    parts += [f"the end of {each.node}, which no replica has: {each.proof}" for each in verdict.lost_ends]
+    parts += [each.text for each in verdict.lost_ends]
     if verdict.unclear.entries:
         parts.append(unclear_text(verdict.unclear, verdict.unclear_reasons, "positions"))
     parts += unread_ends_text(verdict.members)

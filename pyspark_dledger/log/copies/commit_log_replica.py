@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,7 @@ from pyspark_dledger.log.store_view import StoreView
 
 # Bytes. No log loses more at its end.
 _MAX_LOST_END = 2**44
+_DAY = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class CommitLogReplica:
     def lost_until(self) -> int | None:
         """The checkpoint's time (ms) of a message on disk that is later than the last one of the log; None without one.
 
-        A truncation in controller mode leaves such a time.
+        A truncation in controller mode leaves such a time. A time in the future is damaged.
         """
         known = self.checkpoint.physic_msg_timestamp
-        is_last = not self.is_old and not self.is_end_unread
+        is_last = not self.is_old and not self.is_end_unread and known < 1000 * (time.time() + _DAY)
         return known if is_last and not self.epochs and known > self.last_time else None
 
     @property

@@ -96,22 +96,20 @@ def _read(store: StoreView, source: str, start: int, end: int) -> bytes:
 
 
 def without_duplicates(evidence: Evidence, found: dict[int, int], stores: Sequence[StoreView]) -> Evidence:
-    """The evidence in which a copy of a replica decides nothing."""
+    """The evidence of all replicas but the copies of others."""
 
     def counted_once(run: Run) -> Run:
-        voters = sorted({found.get(number, number) for number in run.sources})
-        if run.is_suspect:
-            # A copy does not make two of one: equal copies of several replicas can have been written so.
-            alone = [group for group in run.variants if len({found.get(number, number) for number in group}) == 1]
-            extra = {number for group in alone for number in sorted(group, key=found.__contains__)[1:]}
-            return run.of({*run.sources} - extra)
-        if len(run.variants) == 1:
-            return run
-        size = run.end - run.start
-        data = {number: _read(stores[number], evidence.source, run.start, run.end) for number in voters}
-        most = majority_bytes([each for each in data.values() if len(each) == size])
-        with_most = {number for number, each in data.items() if each == most}
-        groups = (place for place, group in enumerate(run.variants) if not with_most.isdisjoint(group))
-        return run._replace(majority=next(groups, -1))
+        known_to = {found.get(number, number) for number in run.known_to} - {*run.sources}
+        once = run.of({*run.sources} - found.keys())._replace(known_to=tuple(sorted(known_to)))
+        if found.keys().isdisjoint(run.voters):
+            return once
+        data = {
+            number: _read(stores[number], evidence.source, run.start, run.end)
+            for number in run.voters
+            if number not in found
+        }
+        most = majority_bytes([each for each in data.values() if len(each) == run.end - run.start])
+        groups = (place for place, group in enumerate(once.variants) if data[group[0]] == most)
+        return once._replace(majority=next(groups, -1))
 
     return replace(evidence, runs=tuple(map(counted_once, evidence.runs)))

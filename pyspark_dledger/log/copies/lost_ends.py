@@ -1,12 +1,11 @@
 """What proves that a CommitLog was longer than its last intact message: ConsumeQueues, checkpoint, or bytes.
 
-Also entries after the end of a DLedger log that a leader had truncated, where no index unit shows it any more: Java
-overwrites truncated entries from the first one on, so a hole is between the log's end and those that remain.
+Also where a DLedger log ends by its own files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ import numpy as np
 
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica, own_replicas
-from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.copies.segment_copy import CopyEntries, SegmentCopy, read_copy
 from pyspark_dledger.log.io.files import ignore_error, last_data, open_file, path_of
 from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Queue, Units, queues, readable_units
@@ -31,17 +29,29 @@ _MAX_FILE = 2**30
 class LostEnd:
     """A replica whose log was longer: ``proof`` says what shows it, ``donors`` are those with a log so long.
 
-    ``is_row``: its positions are known, and are a row of the comparison.
+    ``is_row``: its positions are known, and are a row of the comparison. ``is_sure`` is false where the proof itself
+    is damaged.
     """
 
     node: str
     proof: str
     donors: tuple[str, ...]
     is_row: bool
+    is_sure: bool
+
+    @property
+    def is_after_all(self) -> bool:
+        """Whether messages at unknown positions are after the end of every log."""
+        return self.is_sure and not (self.donors or self.is_row)
+
+    @property
+    def text(self) -> str:
+        """That messages were after the end of every log."""
+        return f"the end of {self.node}, which no replica has: {self.proof}"
 
 
-def lost_ends_of(replicas: Sequence[CommitLogReplica]) -> Iterator[LostEnd]:
-    """The replicas that lost their end."""
+def lost_ends_of(replicas: Sequence[CommitLogReplica], doubtful: Container[int] = ()) -> Iterator[LostEnd]:
+    """The replicas that lost their end. The times of `doubtful` messages, by their positions, show nothing."""
     for one in replicas:
         longer = [other for other in replicas if other.end > one.end]
         known = one.lost_until
@@ -53,7 +63,7 @@ def lost_ends_of(replicas: Sequence[CommitLogReplica]) -> Iterator[LostEnd]:
             longer = []
         elif one.is_closed and longer:
             proof = "its last file ends with a blank, so a later one existed"
-        elif known is not None:
+        elif known is not None and one.last_pos not in doubtful:
             proof = (
                 f"the checkpoint says that a message of {known} ms was on disk, which is later than the last one of "
                 "the log"
@@ -61,7 +71,8 @@ def lost_ends_of(replicas: Sequence[CommitLogReplica]) -> Iterator[LostEnd]:
             longer = [other for other in longer if other.last_time >= known]
         else:
             continue
-        yield LostEnd(one.name, proof, tuple(sorted(other.name for other in longer)), bool(one.proven_by))
+        donors = tuple(sorted(other.name for other in longer))
+        yield LostEnd(one.name, proof, donors, bool(one.proven_by), not one.is_confirmed_impossible)
 
 
 def commit_log_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
@@ -191,13 +202,6 @@ class OwnEnd(NamedTuple):
         return self.last_index == index >= self.checkpoint_end
 
 
-class Bounds(NamedTuple):
-    """The highest committed index of all sources (-1: none known), and their highest current term."""
-
-    committed: int
-    max_term: int | None
-
-
 def own_end(store: StoreView) -> OwnEnd:
     """The ends of a store's log, as it and its checkpoint say."""
     end = store.checkpoint.end_index if store.checkpoint is not None else None
@@ -209,25 +213,3 @@ def highest_term(stores: Iterable[StoreView]) -> int | None:
     folders = (store.paths.node_dir for store in stores if store.paths.node_dir is not None)
     found = (term for term, file in map(read_current_term, folders) if file == "currterm")
     return max((term.curr_term for term in found if term is not None and term.curr_term is not None), default=None)
-
-
-def is_stale(first_index: int, term: int, reached: int, ends: Sequence[OwnEnd], bounds: Bounds) -> bool:
-    """Whether entries that one source alone has, from `first_index` on, are not of the log that reaches `reached`.
-
-    They are after a hole, where another source's log ends; their last `term` is over; nothing proves them committed.
-    """
-    is_after_hole = first_index > reached + 1 > 0 and first_index > bounds.committed
-    is_over = bounds.max_term is not None and term < bounds.max_term
-    return is_after_hole and is_over and any(end.is_at(reached) for end in ends)
-
-
-def stale_runs(runs: Sequence[Run], ends: Sequence[OwnEnd], bounds: Bounds) -> list[Run]:
-    """The runs that are after a hole which no source fills, and not of the log (`is_stale`)."""
-    found: list[Run] = []
-    reached = -1
-    for run in sorted(runs, key=lambda run: run.first_index):
-        if len(run.sources) == 1 and is_stale(run.first_index, run.term, reached, ends, bounds):
-            found.append(run)
-        else:
-            reached = max(reached, run.last_index)
-    return found

@@ -44,9 +44,9 @@ class Run(NamedTuple):
 
     Indexes and the term are -1 for old messages. ``variants`` are the numbers of the sources, grouped by equal bytes:
     one group unless the bytes of a single entry differ; then ``majority`` is the number of the group that has at each
-    byte the value of most sources, -1 if none has. If ``is_suspect``, no source has the entry intact, and these sources
-    have its header with a problem. ``confirmed`` counts entries that an index unit confirms. ``known_to`` are sources
-    that do not have the last entry intact, but its index unit.
+    byte the value of most ``voters``, -1 if none has. If ``is_suspect``, no source has the entry intact, and these
+    sources have its header with a problem. ``confirmed`` counts entries that an index unit confirms. ``known_to`` are
+    sources that do not have the last entry intact, but its index unit.
     """
 
     start: int
@@ -63,6 +63,7 @@ class Run(NamedTuple):
     known_to: tuple[int, ...] = ()
     is_unconfirmed: bool = False
     is_contradicted: bool = False
+    voters: tuple[int, ...] = ()
 
     @property
     def alike(self) -> list[tuple[int, ...]]:
@@ -129,9 +130,8 @@ def _compare_indexed(part: IndexedPart) -> Evidence:
     _leave_out_torn(table, files)
     everywhere = {number: [(0, INT64_MAX)] for number in files}
     variants = _different(table, files, everywhere, dict.fromkeys(files, -1), damages)
-    return Evidence(
-        int(table.columns["pos"].min(initial=0)), part.source, tuple(sorted(_runs(table, variants, ()))), tuple(damages)
-    )
+    base = int(table.columns["pos"][0]) if len(table) else 0
+    return Evidence(base, part.source, tuple(sorted(_runs(table, variants, ()))), tuple(damages))
 
 
 def _read_all(
@@ -254,8 +254,15 @@ def _leave_out_torn(table: _Table, files: Mapping[int, Bytes]) -> None:
                 table.suspect[row] &= ~(np.int64(1) << number)
 
 
-_Groups = tuple[tuple[int, ...], ...]
 Bytes = SegmentBytes | IndexedBytes
+
+
+class _Variants(NamedTuple):
+    """The groups of sources with equal bytes, the number of the one with the `Run.majority`, and who voted."""
+
+    groups: tuple[tuple[int, ...], ...]
+    majority: int = -1
+    voters: tuple[int, ...] = ()
 
 
 def _different(
@@ -264,8 +271,8 @@ def _different(
     unequal: dict[int, list[Range]],
     committed: dict[int, int],
     damages: list[Damage],
-) -> dict[int, tuple[_Groups, int]]:
-    """The groups of sources with equal bytes, and `Run.majority`, by the row of each entry whose bytes differ.
+) -> dict[int, _Variants]:
+    """The variants by the row of each entry whose bytes differ.
 
     Outside of the ranges in `unequal`, all sources have the same bytes.
     """
@@ -300,7 +307,7 @@ def _different(
             ordered = _without_torn(ordered, table, row, damages)
         most = majority_bytes([data for data in copies.values() if len(data) == size])
         majority = next((place for place, (_, data) in enumerate(ordered) if data == most), -1)
-        found[row] = tuple(numbers for numbers, _ in ordered), majority
+        found[row] = _Variants(tuple(numbers for numbers, _ in ordered), majority, tuple(voters))
     return found
 
 
@@ -378,7 +385,7 @@ def _unequal_bytes(one: bytes, two: bytes, size: int) -> Longs:
     return np.concatenate([np.flatnonzero(first != second), np.arange(common, size)])
 
 
-def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], committed: Sequence[int] | None) -> Iterator[Run]:
+def _runs(table: _Table, variants: dict[int, _Variants], committed: Sequence[int] | None) -> Iterator[Run]:
     """The runs of a table. Logs that diverged overlap, so each set of sources has its own runs.
 
     They end at the `committed` indexes of sources, up to which a log can be of the group; None without indexes.
@@ -387,7 +394,7 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], committed: Se
     is_single = np.zeros(len(table), np.bool_)
     is_single[list(variants)] = True
     # Each of these needs a decision.
-    is_single |= is_suspect & (holders & (holders - 1) != 0)
+    is_single |= is_suspect
     is_twin = (table.columns["index"][1:] >= 0) & ~is_suspect[1:] & ~is_suspect[:-1]
     for name in ("pos", "index", "term"):
         is_twin &= np.diff(table.columns[name]) == 0
@@ -406,7 +413,7 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], committed: Se
         cuts = np.flatnonzero(is_cut) + 1
         for low, high in zip(np.append(0, cuts).tolist(), np.append(cuts, len(rows)).tolist(), strict=True):
             last = high - 1
-            groups, majority = variants.get(int(rows[low]), ((sources_of(kind >> 1),), -1))
+            found = variants.get(int(rows[low])) or _Variants((sources_of(kind >> 1),))
             yield Run(
                 int(pos[low]),
                 int(pos[last] + size[last]),
@@ -414,10 +421,11 @@ def _runs(table: _Table, variants: dict[int, tuple[_Groups, int]], committed: Se
                 int(index[low]),
                 int(index[last]),
                 int(term[low]),
-                groups,
+                found.groups,
                 bool(kind & 1),
                 int(table.is_confirmed[rows[low:high]].sum()),
                 int(table.is_message[rows[low:high]].sum()),
-                majority,
+                found.majority,
                 sources_of(int(table.known[rows[last]])),
+                voters=found.voters,
             )

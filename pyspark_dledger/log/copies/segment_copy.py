@@ -268,7 +268,7 @@ def _checked_by_units(
     """Which rows their index units confirm, and the rows whose term or magic is another in a unit of the same extent.
 
     A unit that names another extent is damaged itself: the extents of adjacent entries prove each other. So is one
-    whose term does not fit the rows around it.
+    whose term does not fit the rows around it, and of a first or last row one with another term than the next row.
     """
     is_confirmed = np.zeros(len(is_frame), np.bool_)
     rows = np.flatnonzero(is_frame)
@@ -282,8 +282,8 @@ def _checked_by_units(
         for row in np.flatnonzero(is_other_kind).tolist()
     }
     for row in np.flatnonzero(is_same & (term != own)).tolist():
-        before, after = own[row - 1] if row else term[row], own[row + 1] if row + 1 < len(own) else term[row]
-        if before <= term[row] <= after:
+        around = [own[place] for place in (row - 1, row + 1) if 0 <= place < len(own)]
+        if around and around[0] <= term[row] <= around[-1]:
             contradicted[int(rows[row])] = f"expected term {term[row]} as in the index unit, found {own[row]}"
     return is_confirmed, contradicted
 

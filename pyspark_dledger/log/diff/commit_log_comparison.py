@@ -10,7 +10,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.state_files import consistent_point, epoch_ends
 from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica
-from pyspark_dledger.log.copies.lost_ends import LostEnd, lost_ends_of
+from pyspark_dledger.log.copies.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, PosRow, commit_log_group, pos_rows
 from pyspark_dledger.log.diff.commit_log_verdict import (
     MAY_START,
@@ -109,7 +109,6 @@ def compare_commit_log_group(
     ends = [one.end for one in replicas if one.segments]
     states = tuple(_state(one, replicas, rows) for one in replicas)
     points = tuple(_consistent_points(replicas, rows))
-    found_ends = tuple(lost_ends_of(replicas))
     return CommitLogComparison(
         states=states,
         is_old=any(one.is_old for one in replicas),
@@ -118,10 +117,10 @@ def compare_commit_log_group(
         epochs=_epochs(replicas),
         consistent_points=points,
         bytes=sizes,
-        verdict=judge(group, states, points, found_ends),
+        verdict=judge(group, states, points, group.lost_ends),
         rows=tuple(rows[:MAX_LISTED]),
         more_rows=max(len(rows) - MAX_LISTED, 0),
-        lost_ends=found_ends,
+        lost_ends=group.lost_ends,
         log_of=group.histories.log_to_choose(group.names, group.foremost),
     )
 

@@ -12,7 +12,7 @@ from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.format.state_files import epoch_at
 from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica
 from pyspark_dledger.log.copies.first_difference import first_difference
-from pyspark_dledger.log.copies.lost_ends import commit_log_replicas
+from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.copies.segment_copy import SegmentCopy, read_copy
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT, UNREAD, CopyRange, CopyRanges, LogBounds
 from pyspark_dledger.log.diff.diff_table import DIVERGED, MAX_EXPLAINED, OTHER_BYTES, intact_of, verdict_of
@@ -30,6 +30,7 @@ class CommitLogGroup:
         self.replicas = replicas
         self.histories = compared.histories(COMMITLOG) or Histories(COMMITLOG, (), {}, ())
         self.names = tuple(one.name for one in replicas)
+        self.lost_ends = tuple(lost_ends_of(replicas, self.histories.undecided))
         # Rows name the epoch, so a range is in one.
         starts = {epoch.start for one in replicas for epoch in one.epochs}
         self.copies = CopyRanges(self.histories, [_bounds(one) for one in replicas], starts, self._has_blank)

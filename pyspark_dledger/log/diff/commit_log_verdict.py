@@ -100,7 +100,7 @@ def judge(
     return CommitLogVerdict(
         lost=of_log.lost.ranges_found(),
         filled=of_log.filled.ranges_found(),
-        lost_ends=tuple(each for each in lost_ends if not each.donors and not each.is_row),
+        lost_ends=tuple(each for each in lost_ends if each.is_after_all),
         unclear=of_log.unclear.ranges_found(),
         unclear_reasons=of_log.unclear_reasons,
         members=tuple(

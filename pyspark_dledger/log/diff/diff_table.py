@@ -292,8 +292,9 @@ class MemberEvidence:
         """Count a range; `donors` have what is lost of the main log."""
         extent = found.first, found.last, found.size
         # A filler is right where nothing shows that a copy is: a salvage was told to write it.
-        is_taken = found.why_undecided == ONLY_COPY or not all(found.copies[n].is_undecided for n in found.holders)
-        is_in_log, is_held = copy.history == 0, bool(found.holders) and is_taken
+        own = [each for each in found.copies if each.state == INTACT and each.history == copy.history]
+        is_held = bool(own) and (found.why_undecided == ONLY_COPY or not all(each.is_undecided for each in own))
+        is_in_log = copy.history == 0
         if not is_in_log and copy.state in (INTACT, DAMAGED):
             self.tail.add(*extent)
         if copy.is_undecided:

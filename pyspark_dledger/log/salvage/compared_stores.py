@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -94,24 +95,36 @@ class ComparedStores:
         size, problem = _file_size(parts) if parts else (_ONE_FILE, "")
         if source not in self._confirmed:
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
-            decided = _decided(self.stores, (run for each in evidence for run in each.runs), source)
+            listed: dict[int, frozenset[int]] = defaultdict(frozenset)
+            for number, store in enumerate(self.stores):
+                listed[self.duplicates.get(number, number)] |= decided_positions(store.paths, source)
+            decided = _decided(listed, (run for each in evidence for run in each.runs))
             self._confirmed[source] = decided | _confirmed(self.stores, contested, source)
         choose = (decide or decided_by_units)(self._confirmed[source])
-        judge = partial(judged, stores=self.stores, source=source, duplicates=self.duplicates)
-        found = decide_histories(evidence, size, self._witnesses(source, size), choose, judge, log_of)
+        alone = self.stores[min(self._once)] if len(self._once) == 1 else None
+        judge = partial(judged, stores=self.stores, source=source, alone=alone)
+        chosen = self.duplicates.get(log_of, log_of) if log_of is not None else None
+        found = decide_histories(evidence, size, self._witnesses(source, size), choose, judge, chosen)
+        found = found.with_copies(self.duplicates) if self.duplicates else found
         return replace(found, why_not=problem) if problem else found
+
+    @property
+    def _once(self) -> set[int]:
+        """The stores that are no copies of others."""
+        return {*range(len(self.stores))} - self.duplicates.keys()
 
     def _witnesses(self, source: str, file_size: int) -> Witnesses:
         segments = [[part for part in store.segments if part.source == source] for store in self.stores]
+        committed = {number: self.committed[number] for number in self._once & self.committed.keys()}
         if source == DLEDGER and self.is_indexed:
             no_files = tuple(DLedgerIndex(None) for _ in self.stores)
             ends = tuple(map(own_end, self.stores))
-            return Witnesses(self.names, no_files, ends, self.committed, None, lambda _: False, lambda *_: b"")
+            return Witnesses(self.names, no_files, ends, committed, None, lambda _: False, lambda *_: b"")
         return Witnesses(
             names=self.names,
             index_files=tuple(store.index_files for store in self.stores),
             ends=tuple(map(own_end, self.stores)),
-            committed=self.committed if source == DLEDGER else {},
+            committed=committed if source == DLEDGER else {},
             max_term=highest_term(self.stores) if source == DLEDGER else None,
             has_blank=partial(_has_blank, segments, file_size),
             read=partial(_read, segments),
@@ -187,10 +200,9 @@ def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: st
     return found
 
 
-def _decided(stores: Sequence[StoreView], runs: Iterable[Run], source: str) -> Confirmed:
-    """The copies that salvages which wrote some of the stores decided for."""
-    by_store = [decided_positions(store.paths, source) for store in stores]
-    known = frozenset().union(*by_store)
+def _decided(by_store: Mapping[int, frozenset[int]], runs: Iterable[Run]) -> Confirmed:
+    """The copies that salvages which wrote some of the stores decided for, by the positions that each store lists."""
+    known = frozenset().union(*by_store.values())
     found: Confirmed = {}
     for run in runs if known else ():
         groups = [group for group in run.variants if any(run.start in by_store[number] for number in group)]

@@ -5,21 +5,21 @@ All are decided alike, each by the replicas that belong to it: an entry of one h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.format.state_files import diverged_at
-from pyspark_dledger.log.copies.lost_ends import Bounds, stale_runs
 from pyspark_dledger.log.copies.runs import Evidence, Run
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, ReadSource, has_damaged_header, repaired
 from pyspark_dledger.log.salvage.matching import (
     LastEntry,
+    StaleRuns,
     Tail,
     common_end,
     last_entries,
@@ -30,6 +30,7 @@ from pyspark_dledger.log.salvage.matching import (
 from pyspark_dledger.log.salvage.pieces import Decide, chosen_pieces
 from pyspark_dledger.log.salvage.restored_log import LogBuilder, RestoredLog, Witnesses, indexes_of, start_of
 
+_T = TypeVar("_T")
 _HEAD_BYTES = 88
 """Of a message, up to its storeTimestamp and some more."""
 
@@ -63,11 +64,30 @@ class Histories:
     why_not: str = ""
     is_choice: bool = False
 
+    @property
+    def undecided(self) -> set[int]:
+        """The positions of entries of the main log about which nothing decides."""
+        return {each.pos for history in self.found[:1] for each in history.log.undecided}
+
     def log_to_choose(self, names: Sequence[str], foremost: int | None = None) -> str | None:
         """The replica whose log a salvage is to be told to restore, `foremost` if it has one; None if none is to be."""
         if not self.is_choice:
             return None
         return names[foremost if foremost is not None and foremost in self.lasts else self.found[0].log.leader]
+
+    def with_copies(self, duplicates: Mapping[int, int]) -> Histories:
+        """The same, with replicas that are copies of others: each is where the other one is."""
+
+        def with_own(numbers: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(sorted({*numbers, *(copy for copy, first in duplicates.items() if first in numbers)}))
+
+        def known(found: dict[int, _T]) -> dict[int, _T]:
+            kept = {number: each for number, each in found.items() if number not in duplicates}
+            return kept | {copy: found[first] for copy, first in duplicates.items() if first in found}
+
+        histories = (History(each.log.with_sources(with_own), known(each.since)) for each in self.found)
+        stale = tuple(each._replace(sources=with_own(each.sources)) for each in self.stale)
+        return replace(self, found=tuple(histories), lasts=known(self.lasts), stale=stale)
 
     def of_replica(self, number: int) -> list[tuple[int, int]]:
         """The histories of a replica's log, each with the first index (position) of the replica that is of it."""
@@ -122,8 +142,9 @@ class _Decider:
         runs = [_checked(run, witnesses.max_term) for each in self._evidence for run in each.runs]
         stale: list[Run] = []
         if self._source == DLEDGER and log_of is None:
-            bounds = Bounds(max(witnesses.committed.values(), default=-1), witnesses.max_term)
-            stale = stale_runs([run for run in runs if not run.is_suspect], witnesses.ends, bounds)
+            committed = max(witnesses.committed.values(), default=-1)
+            found_by = StaleRuns(witnesses.ends, committed, witnesses.max_term, witnesses.index_files, self._file_size)
+            stale = found_by.among(runs)
             runs = [run for run in runs if run not in stale]
         lasts = last_entries(runs, range(len(witnesses.names)))
         if not lasts:
@@ -214,7 +235,8 @@ class _Decider:
         Terms never decrease, so damaged entries before the first run are of it where the earlier history has a higher
         term.
         """
-        first = min(run for run in runs if number in run.sources and not run.is_suspect)
+        having = [run for run in runs if not run.is_suspect]
+        first = min(run for run in having if number in {*run.sources, *run.known_to})
         if self._source != DLEDGER:
             return min(first.start, self._diverged.get(number, first.start))
         before = [each.log for each in found if number in each.since]
@@ -233,7 +255,7 @@ class _Decider:
         }
         runs = self._judge(members.runs, {number: (base, stop) for number, stop in stops.items()})
         pieces, undecided, contradicting = chosen_pieces(runs, limits, self._decide)
-        builder = LogBuilder(self._source, base, self._file_size, witnesses, limits, first)
+        builder = LogBuilder(self._source, base, self._file_size, witnesses, limits, members.leader, first)
         lost = list(builder.lost_between(pieces, undecided))
         whole = {number for number in limits if number in lasts and lasts[number].index <= limits[number]}
         lost += builder.lost_at_end(pieces, lost, limits[members.leader], whole, runs)
@@ -266,6 +288,7 @@ class _Decider:
             damages=self._damages,
             contradicting=tuple(contradicting),
             messages=sum(run.messages for run in members.runs if not run.is_suspect),
+            stops=stops,
         )
         committed = max((index for number, index in witnesses.committed.items() if number in limits), default=-1)
         is_whole = self._source != DLEDGER or first is not None or committed <= log.last_index

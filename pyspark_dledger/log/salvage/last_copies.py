@@ -58,20 +58,18 @@ def judged(
     extents: Mapping[int, tuple[int, int]],
     stores: Sequence[StoreView],
     source: str,
-    duplicates: Mapping[int, int],
+    alone: StoreView | None,
 ) -> list[Run]:
     """The runs of one log; last copies that nothing confirms are runs of their own.
 
-    `extents` are the positions ``[start, end)`` in which the replicas belong to the log. Of a single store, the
-    messages count as contradicted that its queue has at another place than they say. `duplicates` are replicas that
-    are copies of others.
+    `extents` are the positions ``[start, end)`` in which the replicas belong to the log. Of a store that is `alone`,
+    the messages count as contradicted that its queue has at another place than they say.
     """
-    judge: _Judge = _Elsewhere(stores[0], source) if len(stores) == 1 else _LastCopies(stores, source, runs, extents)
+    judge: _Judge = _Elsewhere(alone, source) if alone is not None else _LastCopies(stores, source, runs, extents)
     is_indexed = source == DLEDGER and any(store.dialect == "0.4" for store in stores)
     found: list[Run] = []
     for run in runs:
-        is_last = len({duplicates.get(number, number) for number in run.sources}) == 1
-        is_doubtful = is_last and not run.is_suspect and judge.is_doubtful(run)
+        is_doubtful = len(run.sources) == 1 and not run.is_suspect and judge.is_doubtful(run)
         found += _parts(run, judge, stores, source, is_indexed) if is_doubtful else [run]
     return found
 

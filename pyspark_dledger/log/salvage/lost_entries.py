@@ -53,7 +53,7 @@ def lost_entries(gap: Gap, index_files: Sequence[DLedgerIndex], file_size: int) 
     for known in _known(gap, index_files):
         if known.index < index or known.pos < at or known.term < term:
             continue  # contradicts the units before it
-        is_adjacent = known.pos == at or known.pos == _file_end(at, file_size)
+        is_adjacent = known.pos == at or known.pos == file_end(at, file_size)
         is_inside = known.pos % file_size + known.size + MIN_BLANK_SIZE <= file_size
         if (known.index == index) != is_adjacent or not is_inside:
             continue
@@ -63,6 +63,11 @@ def lost_entries(gap: Gap, index_files: Sequence[DLedgerIndex], file_size: int) 
         at, index, term = known.pos + known.size, known.index + 1, known.term
     if index <= gap.last_index:
         found += _chosen(index, gap.last_index - index + 1, at, gap.end, term, file_size)
+    elif gap.end not in (at, file_end(at, file_size)):
+        raise StoreError(
+            f"expected entry {index} at {at}, where index units end the one before it, found it at {gap.end}: the "
+            "sources are of different logs, or the entries around them are damaged"
+        )
     return found
 
 
@@ -77,7 +82,7 @@ def entries_after(index: int, pos: int, term: int, known: Iterable[LostEntry], f
     """The `known` entries, by index, that continue a log after the entry `index`, which ends at `pos`."""
     found: list[LostEntry] = []
     for each in known:
-        is_adjacent = each.pos == pos or each.pos == _file_end(pos, file_size)
+        is_adjacent = each.pos == pos or each.pos == file_end(pos, file_size)
         is_inside = each.pos % file_size + each.size + MIN_BLANK_SIZE <= file_size
         if each.index != index + 1 or not is_adjacent or not is_inside or each.term < term:
             break
@@ -119,7 +124,7 @@ def _known(gap: Gap, index_files: Sequence[DLedgerIndex]) -> Iterator[LostEntry]
         yield LostEntry(at, length, gap.first_index + row, own_term, True)
 
 
-def _file_end(pos: int, file_size: int) -> int:
+def file_end(pos: int, file_size: int) -> int:
     """The end of the file in which the byte before `pos` or at it is, if it leaves space for a blank."""
     end = -(-pos // file_size) * file_size
     return end if end - pos >= MIN_BLANK_SIZE else -1

@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.log.copies.lost_ends import OwnEnd
 from pyspark_dledger.log.copies.runs import Run
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex
+from pyspark_dledger.log.salvage.lost_entries import file_end, known_after
 
 
 class LastEntry(NamedTuple):
@@ -75,9 +78,9 @@ def _follows(before: Run, run: Run) -> bool:
 def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, int]) -> dict[int, int]:
     """For each source with an entry of the leader's log, the highest index up to which its entries are of that log.
 
-    ``last`` is the leader's last index. Sources that share an entry with another matching source match as well; so do
-    what both have committed, by the ``committed`` indexes of the sources. An entry whose bytes are damaged is known by
-    its index unit.
+    ``last`` is the leader's last index. Sources that share an entry with another matching source match as well, up to
+    their ``committed`` indexes unless they have other entries: a later leader has all that was committed. An entry
+    whose bytes are damaged is known by its index unit.
     """
     limits = {leader: last}
     while True:
@@ -93,10 +96,7 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
             for source in (*run.sources, *(run.known_to if common >= run.last_index else ())):
                 limits[source] = max(limits.get(source, -1), min(common, run.last_index))
         for source in limits:
-            others = (
-                min(limits[other], committed[other]) for other in limits if other != source and other in committed
-            )
-            known = min(committed.get(source, -1), max(others, default=-1))
+            known = min(committed.get(source, -1), last)
             if known > limits[source]:
                 limits[source] = max(limits[source], min(known, _other_entry(runs, source, limits) - 1))
         if limits == before:
@@ -160,3 +160,60 @@ def tails(runs: Sequence[Run], limits: dict[int, int], leader: int) -> list[Tail
         else:
             found.append(Tail(sources, run.first_index, run.last_index, run.term, run.start, run.end))
     return found
+
+
+class StaleRuns(NamedTuple):
+    """Finds entries after the end of a log that a leader had truncated, where no index unit shows it any more.
+
+    Java overwrites truncated entries from the first one on. So what remains of them begins after a hole in which no
+    header is left, or at another position than the log's next entry has.
+
+    ``ends`` are those of the sources' own logs, ``committed`` is the highest committed index of all (-1: none known),
+    ``max_term`` the highest current term.
+    """
+
+    ends: Sequence[OwnEnd]
+    committed: int
+    max_term: int | None
+    index_files: Sequence[DLedgerIndex]
+    file_size: int
+
+    def among(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs that are not of the log."""
+        found: list[Run] = []
+        reached: Run | None = None
+        headers = sorted(run.first_index for run in runs if run.is_suspect)
+        continued: set[tuple[int, int, int]] = set()
+        for run in sorted((each for each in runs if not each.is_suspect), key=lambda each: each.first_index):
+            is_continued = not continued.isdisjoint((number, run.start, run.first_index) for number in run.sources)
+            if reached is not None and len(run.sources) == 1 and self._is_over(run) and not is_continued:
+                place = bisect_right(headers, reached.last_index)
+                has_header = place < len(headers) and headers[place] < run.first_index
+                is_after_hole = run.first_index > reached.last_index + 1 and (found or not has_header)
+                is_end = any(end.is_at(reached.last_index) for end in self.ends)
+                if (is_after_hole and is_end) or self._is_misplaced(run, reached, is_end):
+                    found.append(run)
+                    continue
+            continued |= {(number, run.end, run.last_index + 1) for number in run.sources}
+            if reached is None or run.last_index > reached.last_index:
+                reached = run
+        return found
+
+    def _is_over(self, run: Run) -> bool:
+        """Whether the term of the entries is over, and nothing proves them committed."""
+        return self.max_term is not None and run.term < self.max_term and run.first_index > self.committed
+
+    def _is_misplaced(self, run: Run, reached: Run, is_end: bool) -> bool:
+        """Whether the log's entries up to this run, as units show them, do not end where it begins.
+
+        A log of a later term can have other entries before the run, unless the one with these is complete.
+        """
+        if run.term > reached.term and not is_end:
+            return False
+        last = run.first_index - 1
+        for files in self.index_files if last > reached.last_index else (DLedgerIndex(None),):
+            known = known_after(reached.last_index, reached.end, reached.term, last, files, self.file_size)
+            end = known[-1].pos + known[-1].size if known else reached.end
+            if len(known) == last - reached.last_index and run.start not in (end, file_end(end, self.file_size)):
+                return True
+        return False

@@ -8,7 +8,7 @@ from functools import partial
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
-from pyspark_dledger.log.copies.lost_ends import commit_log_replicas
+from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Run, SegmentPart
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import check_distinct, numbered, replica_names
@@ -166,7 +166,9 @@ def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView], log_of: int | 
     """A restored CommitLog; others than the chosen one can have diverged."""
     replicas = commit_log_replicas([stores[log_of]] if log_of is not None else stores)
     until = max((each.proven_end for each in replicas if not each.is_old), default=-1)
-    return replace(log, lost_until=until) if until > log.end else log
+    ends = lost_ends_of(replicas, {each.pos for each in log.undecided})
+    after = tuple(each for each in ends if each.is_after_all)
+    return replace(log, lost_until=until if until > log.end else None, lost_ends=after)
 
 
 def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:

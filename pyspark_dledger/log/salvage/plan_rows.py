@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
@@ -149,12 +150,13 @@ def problems_within(plan: SalvagePlan) -> Callable[[RestoredLog, int, int], dict
 
 
 class _Damages:
-    """The damage of all sources, found by position."""
+    """The damage of all sources where they have this log, found by position."""
 
     def __init__(self, plan: SalvagePlan, log: RestoredLog) -> None:
         self._names = plan.names
         self._by_source: dict[int, list[Damage]] = {}
-        for damage in sorted(log.damages, key=lambda each: (each.source, each.start)):
+        own = (each for each in log.damages if each.start < log.stops.get(each.source, INT64_MAX))
+        for damage in sorted(own, key=lambda each: (each.source, each.start)):
             self._by_source.setdefault(damage.source, []).append(damage)
 
     def within(self, start: int, end: int) -> dict[str, str]:
@@ -196,6 +198,7 @@ def headline(plan: SalvagePlan) -> str:
         parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source{readable}")
     ends = [(log.end, log.lost_until - 1) for log in plan.logs if log.lost_until is not None]
     parts += [f"positions {start} to {end}: a source shows that messages were there" for start, end in ends]
+    parts += [each.text for log in plan.logs for each in log.lost_ends]
     if undecided:
         becomes = "" if plan.refused else "; fillers take their place"
         places = _places((each.index, each.index, each.pos, each.pos + each.size - 1) for each in undecided.values())

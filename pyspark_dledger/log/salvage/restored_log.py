@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_ENTRY_SIZE, MIN_BLANK_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.format.state_files import Epoch
-from pyspark_dledger.log.copies.lost_ends import OwnEnd
+from pyspark_dledger.log.copies.lost_ends import LostEnd, OwnEnd
 from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
@@ -61,7 +61,8 @@ class RestoredLog:
     ``leader`` is the number of the source that has the last entry. ``lost`` are replaced by fillers, ``repairs`` get a
     new header. ``undecided`` are among the lost, unless the salvage is refused. ``tails`` are in sources, but not in
     this log. ``lost_after`` is the highest committed index after the end, None if everything committed is restored.
-    ``lost_until`` is the position up to which a source's queues or bytes show messages of a CommitLog after its end.
+    ``lost_until`` is the position up to which a source's queues or bytes show messages of a CommitLog after its end,
+    ``lost_ends`` are those at unknown positions. ``stops`` are the positions at which sources have another log.
     """
 
     source: str
@@ -79,11 +80,31 @@ class RestoredLog:
     messages: int
     lost_after: int | None = None
     lost_until: int | None = None
+    lost_ends: tuple[LostEnd, ...] = ()
+    stops: dict[int, int] = field(default_factory=dict)
+
+    def with_sources(self, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> RestoredLog:
+        """The log with other numbers of the sources that have something."""
+        pieces = (
+            each._replace(
+                sources=change(each.sources),
+                others=tuple(map(change, each.others)),
+                unequal=change(each.unequal),
+            )
+            for each in self.pieces
+        )
+        return replace(
+            self,
+            pieces=tuple(pieces),
+            repairs=tuple(each._replace(sources=change(each.sources)) for each in self.repairs),
+            undecided=tuple(each._replace(variants=tuple(map(change, each.variants))) for each in self.undecided),
+            tails=tuple(each._replace(sources=change(each.sources)) for each in self.tails),
+        )
 
     @property
     def is_longer(self) -> bool:
         """Whether it is known that the log was longer."""
-        return self.lost_after is not None or self.lost_until is not None
+        return self.lost_after is not None or self.lost_until is not None or bool(self.lost_ends)
 
     @property
     def first_index(self) -> int:
@@ -138,12 +159,15 @@ class LogBuilder:
         file_size: int,
         witnesses: Witnesses,
         limits: dict[int, int],
+        leader: int,
         first: int | None = None,
     ) -> None:
         self._source, self._base, self._file_size, self._witnesses = source, base, file_size, witnesses
         self._limits, self._first = limits, first
         self.problem = ""
-        self._index_files = [witnesses.index_files[number] for number in sorted(limits)]
+        # The units of others can be of entries that they truncated or that the leader never had.
+        order = sorted(limits, key=lambda number: (number != leader, witnesses.names[number]))
+        self._index_files = [witnesses.index_files[number] for number in order]
 
     def lost_between(self, pieces: Sequence[Piece], undecided: Sequence[Undecided]) -> Iterator[LostEntry]:
         unclear = {each.pos: each for each in undecided}
@@ -182,7 +206,7 @@ class LogBuilder:
         headers = [
             LostEntry(run.start, run.end - run.start, run.first_index, run.term, True)
             for run in runs
-            if run.is_suspect and run.first_index == run.last_index <= max(until.get(each, -1) for each in run.sources)
+            if run.is_suspect and after.index < run.first_index <= max(until.get(each, -1) for each in run.sources)
         ]
         known = max(found, key=len, default=[])
         return known or entries_after(after.index, after.pos, after.term, headers, self._file_size)
