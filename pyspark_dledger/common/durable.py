@@ -56,6 +56,20 @@ def write_durably(file: Path, data: bytes | bytearray | memoryview, mode: int = 
         os.close(descriptor)
 
 
+def write_in_place(
+    file: Path, data: bytes | memoryview, offset: int, size: int | None = None, mode: int = _PRIVATE_FILE
+) -> None:
+    """Write bytes into a file, which gets `size` bytes, durably; it is created if it is missing. Raises OSError."""
+    descriptor = open_own(file, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        if size is not None and os.fstat(descriptor).st_size != size:
+            os.ftruncate(descriptor, size)
+        write_at(descriptor, data, offset)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def replace_durably(file: Path, data: bytes | bytearray | memoryview) -> None:
     """Create or replace a file, atomically and durably. Raises OSError; the old file stays then."""
     temporary = file.with_name(f"{file.name}.tmp")

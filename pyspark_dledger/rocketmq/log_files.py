@@ -1,29 +1,38 @@
-"""The files of a broker's log, an old CommitLog and then DLedger's, as one log; and what deletes expired files.
+"""The files of a broker's log, an old CommitLog and then DLedger's, as one log.
 
 An old CommitLog's files expire, and ConsumeQueues and IndexFiles of deleted messages. The store deletes DLedger's own
 files, once an old CommitLog has no more. Source: RocketMQ 5.3.3 ``DLedgerCommitLog.deleteExpiredFile``,
 ``DefaultMessageStore.CleanCommitLogService``, ``CleanConsumeQueueService``.
+
+The first start over an old CommitLog closes it: DLedger's log begins after it. In the old files only the 8 bytes of a
+filler after the last message are written. Source: RocketMQ 5.3.3 ``DLedgerCommitLog.recover``,
+``CommitLog.recoverNormally``, ``MappedFileQueue.truncateDirtyFiles``.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir, write_in_place
 from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.common.retention import Retention, used_ratio
-from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.entry_reads import entry_at
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.arrow_functions import compute as pc
+from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, is_segment_name, segment_name
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, ScanRequest, Segment
+from pyspark_dledger.log.io.entry_reads import entry_at, read_at
+from pyspark_dledger.log.io.files import last_data, open_file
 from pyspark_dledger.log.io.store_paths import list_segments
-from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
-from pyspark_dledger.rocketmq.unit_files.queue_writer import QueueWriter
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
 
 OLD_FOLDER = "commitlog"
 
@@ -144,3 +153,114 @@ class FileCleaner:
         if count:
             _LOG.info("deleted %d files of the old CommitLog, up to %d", count, files[count - 1].end)
         return count
+
+
+_FILLER = struct.Struct(">ii")
+
+
+def begin_over_old_log(
+    root: Path, data_dirs: Sequence[Path], engine_name: str = "auto", read_only: Collection[Path] = ()
+) -> int:
+    """Where DLedger's log begins (``dividedCommitlogOffset``); -1 without an old log and DLedger files.
+
+    Before DLedger's first start over ``root/commitlog`` this closes the old log and creates DLedger's first file, in
+    one of `data_dirs` that is not `read_only`, with the size of the old ones. Everything is durable, and an interrupted
+    start is completed. The caller holds the store's lock.
+
+    Raises StoreError if the old log does not end before DLedger's begins, or if files cannot be read or written.
+    """
+    engine = get_engine(engine_name)
+    folder = root / OLD_FOLDER
+    files = list_segments([folder], COMMITLOG, True) if folder.is_dir() else []
+    old = [file for file in files if Path(file.path).stat().st_size]
+    paths = (path for folder in data_dirs if folder.is_dir() for path in folder.iterdir())
+    # A crash left empty ones.
+    bases = [int(path.name) for path in paths if is_segment_name(path.name) and path.stat().st_size]
+    if bases:
+        _check_before(engine, old, min(bases))
+        return min(bases)
+    if not old:
+        return -1
+    writable = sorted({*map(str, data_dirs)} - {*map(str, read_only)})
+    if not writable:
+        raise StoreError(f"{root}: expected a folder for new data files, found read-only ones only: add one")
+    try:
+        return _close(engine, old, writable)
+    except OSError as error:
+        raise StoreError(f"{root}: the old CommitLog cannot be closed: {error}: check the disk") from error
+
+
+def _check_before(engine: Engine, old: list[Segment], begin: int) -> None:
+    """Raises StoreError if the old log has a message at or after DLedger's beginning."""
+    for file in old:
+        if file.base >= begin and _intact_end(engine, file) > file.base:
+            raise StoreError(
+                f"{file.path}: expected the old CommitLog to end before {begin}, where DLedger's files begin, found "
+                "later messages: if DLedger was started here without the old files, move one of both away"
+            )
+
+
+def _close(engine: Engine, old: list[Segment], folders: list[str]) -> int:
+    last, end = _find_end(engine, old)
+    divided = last.end
+    if divided % last.size:
+        raise StoreError(
+            f"{last.path}: expected a name that is a multiple of the file size {last.size}, found this one: DLedger "
+            "cannot continue after it"
+        )
+    for file in old:
+        if file.base > last.base:
+            # Created ahead and never written.
+            Path(file.path).unlink()
+    _write_filler(last, end)
+    sync_dir(Path(last.path).parent)
+    folder = Path(folders[divided // last.size % len(folders)])
+    folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+    write_in_place(folder / segment_name(divided), b"", 0, last.size)
+    for each in (folder, *list(folder.parents)[:2]):
+        sync_dir(each)
+    _LOG.info("the old CommitLog ends at %d; DLedger begins at %d", end, divided)
+    return divided
+
+
+def _find_end(engine: Engine, old: list[Segment]) -> tuple[Segment, int]:
+    """The last written file, and the end of its last intact message.
+
+    Unlike Java, which ends the log at the first damage, this continues if messages follow.
+    """
+    for file in reversed(old):
+        if _written_end(file) > file.base:
+            end = _intact_end(engine, file)
+            torn = _written_end(file) - end
+            if torn > _FILLER.size:
+                _LOG.warning(
+                    "%s: %d bytes from byte %d on are no messages: truncated", file.path, torn, end - file.base
+                )
+            return file, end
+    return old[0], old[0].base
+
+
+def _intact_end(engine: Engine, file: Segment) -> int:
+    """The end of a file's last message with correct lengths and CRC; the file's beginning without one."""
+    end = file.base
+    request = ScanRequest(file, file.base, file.end, ("kind", "pos", "size", "problem"), max_batch_rows=1_000_000)
+    for batch, _ in engine.scan(request):
+        is_intact = pc.and_(pc.equal(batch["kind"], "message"), pc.is_null(batch["problem"]))
+        intact = batch.filter(is_intact)
+        if len(intact):
+            end = intact["pos"][-1].as_py() + intact["size"][-1].as_py()
+    return end
+
+
+def _written_end(file: Segment) -> int:
+    with open_file(file.path) as opened:
+        return file.base + last_data(opened, 0, opened.size())
+
+
+def _write_filler(file: Segment, end: int) -> None:
+    """Mark the end in an old file, unless it is marked or has no room for it."""
+    at, rest = end - file.base, file.end - end
+    found = read_at(file.path, at, _FILLER.size)
+    if rest < _FILLER.size or (len(found) == _FILLER.size and _FILLER.unpack(found)[1] == MESSAGE_MAGIC_BLANK):
+        return
+    write_in_place(Path(file.path), _FILLER.pack(rest, MESSAGE_MAGIC_BLANK), at)

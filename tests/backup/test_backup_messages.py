@@ -11,7 +11,7 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.rocketmq.backup import backup, restore
 from pyspark_dledger.rocketmq.backup import backup_job as job
-from pyspark_dledger.rocketmq.backup.manifest import read_manifest
+from pyspark_dledger.rocketmq.backup.member_copy import read_manifest
 from tests.support.message_member import Member, member, quiet
 from tests.support.message_nodes import puts, rows
 

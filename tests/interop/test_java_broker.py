@@ -17,7 +17,7 @@ import pytest
 
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
-from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
+from pyspark_dledger.rocketmq.recovery.broker_start import RecoveredQueues
 from tests.interop.java_stores import ROCKETMQ_VERSIONS, BrokerLoader
 from tests.support.golden import Golden
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
-from pyspark_dledger.rocketmq.broker.config_files import read_config
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, read_config
 from tests.interop.java_broker import VERSION
 from tests.interop.java_group import JavaProcess
 

@@ -39,8 +39,8 @@ from pyspark_dledger.log.verify.findings import (
 )
 from pyspark_dledger.log.verify.report import MAX_LISTED
 from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings, verify
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock
-from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
 from tests.support import golden
 from tests.support.generate import (
     YEAR_10000,

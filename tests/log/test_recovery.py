@@ -17,7 +17,7 @@ from pyspark_dledger.format.codec import IndexUnit, encode_entry, encode_index_u
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.recovery.recovery_preview import LINES, RecoveryPreview, java_line, preview
 from pyspark_dledger.rocketmq.recovery.broker_recovery import dledger_of_rocketmq, preview_broker
-from pyspark_dledger.rocketmq.recovery.recovery_queues import RecoveredQueues
+from pyspark_dledger.rocketmq.recovery.broker_start import RecoveredQueues
 from tests.interop import damages
 from tests.interop.damages import Damage
 from tests.support import golden

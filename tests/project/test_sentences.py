@@ -53,7 +53,7 @@ ALLOWED = {
     "rocketmq/broker/broker_conf.py": "settings",
     "rocketmq/dispatch/log_part.py": "a property of messages",
     "rocketmq/export/forms.py": "options",
-    "rocketmq/recovery/java_messages.py": "a number as Java parses it",
+    "rocketmq/recovery/broker_start.py": "a number as Java parses it",
 }
 
 

@@ -28,7 +28,7 @@ from pyspark_dledger.raft.node.metrics.watched_node import WatchedNode
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import WireConnection
-from pyspark_dledger.rocketmq.broker.broker_metadata import TopicLimits
+from pyspark_dledger.rocketmq.broker.config_files import TopicLimits
 from pyspark_dledger.store.files.services import CleanSpaceService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.support.groups import FASTER, HOST, Caller, Nodes, Served, eventually, free_ports, nodes, peers_text

@@ -11,7 +11,7 @@ import pytest
 from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest
 from pyspark_dledger.raft.node.quotas import Quotas
 from pyspark_dledger.raft.wire import SYSTEM_BUSY
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata, TopicLimits
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, TopicLimits
 from tests.support.groups import nodes, packed
 from tests.support.scrapes import scrape
 

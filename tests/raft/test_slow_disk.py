@@ -30,8 +30,8 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
     VoteResult,
 )
-from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun
 from pyspark_dledger.rocketmq.service.message_service import MessageService
+from pyspark_dledger.rocketmq.service.sorted_run import SortedRun
 from pyspark_dledger.store import entry_reader
 from pyspark_dledger.store.files import mapped_files
 from pyspark_dledger.store.mmap_file_store import MmapFileStore

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyspark_dledger.common.fastjson import parse_fastjson
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
-from pyspark_dledger.rocketmq.broker.config_files import fastjson_text, read_config
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, fastjson_text, read_config
 
 
 def test_topics_created_during_a_write_are_written_together(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ from pyspark_dledger.format.dispatched_rows import Keys
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
 from pyspark_dledger.rocketmq.log_files import FileCleaner, LogFiles
-from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
-from pyspark_dledger.rocketmq.unit_files.queue_writer import QueueWriter
 from tests.support.dispatching import (
     LONG_AGO,
     SMALL,

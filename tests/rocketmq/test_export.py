@@ -33,9 +33,8 @@ from pyspark_dledger.rocketmq.export import export, parquet
 from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
 from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
 from pyspark_dledger.rocketmq.jobs import map_here
-from pyspark_dledger.rocketmq.jobs.manifest import read_manifest
 from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
-from pyspark_dledger.rocketmq.jobs.target_folder import new_file
+from pyspark_dledger.rocketmq.jobs.target_folder import new_file, read_manifest
 from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden
 from tests.support.attempts import run_at_once

@@ -468,7 +468,7 @@ def test_bytes_that_change_on_disk_are_an_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(DirectFile, "_write", write_wrong)
     with pytest.raises(
         StoreError,
-        match=r"bytes 0 to \d+ differ from the written ones when read back: expected CRC-32 .*; check the disk",
+        match=r"the file differs when read back: expected CRC-32 .* of bytes 0 to \d+, found .*: check the disk",
     ):
         export(tmp_path / "store", tmp_path / "target", "commitlog")
     assert not list((tmp_path / "target").rglob("0*"))

@@ -14,10 +14,10 @@ import pytest
 
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import Keys
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.export.forms import ExportReport
-from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
 from tests.support.attempts import run_at_once
 from tests.support.generate import mq_message, write_consume_queue, write_dledger
 from tests.support.long_runs import mostly_slow

@@ -17,8 +17,8 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.state_files import crc32
-from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.sorted_run import (
+from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
+from pyspark_dledger.rocketmq.service.sorted_run import (
     EntryRange,
     SortedRun,
     concatenated,

@@ -17,8 +17,7 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import DataLossError, DLedgerError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.rocketmq.export import export
-from pyspark_dledger.rocketmq.export import lake_delta as delta
-from pyspark_dledger.rocketmq.export import lake_iceberg as iceberg
+from pyspark_dledger.rocketmq.export import lake_tables as lakes
 from pyspark_dledger.rocketmq.export.forms import LAKES
 from tests.rocketmq.test_export import HOSTILE, TOO_LONG
 from tests.support.generate import mq_message, raw, write_dledger
@@ -27,7 +26,7 @@ from tests.support.lakes import Lake, log_rows, message
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "lakes.md"
-CLASSES = {"iceberg": iceberg.IcebergTable, "delta": delta.DeltaLake}
+CLASSES = {"iceberg": lakes.IcebergTable, "delta": lakes.DeltaLake}
 
 
 @pytest.fixture(params=LAKES)

@@ -17,9 +17,9 @@ import pytest
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock, locked, write_store_checkpoint
 from pyspark_dledger.rocketmq.rebuild import builder, compare, rebuild, swap
-from pyspark_dledger.rocketmq.unit_files.queue_writer import QueueWriter
 from tests.support.dispatching import Messages, dispatch, files_of, with_noise
 from tests.support.generate import write_dledger
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of

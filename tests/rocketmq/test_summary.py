@@ -19,11 +19,11 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.raft.core import summary_copy
-from pyspark_dledger.rocketmq import summary as summary_module
-from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, concatenated, write_run
+from pyspark_dledger.rocketmq.service import summary as summary_module
 from pyspark_dledger.rocketmq.service import summary_keeper
 from pyspark_dledger.rocketmq.service.message_service import MessageSettings
-from pyspark_dledger.rocketmq.summary import (
+from pyspark_dledger.rocketmq.service.sorted_run import EntryRange, concatenated, write_run
+from pyspark_dledger.rocketmq.service.summary import (
     IncomingStream,
     Snapshot,
     Summary,

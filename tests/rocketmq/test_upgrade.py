@@ -15,11 +15,10 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
-from pyspark_dledger.rocketmq.log_files import FileCleaner, LogFiles
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
+from pyspark_dledger.rocketmq.log_files import FileCleaner, LogFiles, begin_over_old_log
 from pyspark_dledger.rocketmq.tables.registry import read_table
-from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
-from pyspark_dledger.rocketmq.unit_files.queue_writer import QueueWriter
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.files.services import CleanSpaceService
 from tests.support.dispatching import Messages, dispatch, dispatcher, units

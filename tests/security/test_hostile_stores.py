@@ -27,7 +27,7 @@ from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
-from pyspark_dledger.rocketmq.backup.manifest import ROOT
+from pyspark_dledger.rocketmq.backup.member_copy import ROOT
 from pyspark_dledger.rocketmq.tables.registry import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.known_defects import should

@@ -22,9 +22,9 @@ from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.turns import Turns
 from pyspark_dledger.raft.wire import WireConnection, WireError
-from pyspark_dledger.rocketmq.broker import broker_metadata
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
-from pyspark_dledger.rocketmq.dedup.log_entries import is_same_message
+from pyspark_dledger.rocketmq.broker import config_files
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
+from pyspark_dledger.rocketmq.service.log_entries import is_same_message
 from tests.support.message_member import member
 from tests.support.message_nodes import puts, rows
 from tests.support.puts import block_of, messages_of, put, raw_properties_of
@@ -151,7 +151,7 @@ def test_many_topics_are_not_encoded_for_each_copy(tmp_path: Path, monkeypatch: 
     metadata.add_topics({f"t{number}": 1 for number in range(2500)})
     monkeypatch.setattr(metadata, "_write", lambda _: None)
     metadata.add_topics({"another": 1})
-    monkeypatch.setattr(broker_metadata, "fastjson_text", lambda _: pytest.fail("encoded"))
+    monkeypatch.setattr(config_files, "fastjson_text", lambda _: pytest.fail("encoded"))
     assert b'"t2499"' in metadata.files()["topics.json"]
     assert b'"another"' not in metadata.files()["topics.json"]
     again = BrokerMetadata(tmp_path)

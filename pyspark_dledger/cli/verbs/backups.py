@@ -96,7 +96,7 @@ def _term_above_all(args: argparse.Namespace) -> int:
 
     The member may have voted for any of them: what it promised is lost, but a candidate knows its own term.
     """
-    from pyspark_dledger.rocketmq.backup.manifest import read_manifest
+    from pyspark_dledger.rocketmq.backup.member_copy import read_manifest
 
     if args.group is None or args.peers is None:
         raise OptionError("expected --group and --peers, --term, or --new-group, found none of them")

@@ -6,6 +6,7 @@ A broker dispatches only committed messages (`DLedgerCommitLog.getData`), so a u
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -109,6 +110,12 @@ def queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]
             if files:
                 found.append(Queue(topic.name, int(queue.name), files))
     return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
+
+
+def usual_units(found: Iterable[Queue]) -> int:
+    """How many units most files of some queues have; 0 without files."""
+    sizes = Counter(file.units for queue in found for file in queue.files if file.units)
+    return max(sizes, key=sizes.__getitem__, default=0)
 
 
 def queue_files(folder: Path, on_unreadable: OnUnreadable = raise_error) -> tuple[QueueFile, ...]:

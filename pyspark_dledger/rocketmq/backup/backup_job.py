@@ -25,14 +25,17 @@ from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_ter
 from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, Manifest, read_manifest, write_manifest
 from pyspark_dledger.rocketmq.backup.member_copy import (
+    DATA_FOLDER,
     PROGRESS_FOLDER,
     CopiedRange,
     ExpiredError,
     LogCopy,
+    Manifest,
     MemberFiles,
+    read_manifest,
     serves_messages,
+    write_manifest,
 )
 from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks
@@ -134,12 +137,16 @@ class _Backup:
         last = self._store.refreshed().end.last_index
         _wait_until_committed(self._node_dir, last)
         store = self._store = self._store.refreshed()
-        wanted = self._range(max(files.last_identity, files.summary.index if files.summary is not None else -1))
+        wanted = self._range(max(files.last_identity, files.summary_index))
         copy = LogCopy(store, wanted, self._target, self._progress)
         log = copy.run()
         files.copy_queues(wanted.end)
-        self._check_begin(wanted)
-        lacks_state = self._lacks_state(files, wanted)
+        if self._store.refreshed().begin_index != wanted.first_index:
+            # Entries expired meanwhile: queues and summary could begin after the copied log.
+            raise ExpiredError
+        is_ours = (self._node_dir / "identities").is_dir()
+        # Neither log nor summary tells queue offsets of expired messages; those of brokers are in queues.
+        lacks_state = self._root is not None and is_ours and wanted.first_index > files.summary_index + 1
         if last > wanted.last_index:
             files.notes.append(
                 f"entries {wanted.last_index + 1} to {last} are left out: nothing here proves them committed. After a "
@@ -227,26 +234,13 @@ class _Backup:
             raise StoreError(f"{store.path}: expected entry {committed} at position {pos}, found none: dledger verify")
         return CopiedRange(first_index, committed, header.term, begin, pos + header.size)
 
-    def _check_begin(self, wanted: CopiedRange) -> None:
-        """Raises ExpiredError if entries expired meanwhile: queues and summary could begin after the copied log."""
-        if self._store.refreshed().begin_index != wanted.first_index:
-            raise ExpiredError
-
-    def _lacks_state(self, files: MemberFiles, wanted: CopiedRange) -> bool:
-        """Whether neither log nor summary tells queue offsets of expired messages; those of brokers are in queues."""
-        is_ours = (self._node_dir / "identities").is_dir()
-        known = files.summary.index if files.summary is not None else -1
-        return self._root is not None and is_ours and wanted.first_index > known + 1
-
     def _delete_unused(self, manifest: Manifest) -> None:
         """Delete files of expired entries, and those of the earlier backup."""
         used = {Path(file.path).name for file in manifest.log}
-        for path in (self._target / DATA_FOLDER).iterdir():
-            if path.name not in used:
-                path.unlink()
-        for path in (self._target / PROGRESS_FOLDER).iterdir():
-            if path.stem not in used:
-                path.unlink()
+        for folder, suffix in ((DATA_FOLDER, ""), (PROGRESS_FOLDER, ".json")):
+            for path in (self._target / folder).iterdir():
+                if path.name.removesuffix(suffix) not in used:
+                    path.unlink()
         self._delete_state(manifest.state)
 
 

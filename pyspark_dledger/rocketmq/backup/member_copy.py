@@ -5,42 +5,159 @@ A data file of the backup ends with its last entry, or with the blank after it. 
 
 Summary, identities and configuration are copied before the end of the backup is chosen, so they name no later entry.
 ConsumeQueues are copied after the log; units of later messages are left out.
+
+The manifest ``backup.json`` has each file with its size and the CRC-32 of each block. Without it, the backup is
+unfinished.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any
 
 from pyspark_dledger.common.durable import make_dir, replace_durably, sync_dir, write_durably
-from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_blank
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_BLANK_SIZE
+from pyspark_dledger.format.layout import (
+    CONSUME_QUEUE_UNIT_SIZE,
+    ENTRY_HEADER_SIZE,
+    INDEX_UNIT_SIZE,
+    MIN_BLANK_SIZE,
+    is_segment_name,
+)
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.format.state_files import crc32
+from pyspark_dledger.format.state_files import MAX_TERM, crc32
 from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import QueueFile, queues, read_units
 from pyspark_dledger.log.io.state_files import CHECKPOINT, read_store_checkpoint
+from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, NODE, ROOT
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
-from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER as IDENTITIES
-from pyspark_dledger.rocketmq.dedup.sorted_run import SortedRun
 from pyspark_dledger.rocketmq.jobs import Progress
-from pyspark_dledger.rocketmq.jobs.manifest import load_json, parsed
 from pyspark_dledger.rocketmq.jobs.new_files import BLOCK_BYTES, BlockFile, FileBlocks, read_blocks, write_blocks
 from pyspark_dledger.rocketmq.jobs.store_files import copy_config, notes_of_left_out
-from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
-from pyspark_dledger.rocketmq.summary import MAX_SUMMARY_SIZE, SUMMARY, Summary, parse_summary
+from pyspark_dledger.rocketmq.jobs.target_folder import Limits, load_json, parsed, source_errors
+from pyspark_dledger.rocketmq.service.committed_identities import FOLDER as IDENTITIES
+from pyspark_dledger.rocketmq.service.sorted_run import SortedRun
+from pyspark_dledger.rocketmq.service.summary import MAX_SUMMARY_SIZE, SUMMARY, parse_summary
+
+FORMAT = 1
+_CRC = "crc32"
+DATA_FOLDER = "data"
+NODE, ROOT = "node", "root"
+"""The folders of a backup's state: files of ``dledger-<id>/``, and of the storePathRootDir."""
+
+# Enough for a log of 4 TiB; parsed, it takes some 25 times as much memory.
+_MAX_MANIFEST = 16 << 20
+_STATE = re.compile(r"state-\d{1,18}")
+# The files of a member and of its root, in its state.
+_OTHER_FILE = re.compile(rf"state-\d{{1,18}}/(?:{NODE}|{ROOT})/.+", re.DOTALL)
+
+
+def _check_name(value: str) -> None:
+    if not value.isprintable():
+        raise ValueError(f"{value!r} where a name is expected")
+
+
+_Name = Annotated[str, _check_name]
+_Number = Annotated[int, Limits(-1, INT64_MAX - 1)]
+_FileSize = Annotated[int, Limits(INDEX_UNIT_SIZE, INT32_MAX)]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a backup has.
+
+    Its log has the entries ``[first_index, last_index]`` at the positions ``[begin, end)``, in the files ``log``, in
+    order. ``term`` is above every term in which the member voted until then. ``files`` are the others, in the folder
+    ``state``. ``has_root``: the member serves messages. ``lacks_state``: the log and the files do not tell queue
+    offsets and identities of expired messages.
+    """
+
+    id: _Name
+    created: str
+    source: str
+    node: _Name
+    members: tuple[_Name, ...]
+    cluster: _Name
+    term: Annotated[int, Limits(-1, MAX_TERM)]
+    first_index: _Number
+    last_index: _Number
+    last_term: _Number
+    begin: _Number
+    end: _Number
+    data_file_size: _FileSize
+    index_file_size: _FileSize
+    log: tuple[FileBlocks, ...]
+    state: _Name
+    files: tuple[FileBlocks, ...]
+    has_root: bool = False
+    lacks_state: bool = False
+    notes: tuple[str, ...] = ()
+    format: Annotated[int, Limits(FORMAT, FORMAT)] = FORMAT
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for values that do not fit together."""
+        if self.index_file_size % INDEX_UNIT_SIZE:
+            raise ValueError(f"the size {self.index_file_size} of an index file")
+        if not _STATE.fullmatch(self.state):
+            raise ValueError(f"the state {self.state!r}")
+        for file in self.log:
+            folder, name = os.path.split(file.path)
+            if folder != DATA_FOLDER or not is_segment_name(name) or file.file_size != self.data_file_size:
+                raise ValueError(f"the data file {file}")
+        for file in self.files:
+            if not _OTHER_FILE.fullmatch(file.path):
+                raise ValueError(f"the file {file.path!r} of a member")
+
+    @property
+    def all_files(self) -> tuple[FileBlocks, ...]:
+        return (*self.log, *self.files)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest, atomically and durably. Raises OSError, and StoreError for a log above 4 TiB."""
+    fields = asdict(manifest)
+    data = f"{json.dumps({**fields, _CRC: _crc_of(fields)}, indent=1)}\n".encode()
+    if len(data) > _MAX_MANIFEST:
+        raise StoreError(f"{manifest.source}: expected a log of at most about 4 TiB, found {manifest.end} bytes")
+    replace_durably(folder / BACKUP_MANIFEST, data)
+
+
+def _crc_of(fields: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a finished backup, None without one. Raises StoreError for a damaged one."""
+    file = folder / BACKUP_MANIFEST
+    try:
+        fields = load_json(file, _MAX_MANIFEST)
+        crc = fields.pop(_CRC, None)
+        if crc != _crc_of(fields):
+            raise ValueError(f"CRC-32 {_crc_of(fields)}, not {crc}")
+        found: Manifest = parsed(Manifest, fields)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"{file}: expected the manifest of a backup, format {FORMAT}, found {error}: use another backup"
+        ) from None
+    return found
+
+
+# Copies
 
 PROGRESS_FOLDER = "progress"
 
@@ -140,16 +257,29 @@ class LogCopy:
             file = copy.finish(path, segment.size)
         written.replace(named)
         sync_dir(named.parent)
-        last_pos = self._last_pos(segment, last_pos, end) if last_pos >= 0 else before.last_pos if before else start
-        _save(self._target, segment.name, _Verified(file, begin, self._next_index, self._term, last_pos, end))
+        if last_pos >= 0:
+            last_pos = self._store.engine.seek(segment, last_pos, end, self._next_index - 1)
+        else:
+            last_pos = before.last_pos if before is not None else start
+        known = _Verified(file, begin, self._next_index, self._term, last_pos, end)
+        replace_durably(self._progress_file(segment), json.dumps(asdict(known)).encode())
         return file
 
     # What an earlier run has
 
+    def _progress_file(self, segment: Segment) -> Path:
+        return self._target / PROGRESS_FOLDER / f"{segment.name}.json"
+
     def _verified(self, segment: Segment, start: int, stop: int) -> _Verified | None:
-        """What an earlier run has of this file, if that is of this log, and not more than is wanted."""
-        known = _load(self._target, segment.name)
-        if known is None or known.file.file_size != segment.size or known.begin != start:
+        """What an earlier run has of this file, if that is of this log, and not more than is wanted.
+
+        Without a readable record the file is copied again.
+        """
+        try:
+            known: _Verified = parsed(_Verified, load_json(self._progress_file(segment)))
+        except (OSError, ValueError):
+            return None
+        if known.file.file_size != segment.size or known.begin != start:
             return None
         header = entry_at(segment, known.last_pos)
         is_same = header is not None and (header.index, header.term) == (known.next_index - 1, known.term)
@@ -167,10 +297,6 @@ class LogCopy:
         except (OSError, StoreError):
             return False
         return True
-
-    def _last_pos(self, segment: Segment, start: int, end: int) -> int:
-        """The position of the last entry in ``[start, end)``."""
-        return self._store.engine.seek(segment, start, end, self._next_index - 1)
 
     # Reading and checking
 
@@ -227,23 +353,6 @@ def _damaged(segment: Segment, pos: int, index: int, problem: str) -> StoreError
     )
 
 
-def _progress_file(target: Path, name: str) -> Path:
-    return target / PROGRESS_FOLDER / f"{name}.json"
-
-
-def _save(target: Path, name: str, verified: _Verified) -> None:
-    replace_durably(_progress_file(target, name), json.dumps(asdict(verified)).encode())
-
-
-def _load(target: Path, name: str) -> _Verified | None:
-    """What an earlier run recorded; None without a readable record, so the file is copied again."""
-    try:
-        found: _Verified = parsed(_Verified, load_json(_progress_file(target, name)))
-    except (OSError, ValueError):
-        return None
-    return found
-
-
 def serves_messages(root: Path) -> bool:
     """Whether a broker or a node with messages has this root."""
     return any((root / name).is_dir() for name in (QUEUES, CONFIG))
@@ -256,9 +365,8 @@ class MemberFiles:
         self._node_dir, self._root = node_dir, root
         self._target, self._folder = target, folder
         self.notes: list[str] = []
-        self.summary: Summary | None = None
-        self.last_identity = -1
-        """The last entry that the identities cover."""
+        self.summary_index = self.last_identity = -1
+        """The last entry that the summary covers, and the last one that the identities do."""
         self._found: list[FileBlocks] = []
 
     def copy_state(self) -> None:
@@ -277,7 +385,7 @@ class MemberFiles:
     def _copy_summary(self) -> None:
         try:
             data = read_start(self._node_dir / SUMMARY, MAX_SUMMARY_SIZE + 1)
-            self.summary = parse_summary(data)
+            self.summary_index = parse_summary(data).index
         except FileNotFoundError:
             return
         except ValueError as error:
@@ -349,10 +457,8 @@ def _units_before(file: QueueFile, end: int) -> Iterator[bytes]:
         written = len(data.rstrip(b"\0"))
         written += -written % CONSUME_QUEUE_UNIT_SIZE
         if written:
-            while zeros:
-                part = min(zeros, BLOCK_BYTES)
-                yield bytes(part)
-                zeros -= part
+            yield from (bytes(min(BLOCK_BYTES, zeros - at)) for at in range(0, zeros, BLOCK_BYTES))
+            zeros = 0
             yield data[:written]
         zeros += len(data) - written
     if not Path(file.path).exists():

@@ -24,24 +24,29 @@ from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, sync_dir, w
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.retention import Retention, used_ratio
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
-from pyspark_dledger.format.engine import Engine, get_engine
+from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.format.state_files import MAX_TERM, RESTORED, CurrentTerm, encode_state_file
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.state_files import CHECKPOINT
 from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
-from pyspark_dledger.rocketmq.backup.manifest import DATA_FOLDER, NODE, ROOT, Manifest
-from pyspark_dledger.rocketmq.backup.manifest import read_manifest as read_backup
-from pyspark_dledger.rocketmq.backup.member_copy import entry_ranges
+from pyspark_dledger.rocketmq.backup.member_copy import DATA_FOLDER, NODE, ROOT, Manifest, entry_ranges
+from pyspark_dledger.rocketmq.backup.member_copy import read_manifest as read_backup
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.root_files import ABORT
 from pyspark_dledger.rocketmq.jobs import Progress, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
-from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport, read_manifest
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks, read_blocks, write_blocks
 from pyspark_dledger.rocketmq.jobs.store_files import write_checkpoint, write_current_term, write_index
-from pyspark_dledger.rocketmq.jobs.target_folder import FINISHED, locked_folder, new_file
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    FINISHED,
+    FileReport,
+    PartReport,
+    locked_folder,
+    new_file,
+    read_manifest,
+)
 
 _VERB = "restore"
 _ID = re.compile(r"[^/\0\s]+")
@@ -134,7 +139,6 @@ def _write_file(source: str, file: _RestoredFile, number: int, target: Path) -> 
 class _Restore:
     def __init__(self, source: Path, manifest: Manifest, target: Path, node: str, progress: Progress | None) -> None:
         self._source, self._manifest, self._target, self._node = source, manifest, target, node
-        self._engine: Engine = get_engine()
         self._staging = target / f"restoring-{node}"
         self._node_dir = self._staging / NODE / f"dledger-{node}"
         request = {"form": _VERB, "source": str(source), "backup": manifest.id}
@@ -142,7 +146,7 @@ class _Restore:
 
     def run(self, term: int | None, new_group: str | None) -> RestoreReport:
         began, manifest = time.monotonic(), self._manifest
-        files = [*map(self._log_file, manifest.log), *map(self._other_file, manifest.files)]
+        files = list(map(self._placed, manifest.all_files))
         resumed = len(files) if self._is_written() else self._write_files(files)
         self._write_index([self._staging / file.path for file in files[: len(manifest.log)]])
         start = self._write_state(term, new_group)
@@ -187,13 +191,11 @@ class _Restore:
             make_dir(self._staging, PRIVATE_FOLDER)
         return is_unfinished and earlier.get("state") == FINISHED
 
-    def _log_file(self, file: FileBlocks) -> _RestoredFile:
-        return _RestoredFile(f"{NODE}/{self._node_dir.name}/{DATA_FOLDER}/{Path(file.path).name}", file)
-
-    def _other_file(self, file: FileBlocks) -> _RestoredFile:
-        _, kind, *rest = file.path.split("/")
-        folder = [NODE, self._node_dir.name] if kind == NODE else [ROOT]
-        return _RestoredFile("/".join([*folder, *rest]), file)
+    def _placed(self, file: FileBlocks) -> _RestoredFile:
+        folder, kind, *rest = file.path.split("/")
+        if folder == DATA_FOLDER:
+            return _RestoredFile(f"{NODE}/{self._node_dir.name}/{file.path}", file)
+        return _RestoredFile("/".join([*([NODE, self._node_dir.name] if kind == NODE else [ROOT]), *rest]), file)
 
     def _write_files(self, files: Sequence[_RestoredFile]) -> int:
         """Copy all files, and check both copies. Returns how many of them earlier runs had copied."""
@@ -226,7 +228,7 @@ class _Restore:
 
     def _units(self, log: list[Path]) -> Iterator[bytes]:
         """The index units of all entries. Raises StoreError if they are not those of the manifest."""
-        manifest, engine = self._manifest, self._engine
+        manifest, engine = self._manifest, get_engine()
         index, term, pos = manifest.first_index, -1, manifest.begin
         for path in log:
             base = int(path.name)

@@ -1,1 +1,1 @@
-"""A broker's configuration and state files."""
+"""A broker's files other than the log: configuration, state, ConsumeQueues and IndexFiles."""

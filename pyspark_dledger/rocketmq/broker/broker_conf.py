@@ -76,11 +76,11 @@ class _Properties:
                 return BrokerSetting(self._lines[name][1], self.source(name))
         return BrokerSetting(default, self.source(names[0]))
 
-    def number(self, name: str, default: int, min_value: int = 1) -> int:
-        setting = self.text(name, default=str(default))
-        if not re.fullmatch(r"[0-9]{1,18}", setting.text) or int(setting.text) < min_value:
+    def number(self, *names: str, default: int, min_value: int = 1) -> int:
+        setting = self.text(*names, default=str(default))
+        if not re.fullmatch(r"[0-9]{1,10}", setting.text) or int(setting.text) < min_value:
             raise OptionError(
-                f"{setting.source}: {name}: expected a whole number, at least {min_value}, found {setting.text!r}"
+                f"{setting.source}: {names[0]}: expected a whole number, at least {min_value}, found {setting.text!r}"
             )
         return int(setting.text)
 
@@ -109,7 +109,7 @@ def read_broker_conf(path: Path, home: Callable[[], Path] = Path.home) -> Broker
             f"found {setting.text}: other brokers are no members of a group"
         )
     settings = _settings(given, home)
-    max_message_size = given.number("maxMessageSize", _MAX_MESSAGE_SIZE)
+    max_message_size = given.number("maxMessageSize", default=_MAX_MESSAGE_SIZE)
     return BrokerConf(
         settings=settings,
         broker_id=broker_id(settings["selfId"].text, settings["selfId"].source),
@@ -136,10 +136,12 @@ def broker_id(self_id: str, source: str = "selfId") -> int:
 def _settings(given: _Properties, home: Callable[[], Path]) -> dict[str, BrokerSetting]:
     """In the order of the constructor of ``DLedgerCommitLog``."""
     retention = _retention(given)
+
+    def parsed(value: object, name: str) -> BrokerSetting:
+        return BrokerSetting(str(value).lower(), given.source(name))
+
     settings = {
-        "enableDiskForceClean": BrokerSetting(
-            str(retention.enable_disk_force_clean).lower(), given.source("cleanFileForciblyEnable")
-        ),
+        "enableDiskForceClean": parsed(retention.enable_disk_force_clean, "cleanFileForciblyEnable"),
         "selfId": given.text("dLegerSelfId"),
         "group": given.text("dLegerGroup"),
         "peers": given.text("dLegerPeers"),
@@ -148,32 +150,25 @@ def _settings(given: _Properties, home: Callable[[], Path]) -> dict[str, BrokerS
         "readOnlyDataStoreDirs": given.text("readOnlyCommitLogStorePaths"),
         # The second spelling is from before RocketMQ 4.8.
         "mappedFileSizeForEntryData": given.text("mappedFileSizeCommitLog", "mapedFileSizeCommitLog"),
-        "deleteWhen": BrokerSetting(retention.delete_when, given.source("deleteWhen")),
+        "deleteWhen": parsed(retention.delete_when, "deleteWhen"),
         # Later than those of an old CommitLog.
-        "fileReservedHours": BrokerSetting(str(retention.file_reserved_hours + 1), given.source("fileReservedTime")),
+        "fileReservedHours": parsed(retention.file_reserved_hours + 1, "fileReservedTime"),
         "preferredLeaderIds": given.text("preferredLeaderIds", "preferredLeaderId"),
-        "enableBatchPush": BrokerSetting(
-            str(given.boolean("enableBatchPush", False)).lower(), given.source("enableBatchPush")
-        ),
-        "diskSpaceRatioToCheckExpired": BrokerSetting(
-            str(retention.disk_space_ratio_to_check_expired), given.source("diskMaxUsedSpaceRatio")
-        ),
+        "enableBatchPush": parsed(given.boolean("enableBatchPush", False), "enableBatchPush"),
+        "diskSpaceRatioToCheckExpired": parsed(retention.disk_space_ratio_to_check_expired, "diskMaxUsedSpaceRatio"),
     }
-    missing = [java for java, name in _NEEDED.items() if not settings[name].text]
-    if missing:
-        raise OptionError(
-            f"{given.source('')}: expected dLegerGroup, dLegerSelfId and dLegerPeers, found no {missing[0]}"
-        )
+    for java, name in (("dLegerGroup", "group"), ("dLegerSelfId", "selfId"), ("dLegerPeers", "peers")):
+        if not settings[name].text:
+            raise OptionError(
+                f"{given.source('')}: expected dLegerGroup, dLegerSelfId and dLegerPeers, found no {java}"
+            )
     return {name: setting for name, setting in settings.items() if setting.text}
-
-
-_NEEDED = {"dLegerGroup": "group", "dLegerSelfId": "selfId", "dLegerPeers": "peers"}
 
 
 def _store_host(given: _Properties) -> bytes | None:
     """brokerIP1 and listenPort as the storeHost of messages."""
     setting = given.text("brokerIP1")
-    port = given.number("listenPort", _DEFAULT_PORT)
+    port = given.number("listenPort", default=_DEFAULT_PORT)
     if not setting.text:
         return None
     try:
@@ -184,13 +179,13 @@ def _store_host(given: _Properties) -> bytes | None:
 
 def _dispatch(given: _Properties) -> DispatchSettings:
     """How ConsumeQueues and IndexFiles are written, and when files of an old CommitLog are deleted."""
-    queue_size = given.text("mappedFileSizeConsumeQueue", "mapedFileSizeConsumeQueue", default="6000000")
-    units = -(-_whole(queue_size, "mappedFileSizeConsumeQueue") // CONSUME_QUEUE_UNIT_SIZE)
     defaults = DispatchSettings()
+    default_size = defaults.units_per_file * CONSUME_QUEUE_UNIT_SIZE
+    queue_size = given.number("mappedFileSizeConsumeQueue", "mapedFileSizeConsumeQueue", default=default_size)
     return DispatchSettings(
-        units_per_file=units,
-        hash_slots=given.number("maxHashSlotNum", defaults.hash_slots),
-        index_units=given.number("maxIndexNum", defaults.index_units),
+        units_per_file=-(-queue_size // CONSUME_QUEUE_UNIT_SIZE),
+        hash_slots=given.number("maxHashSlotNum", default=defaults.hash_slots),
+        index_units=given.number("maxIndexNum", default=defaults.index_units),
         has_index=given.boolean("messageIndexEnable", True),
         delays_ms=_delays(given.text("messageDelayLevel"), defaults.delays_ms),
         clean=_retention(given),
@@ -201,22 +196,16 @@ def _retention(given: _Properties) -> Retention:
     """When an old CommitLog's files are deleted, with RocketMQ's defaults."""
     when = given.text("deleteWhen", default=Retention.delete_when)
     # Java takes the nearer end for a percentage outside [10, 95].
-    percent = min(max(given.number("diskMaxUsedSpaceRatio", 75, min_value=0), 10), 95)
+    percent = min(max(given.number("diskMaxUsedSpaceRatio", default=75, min_value=0), 10), 95)
     try:
         return Retention(
             delete_when=when.text,
-            file_reserved_hours=given.number("fileReservedTime", Retention.file_reserved_hours),
+            file_reserved_hours=given.number("fileReservedTime", default=Retention.file_reserved_hours),
             disk_space_ratio_to_check_expired=percent / 100,
             enable_disk_force_clean=given.boolean("cleanFileForciblyEnable", Retention.enable_disk_force_clean),
         )
     except OptionError as error:
         raise OptionError(f"{when.source}: {str(error).replace('delete_when', 'deleteWhen')}") from None
-
-
-def _whole(setting: BrokerSetting, name: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,10}", setting.text) or int(setting.text) < 1:
-        raise OptionError(f"{setting.source}: {name}: expected a whole number, at least 1, found {setting.text!r}")
-    return int(setting.text)
 
 
 def _delays(setting: BrokerSetting, default: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.common.durable import PRIVATE_FOLDER, cannot_write, open_own, sync_dir, write_durably
+from pyspark_dledger.common.durable import (
+    PRIVATE_FOLDER,
+    cannot_write,
+    open_own,
+    sync_dir,
+    write_durably,
+    write_in_place,
+)
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.log.io.state_files import CHECKPOINT, CHECKPOINT_SIZE, StoreCheckpoint
 
@@ -110,13 +117,6 @@ def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
     The numbers are in one sector: a crash leaves the old ones or the new ones.
     """
     try:
-        descriptor = open_own(root / CHECKPOINT, os.O_RDWR | os.O_CREAT)
-        try:
-            if os.fstat(descriptor).st_size != CHECKPOINT_SIZE:
-                os.ftruncate(descriptor, CHECKPOINT_SIZE)
-            os.pwrite(descriptor, checkpoint.pack(), 0)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_in_place(root / CHECKPOINT, checkpoint.pack(), 0, CHECKPOINT_SIZE)
     except OSError as error:
         raise cannot_write(root / CHECKPOINT, error, "try again") from error

@@ -17,11 +17,11 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.key_files import IndexHeader
 from pyspark_dledger.log.io.state_files import MARGIN_MS, read_store_checkpoint
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.broker.queue_writer import DispatchedMessage, QueueWriter
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
 from pyspark_dledger.rocketmq.log_files import LogFiles
-from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
-from pyspark_dledger.rocketmq.unit_files.queue_writer import DispatchedMessage, QueueWriter
 
 _LOG = logging.getLogger(__name__)
 

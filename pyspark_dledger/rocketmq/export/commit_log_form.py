@@ -35,16 +35,15 @@ from pyspark_dledger.rocketmq.export.commit_log_part import (
     MOVED,
     VERSION_2,
     FilePart,
-    OutputBytes,
     PartOutcome,
-    contents_of_file,
     is_intact,
+    write_at_old_offsets,
+    write_messages,
 )
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
 from pyspark_dledger.rocketmq.jobs import store_files
-from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
 from pyspark_dledger.rocketmq.jobs.new_files import DirectFile, WrittenRange, file_report, left_file, written_ranges
-from pyspark_dledger.rocketmq.jobs.target_folder import left_path, new_file
+from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, left_path, new_file
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
     BuildSettings,
@@ -70,10 +69,10 @@ class CommitLogForm(Form):
         Raises OptionError for options with which a broker could not serve the result, StoreError for files of different
         sizes, MalformedError for a missing file with mode=FAILFAST.
         """
-        return self._parts(log, settings, _unit_spec(log, settings))
-
-    def _parts(self, log: StoreView, settings: ExportSettings, units: UnitSpec | None) -> list[FilePart]:
         _check_options(settings.options)
+        units = None
+        if not settings.commit_log_only:
+            units = UnitSpec(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
         found = list(_ranges(log, settings))
         if not found:
             raise StoreError(f"{log.path}: the options of the read select no message: check them")
@@ -83,12 +82,37 @@ class CommitLogForm(Form):
         for segment, start, end in found:
             if parts:
                 parts += _missing(log, settings, parts[-1].segment, segment)
-            parts.append(_part(log, settings, segment, start, end, segment == last, units))
+            mode = "FAILFAST" if settings.options.mode == "FAILFAST" else "PERMISSIVE"
+            chosen = settings.filters, mode, segment == last, settings.preserve_offsets
+            parts.append(FilePart(log.engine.NAME, segment, start, end, *chosen, units=units))
         return parts
 
     def write(self, part: FilePart, number: int, target: Path) -> PartReport:
-        """Write a file of the CommitLog, sync it, and read it back."""
-        return write_part(part, number, target)
+        """Write the file of a part, sync it, and read it back, if the part has messages that can be written.
+
+        Raises StoreError if the source cannot be read or the file differs when it is read back, MalformedError with
+        mode=FAILFAST, OSError.
+        """
+        outcome = PartOutcome()
+        file: FileReport | None = None
+        left: FileReport | None = None
+        if part.hole is not None:
+            outcome.skipped = 1
+            outcome.skip_line(part.segment.base, None, part.hole)
+        else:
+            with suppress(_NoMessage):
+                file, left = _write_file(part, outcome, number, target)
+        return PartReport(
+            number,
+            outcome.rows,
+            outcome.skipped,
+            tuple(outcome.first_skipped),
+            (file,) if file is not None else (),
+            part.end - part.start,
+            notes=tuple(outcome.notes),
+            counts=dict(outcome.counts),
+            left=left,
+        )
 
     def finish(
         self, log: StoreView, settings: ExportSettings, target: Path, reports: Sequence[PartReport]
@@ -97,7 +121,7 @@ class CommitLogForm(Form):
 
         Raises StoreError for a log without messages.
         """
-        parts = self._parts(log, settings, None)
+        parts = self.plan(log, settings)
         store_files.clear(target)
         empty = list(_empty_files(parts, reports, target))
         counts = sum((Counter(report.counts) for report in reports), Counter[str]())
@@ -107,8 +131,7 @@ class CommitLogForm(Form):
         if settings.commit_log_only:
             store_files.write_abort(target)
         else:
-            messages = sum(report.rows for report in reports) + counts[FILLERS]
-            built = _built(log, target, sizes, reports, messages, _keep_from(log, settings))
+            built = _built(log, settings, target, sizes, reports)
         config = list(store_files.copy_config(roots, target))
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(built, target), *config]
         notes += store_files.notes_of_left_out(roots, "exported")
@@ -117,17 +140,13 @@ class CommitLogForm(Form):
 
 
 def _built(
-    log: StoreView,
-    target: Path,
-    sizes: BuildSettings,
-    reports: Sequence[PartReport],
-    messages: int,
-    keep_from: Path | None,
+    log: StoreView, settings: ExportSettings, target: Path, sizes: BuildSettings, reports: Sequence[PartReport]
 ) -> BuildReport:
-    """Queues and index, from what the parts left. Raises StoreError if that does not have that many messages."""
-    result = StoreView(str(target / "commitlog"), ReadOptions(engine=log.engine.NAME))
-    left = (load_units(left_file(target, report.left)) for report in reports if report.left is not None)
-    built = store_files.build_queues_and_index(chain.from_iterable(left), result, target, sizes, keep_from)
+    """Queues and index, from what the parts left. Raises StoreError if that does not have all messages."""
+    result = StoreView(str(target / _FOLDER), ReadOptions(engine=log.engine.NAME))
+    units = chain.from_iterable(load_units(left_file(target, each.left)) for each in reports if each.left is not None)
+    built = store_files.build_queues_and_index(units, result, target, sizes, _keep_from(log, settings))
+    messages = sum(report.rows + report.counts.get(FILLERS, 0) for report in reports)
     found = built.messages + built.skipped
     if found != messages:
         raise StoreError(f"{target}: expected {messages} messages in the new log, found {found}: check the disk")
@@ -175,27 +194,6 @@ def _check_sizes(segments: list[Segment]) -> None:
             )
 
 
-def _unit_spec(log: StoreView, settings: ExportSettings) -> UnitSpec | None:
-    """What to extract for queues and index; None if they are not built."""
-    if settings.commit_log_only:
-        return None
-    return UnitSpec(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
-
-
-def _part(
-    log: StoreView,
-    settings: ExportSettings,
-    segment: Segment,
-    start: int,
-    end: int,
-    is_last: bool,
-    units: UnitSpec | None,
-) -> FilePart:
-    mode = "FAILFAST" if settings.options.mode == "FAILFAST" else "PERMISSIVE"
-    filters, preserves_offsets = settings.filters, settings.preserve_offsets
-    return FilePart(log.engine.NAME, segment, start, end, filters, mode, is_last, preserves_offsets, None, units)
-
-
 def _missing(log: StoreView, settings: ExportSettings, before: Segment, after: Segment) -> Iterator[FilePart]:
     """Parts for the files missing between two."""
     bases = range(before.end, after.base, before.size)
@@ -229,7 +227,7 @@ def _empty_files(parts: list[FilePart], reports: Sequence[PartReport], target: P
     for number in range(written[0], min(last + 2, len(parts))):
         if not reports[number].files:
             segment = parts[number].segment
-            yield write_empty_file(target, segment.base, segment.size, number > last)
+            yield _write_empty_file(target, segment.base, segment.size, number > last)
 
 
 def _notes(
@@ -270,7 +268,7 @@ def _notes_of_broker(built: BuildReport | None, target: Path) -> Iterator[str]:
         )
 
 
-FOLDER = "commitlog"
+_FOLDER = "commitlog"
 
 _FILLER = struct.Struct(">ii")
 _CHECKED_COLUMNS = ("kind", "pos", "size", "problem", "problemCode")
@@ -280,42 +278,9 @@ class _NoMessage(Exception):
     """The file would have no message, so it is not written."""
 
 
-def file_name(base: int) -> str:
-    """The path of the file that begins at position `base` of the log, relative to the storePathRootDir."""
-    return f"{FOLDER}/{segment_name(base)}"
-
-
-def write_part(part: FilePart, number: int, target: Path) -> PartReport:
-    """Write the file of a part, if the part has messages that can be written.
-
-    Raises StoreError if the source cannot be read or the file differs when it is read back, MalformedError with
-    mode=FAILFAST, OSError.
-    """
-    outcome = PartOutcome()
-    file: FileReport | None = None
-    left: FileReport | None = None
-    if part.hole is not None:
-        outcome.skipped = 1
-        outcome.skip_line(part.segment.base, None, part.hole)
-    else:
-        with suppress(_NoMessage):
-            file, left = _write_file(part, outcome, number, target)
-    return PartReport(
-        number,
-        outcome.rows,
-        outcome.skipped,
-        tuple(outcome.first_skipped),
-        (file,) if file is not None else (),
-        part.end - part.start,
-        notes=tuple(outcome.notes),
-        counts=dict(outcome.counts),
-        left=left,
-    )
-
-
-def write_empty_file(target: Path, base: int, size: int, is_last: bool) -> FileReport:
+def _write_empty_file(target: Path, base: int, size: int, is_last: bool) -> FileReport:
     """Write a file without messages: brokers skip it or, if it is the last, append to it."""
-    path = file_name(base)
+    path = f"{_FOLDER}/{segment_name(base)}"
     with new_file(target, path) as temporary, DirectFile(temporary) as file:
         ranges = list(_end_file(file, WrittenRange(0, 0, 0), size, is_last))
         for _ in file.read_back(path, ranges):
@@ -327,11 +292,12 @@ def _write_file(
     part: FilePart, outcome: PartOutcome, number: int, target: Path
 ) -> tuple[FileReport, FileReport | None]:
     """Write the file, and the units for queues and index if they are built. Raises _NoMessage."""
-    path, engine = file_name(part.segment.base), get_engine(part.engine)
+    path, engine = f"{_FOLDER}/{segment_name(part.segment.base)}", get_engine(part.engine)
     with ExitStack() as opened:
         temporary = opened.enter_context(new_file(target, path))
         file = opened.enter_context(DirectFile(temporary))
-        ranges = list(written_ranges(_written(file, contents_of_file(part, outcome, file.reserve))))
+        write = write_at_old_offsets if part.preserves_offsets else write_messages
+        ranges = list(written_ranges(write(part, outcome, file)))
         if not ranges:
             raise _NoMessage
         ranges += _end_file(file, ranges[-1], part.segment.size, part.is_last)
@@ -350,16 +316,6 @@ def _write_file(
             messages = sum(each.rows for each in ranges)
             left = file_report(left_temporary, left_path(number), messages)
     return FileReport(path, part.segment.size, ranges[-1].crc, outcome.rows), left
-
-
-def _written(file: DirectFile, outputs: Iterator[OutputBytes]) -> Iterator[tuple[memoryview, int]]:
-    """Write the messages."""
-    for output in outputs:
-        yield output.data, output.messages
-        if output.is_in_place:
-            file.advance(len(output.data))
-        else:
-            file.append(output.data)
 
 
 def _end_file(file: DirectFile, last: WrittenRange, size: int, is_last: bool) -> Iterator[WrittenRange]:

@@ -10,9 +10,10 @@ and 5.3.3 ``CommitLog.checkMessageAndReturnSize``, ``MessageDecoder.string2messa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of, scan_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 Bytes = npt.NDArray[np.uint8]
@@ -147,8 +149,6 @@ _BATCH_ROWS = 8192
 _SILENT_KINDS = pa.array(["noop", "config"])
 _NO_SPACE = f"expected space for a filler of {layout.MIN_BLANK_SIZE} bytes after it in the file, found less"
 
-_IS_WRITTEN = "does a broker truncate or delete files of this log? Stop it, or export a copy"
-
 
 @dataclass(frozen=True)
 class FilePart:
@@ -182,12 +182,10 @@ class FilePart:
         shrinks = self.segment.source == DLEDGER and not self.preserves_offsets
         return self.segment.end - (0 if shrinks or self.is_last else layout.MIN_BLANK_SIZE)
 
-    def missing_bytes(self, pos: int, expected: int, found: int) -> StoreError:
-        return StoreError(f"{self.segment.path}: expected {expected} bytes at {pos}, found {found}: {_IS_WRITTEN}")
-
-    def changed_bytes(self, pos: int, count: int) -> StoreError:
-        text = f"the message of {count} bytes at {pos} changed during the export"
-        return StoreError(f"{self.segment.path}: {text}: {_IS_WRITTEN}")
+    def is_written(self, text: str) -> StoreError:
+        """An error for bytes of the segment that change meanwhile."""
+        advice = "does a broker truncate or delete files of this log? Stop it, or export a copy"
+        return StoreError(f"{self.segment.path}: {text}: {advice}")
 
 
 @dataclass
@@ -241,7 +239,7 @@ def message_batches(
             yield batch.slice(first, stop - first), offsets[first:stop], sizes[first:stop]
 
 
-def message_blocks(part: FilePart, outcome: PartOutcome) -> Iterator[MessageBlock]:
+def _message_blocks(part: FilePart, outcome: PartOutcome) -> Iterator[MessageBlock]:
     """The messages that can be written, in blocks of unchanged bytes of the log, other entries between them."""
     for rows, offsets, sizes in message_batches(engine_of(part.engine, part.segment), part, outcome):
         data = _log_bytes(part, int(offsets[0]), int(offsets[-1] + sizes[-1]))
@@ -262,7 +260,7 @@ def _batches(offsets: Longs, ends: Longs) -> Iterator[tuple[int, int]]:
 def _log_bytes(part: FilePart, start: int, end: int) -> Bytes:
     data = bytearray(part.segment.read(start, end - start))
     if len(data) != end - start:
-        raise part.missing_bytes(start, end - start, len(data))
+        raise part.is_written(f"expected {end - start} bytes at {start}, found {len(data)}")
     return np.frombuffer(data, np.uint8)
 
 
@@ -313,70 +311,61 @@ FILLER_TOPIC = b"DLEDGER_EXPORT_FILLER"
 MIN_FILLER_SIZE = layout.MIN_MESSAGE_SIZE + len(FILLER_TOPIC) + layout.PROPERTY_CRC_SIZE
 
 
-class OutputBytes(NamedTuple):
-    """The next bytes of a CommitLog file, and how many messages they contain, including fillers.
-
-    With ``is_in_place`` they are the first bytes of the last reserved memory.
-    """
-
-    data: memoryview
-    messages: int
-    is_in_place: bool = False
+Written = Iterator[tuple[memoryview, int]]
+"""The next bytes of a CommitLog file, and how many messages they contain, including fillers."""
 
 
-Reserve = Callable[[int], memoryview]
-"""Gives memory for the next bytes of the file, by their number."""
-
-
-def contents_of_file(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> Iterator[OutputBytes]:
-    """The contents of a part's file, from its start."""
-    return _preserved(part, outcome) if part.preserves_offsets else _rewritten(part, outcome, reserve)
-
-
-def _rewritten(part: FilePart, outcome: PartOutcome, reserve: Reserve) -> Iterator[OutputBytes]:
+def write_messages(part: FilePart, outcome: PartOutcome, file: DirectFile) -> Written:
+    """Write the messages of a part to its file, from its start: without gaps and at new offsets."""
     engine = engine_of(part.engine, part.segment)
     end = part.segment.base
     for rows, starts, sizes in message_batches(engine, part, outcome):
-        memory = reserve(int(sizes.sum()))
+        memory = file.reserve(int(sizes.sum()))
         copied = engine.copy_messages(part.segment, starts, sizes, memory, end)
         if (copied.outcomes == CHANGED).any():
             number = int(np.argmax(copied.outcomes == CHANGED))
-            raise part.changed_bytes(int(starts[number]), int(sizes[number]))
+            raise part.is_written(f"the message of {sizes[number]} bytes at {starts[number]} changed during the export")
         count = int(np.count_nonzero(outcome.record(rows, copied.outcomes)))
         outcome.rows += count
         end += copied.size
         if count:
-            yield OutputBytes(memory[: copied.size], count, is_in_place=True)
+            yield memory[: copied.size], count
+            file.advance(copied.size)
 
 
-def _preserved(part: FilePart, outcome: PartOutcome) -> Iterator[OutputBytes]:
+def write_at_old_offsets(part: FilePart, outcome: PartOutcome, file: DirectFile) -> Written:
+    """As `write_messages`, but at the old offsets, as far as possible."""
+    for data, count in _laid_out_blocks(part, outcome):
+        yield data, count
+        file.append(data)
+
+
+def _laid_out_blocks(part: FilePart, outcome: PartOutcome) -> Written:
     engine = get_engine(part.engine)
     end = part.segment.base
-    for block, next_offset in _with_next(message_blocks(part, outcome), part.header):
+    for block, next_offset in _with_next(_message_blocks(part, outcome), part.header):
         first = int(block.pos[0]) + part.header
         if first - end >= MIN_FILLER_SIZE:
-            yield from fillers(end, first, int(block.store_timestamps()[0]), outcome)
+            for filler in _fillers(end, first, int(block.store_timestamps()[0]), outcome):
+                yield memoryview(filler), 1
             end = first
-        output, end = _laid_out(engine, block, part.header, end, next_offset, outcome)
+        data, count = _laid_out(engine, block, part.header, end, next_offset, outcome)
         outcome.rows += len(block)
-        yield output
+        end += len(data)
+        yield data, count
 
 
 def _with_next(blocks: Iterable[MessageBlock], header: int) -> Iterator[tuple[MessageBlock, int | None]]:
     """Each block, and the physical offset of the first message after it."""
-    before = None
-    for block in blocks:
-        if before is not None:
-            yield before, int(block.pos[0]) + header
-        before = block
-    if before is not None:
-        yield before, None
+    for block, following in pairwise(chain(blocks, (None,))):
+        assert block is not None
+        yield block, None if following is None else int(following.pos[0]) + header
 
 
 def _laid_out(
     engine: Engine, block: MessageBlock, header: int, begin: int, next_offset: int | None, outcome: PartOutcome
-) -> tuple[OutputBytes, int]:
-    """The file's bytes for a block, from offset `begin` on, and the offset where they end.
+) -> tuple[memoryview, int]:
+    """The file's bytes for a block, from offset `begin` on, and how many messages they contain, including fillers.
 
     The next message will be at `next_offset`. The gap up to there is left to the next block, unless it fits into
     padding of the last message.
@@ -412,11 +401,11 @@ def _laid_out(
     gaps = offsets[1:] - (stops + pads)[:-1]
     for number in np.flatnonzero(gaps).tolist():
         start = int(stops[number] + pads[number])
-        for filler in fillers(start, int(offsets[number + 1]), stored, outcome):
-            data[start - begin : start - begin + len(filler.data)] = np.frombuffer(filler.data, np.uint8)
-            start += len(filler.data)
-            count += filler.messages
-    return OutputBytes(data[: end - begin].data, count), end
+        for filler in _fillers(start, int(offsets[number + 1]), stored, outcome):
+            data[start - begin : start - begin + len(filler)] = np.frombuffer(filler, np.uint8)
+            start += len(filler)
+            count += 1
+    return data[: end - begin].data, count
 
 
 def _offsets(own: Longs, sizes: Longs, properties: Longs, begin: int, next_offset: int | None) -> tuple[Longs, Longs]:
@@ -464,8 +453,8 @@ def _end_with_crc(engine: Engine, message: Bytes, pad: int) -> None:
     message[len(message) - size :] = crc
 
 
-def fillers(start: int, end: int, store_timestamp: int, outcome: PartOutcome) -> Iterator[OutputBytes]:
+def _fillers(start: int, end: int, store_timestamp: int, outcome: PartOutcome) -> Iterator[bytes]:
     """Rolled-back messages that fill ``[start, end)``, which is at least `MIN_FILLER_SIZE` long."""
     for message in filler_messages(FILLER_TOPIC, start, end, store_timestamp):
         outcome.counts[FILLERS] += 1
-        yield OutputBytes(memoryview(message), 1)
+        yield message

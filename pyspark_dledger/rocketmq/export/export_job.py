@@ -5,30 +5,43 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pyspark_dledger.common.fields import camel_case, fields_row
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
+from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.healed_store import open_store
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.store_use import MANIFEST
-from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.options import Offset, ReadOptions
+from pyspark_dledger.log.plan import plan_between, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.tail.tail import TailOffset
+from pyspark_dledger.log.tail.tail_view import entry_ref
 from pyspark_dledger.log.units.stored import is_selected
 from pyspark_dledger.rocketmq.export import forms
-from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, FinishReport, Form
+from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings, Form
 from pyspark_dledger.rocketmq.export.lake_append import append_new
-from pyspark_dledger.rocketmq.export.log_range import LogRange, current_last_row, range_from_json, range_of
 from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
-from pyspark_dledger.rocketmq.jobs.manifest import PartReport, not_ours
-from pyspark_dledger.rocketmq.jobs.target_folder import absolute_path, check_apart, locked_folder, target_path
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    Count,
+    PartReport,
+    absolute_path,
+    check_apart,
+    locked_folder,
+    not_ours,
+    parsed,
+    target_path,
+)
 from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_ranges
 from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of, lost_messages
 
@@ -68,7 +81,8 @@ def export(
             raise OptionError(f"an export to {name} runs in one process: leave out spark")
         settings = ExportSettings(read, 0, 0, None, **export_options)
         return append_new(path, os.fspath(target), name, settings, progress)
-    form = _form(name)
+    module, class_name = _FORMS[name].split(".")
+    form: Form = getattr(import_module(f"pyspark_dledger.rocketmq.export.{module}"), class_name)()
     log = open_store(path, read)
     folder = target_path(target)
     check_apart(log, (path, *(read.replicas or ())), folder)
@@ -82,89 +96,40 @@ def _absolute(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return None if paths is None else tuple(map(absolute_path, paths))
 
 
-def _form(name: str) -> Form:
-    module, class_name = _FORMS[name].rsplit(".", 1)
-    form: Form = getattr(import_module(f"pyspark_dledger.rocketmq.export.{module}"), class_name)()
-    return form
-
-
+@dataclass(frozen=True)
 class _Export:
     """One run of an export; the caller has locked the target."""
 
-    def __init__(
-        self,
-        job: Job,
-        log: StoreView,
-        source: str,
-        target: Path,
-        form: Form,
-        read: ReadOptions,
-        export_options: dict[str, Any],
-    ) -> None:
-        self._job, self._log, self._source, self._target, self._form = job, log, source, target, form
-        self._read, self._export_options = read, export_options
+    job: Job
+    log: StoreView
+    source: str
+    target: Path
+    form: Form
+    read: ReadOptions
+    export_options: dict[str, Any]
 
     def run(self, began: float) -> ExportReport:
-        earlier = self._job.earlier()
-        found = self._resumed_range(earlier) if earlier is not None else range_of(self._log, self._read)
-        settings = ExportSettings(self._read, found.start, found.end, found.committed_index, **self._export_options)
-        parts = self._form.plan(self._log, settings)
+        earlier = self.job.earlier()
+        found = self._resumed_range(earlier) if earlier is not None else range_of(self.log, self.read)
+        settings = ExportSettings(self.read, found.start, found.end, found.committed_index, **self.export_options)
+        parts = self.form.plan(self.log, settings)
         size = found.end - found.start
-        reports, resumed = self._job.write(self._form.write, parts, size, earlier=earlier, state=found.to_json())
-        finish = self._form.finish(self._log, settings, self._target, reports)
-        self._job.check_files((*(file for report in reports for file in report.files), *finish.files))
-        now = self._log.refreshed()
+        reports, resumed = self.job.write(self.form.write, parts, size, earlier=earlier, state=found.to_json())
+        finish = self.form.finish(self.log, settings, self.target, reports)
+        files = [*(file for report in reports for file in report.files), *finish.files]
+        self.job.check_files(files)
+        now = self.log.refreshed()
         self._check_unchanged(now, found)
-        report = self._report(found, reports, resumed, finish, began, now)
-        self._job.end(asdict(report), reports, partial(self._form.seal, settings, self._target, reports))
-        return report
-
-    def _resumed_range(self, earlier: dict[str, Any]) -> LogRange:
-        """The range of the interrupted export. Raises StoreError if the log does not have it any more."""
-        try:
-            found = range_from_json(earlier)
-        except (KeyError, TypeError, ValueError):
-            raise not_ours(self._target / MANIFEST) from None
-        first = self._log.segments[0].base if self._log.segments else INT64_MAX
-        if first > found.start:
-            raise StoreError(
-                f"{self._source}: the export begins at pos {found.start}, the log at pos {first}: the beginning has "
-                f"expired: {self._job.advice}"
-            )
-        self._check_unchanged(self._log, found)
-        return found
-
-    def _check_unchanged(self, log: StoreView, found: LogRange) -> None:
-        """Raises StoreError unless the last row of the range is unchanged."""
-        last = current_last_row(log, found)
-        if last != found.last:
-            raise StoreError(
-                f"{self._source}: expected {found.last} with CRC-32 {found.last.crc} at the end of the exported range, "
-                f"found {last} with CRC-32 {last.crc}: the log was truncated or replaced during the export: "
-                f"{self._job.advice}"
-            )
-
-    def _report(
-        self,
-        found: LogRange,
-        reports: Sequence[PartReport],
-        resumed: int,
-        finish: FinishReport,
-        began: float,
-        now: StoreView,
-    ) -> ExportReport:
-        files = [file for report in reports for file in report.files] + list(finish.files)
-        skipped = [line for report in reports for line in report.first_skipped]
         is_damaged = any(report.skipped or report.problems for report in reports)
-        lost, lost_is_all = count_lost(self._log, self._read, found.start, found.end) if is_damaged else (0, True)
-        return ExportReport(
-            source=self._source,
-            target=str(self._target),
-            form=self._form.name,
+        lost, lost_is_all = count_lost(self.log, self.read, found.start, found.end) if is_damaged else (0, True)
+        report = ExportReport(
+            source=self.source,
+            target=str(self.target),
+            form=self.form.name,
             rows=sum(report.rows for report in reports),
             problems=sum(report.problems for report in reports),
             skipped=sum(report.skipped for report in reports),
-            first_skipped=tuple(skipped[: forms.MAX_SKIPPED]),
+            first_skipped=tuple(line for report in reports for line in report.first_skipped)[: forms.MAX_SKIPPED],
             lost=lost,
             lost_is_all=lost_is_all,
             committed_index=found.committed_index,
@@ -176,14 +141,47 @@ class _Export:
             source_bytes=sum(report.source_bytes for report in reports),
             seconds=round(time.monotonic() - began, 3),
             notes=(*self._notes(found, now, reports), *finish.notes),
-            broker_conf=dict(finish.broker_conf),
+            broker_conf=finish.broker_conf,
         )
+        self.job.end(asdict(report), reports, partial(self.form.seal, settings, self.target, reports))
+        return report
+
+    def _resumed_range(self, earlier: dict[str, Any]) -> LogRange:
+        """The range of the interrupted export. Raises StoreError if the log does not have it any more."""
+        try:
+            found: LogRange = parsed(LogRange, {each.name: earlier[camel_case(each.name)] for each in fields(LogRange)})
+            if found.last.pos is None:
+                raise ValueError("a last row without a position")
+        except (KeyError, ValueError):
+            raise not_ours(self.target / MANIFEST) from None
+        first = self.log.segments[0].base if self.log.segments else INT64_MAX
+        if first > found.start:
+            raise StoreError(
+                f"{self.source}: the export begins at pos {found.start}, the log at pos {first}: the beginning has "
+                f"expired: {self.job.advice}"
+            )
+        self._check_unchanged(self.log, found)
+        return found
+
+    def _check_unchanged(self, log: StoreView, found: LogRange) -> None:
+        """Raises StoreError unless the last row of the range is unchanged."""
+        if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
+            rows = (entry_ref(log, source, found.last.pos) for source in (DLEDGER, COMMITLOG))
+            if any(row is not None and row.offset == found.last for row in rows):
+                return
+        last, _ = _last_row(log, found.start, found.end)
+        if last != found.last:
+            raise StoreError(
+                f"{self.source}: expected {found.last} with CRC-32 {found.last.crc} at the end of the exported range, "
+                f"found {last} with CRC-32 {last.crc}: the log was truncated or replaced during the export: "
+                f"{self.job.advice}"
+            )
 
     def _notes(self, found: LogRange, now: StoreView, reports: Sequence[PartReport]) -> Iterator[str]:
         if not any(report.rows or report.skipped for report in reports):
-            filters = ", ".join(_filters(self._read)) or "none"
+            filters = ", ".join(_filters(self.read)) or "none"
             yield f"no row passed the filters: {filters}; to export again, delete the target or name another"
-        if self._log.ledger_segments and found.beyond_committed is None:
+        if self.log.ledger_segments and found.beyond_committed is None:
             yield "no committed bound is known: some exported entries may not be committed"
         elif found.beyond_committed:
             yield (
@@ -191,7 +189,7 @@ class _Export:
                 f"{found.committed_index}, which may or may not be acknowledged; isolationLevel=read_committed leaves "
                 "them out"
             )
-        is_whole = self._read.ending_offsets.kind == "latest" and self._read.isolation_level != "read_committed"
+        is_whole = self.read.ending_offsets.kind == "latest" and self.read.isolation_level != "read_committed"
         if is_whole and found.end < max(end.pos for _, end in now.ends.values()):
             yield f"the log has grown since the export began: rows after pos {found.end} are not exported"
 
@@ -227,3 +225,95 @@ def _is_wanted(lost: LostMessage, options: ReadOptions) -> bool | None:
     tags = options.tags
     has_tag = tags is None or lost.tags_code in {java_hash(tag) for tag in tags}
     return is_selected(lost.topic, lost.queue_id, options) and has_tag
+
+
+# The range
+
+_MAX_ROW_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Positions ``[start, end)`` of a log, which are starts of rows or the log's end.
+
+    ``committed_index`` is the committed bound; ``beyond_committed`` counts the entries of the range after it. Both are
+    None if the bound is unknown. ``last`` is the last row of the range, with the CRC-32 of its bytes.
+    """
+
+    start: Count
+    end: Count
+    committed_index: int | None
+    beyond_committed: int | None
+    last: TailOffset
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of the manifest."""
+        return {**fields_row(self), "last": self.last._asdict()}
+
+
+def range_of(log: StoreView, options: ReadOptions) -> LogRange:
+    """The range of the rows that the options choose. Raises StoreError if there are none."""
+    committed = committed_bound(log, options).index if log.ledger_segments else None
+    bound = options.committed_bound if committed is None else committed
+    whole = replace(options, max_partition_bytes=INT64_MAX, min_partitions=None, committed_bound=bound)
+    ranges = [part for partition in plan_read(log, ("pos",), whole, Filters()) for part in partition.ranges]
+    nothing = StoreError(f"{log.path}: no rows to export: check dledger state and the options of the read")
+    if not ranges:
+        raise nothing
+    # Positions in the options need not be starts of rows.
+    start, end = ranges[0].start, ranges[-1].end
+    if options.starting_offsets.kind == "pos" and options.starting_offsets.value > start:
+        start = min(_first_value(log, "pos", options.starting_offsets.value, end), end)
+    if options.ending_offsets.kind == "pos" and options.ending_offsets.value < end:
+        end = min(_first_value(log, "pos", options.ending_offsets.value, end), end)
+    if start >= end:
+        raise nothing
+    last, last_index = _last_row(log, start, end)
+    return LogRange(start, end, committed, _count_beyond(log, committed, start, last_index), last)
+
+
+def _count_beyond(log: StoreView, committed: int | None, start: int, last_index: int | None) -> int | None:
+    """How many entries from position `start` to the last index are after the committed bound."""
+    if committed is None or last_index is None or last_index <= committed:
+        return None if committed is None else 0
+    first = _first_value(log, "index", max(start, log.ledger_segments[0].base), 0)
+    return last_index - max(committed, first - 1)
+
+
+def _first_value(log: StoreView, column: str, pos: int, default: int) -> int:
+    """The first value of a column that is not null, in rows at or after `pos`; without one the default."""
+    options = ReadOptions(
+        starting_offsets=Offset("pos", pos), fail_on_data_loss=False, max_batch_rows=1, verify_crc=False
+    )
+    for partition in plan_read(log, (column,), options, Filters()):
+        for batch in read_partition(partition):
+            known = batch[column].drop_null()
+            if len(known):
+                return int(known[0].as_py())
+    return default
+
+
+def _last_row(log: StoreView, start: int, end: int) -> tuple[TailOffset, int | None]:
+    """The last row in ``[start, end)`` with the CRC-32 of its bytes, and the last index at or before it."""
+    for segment, found in log.ends.values():
+        if found.pos == end and found.last_pos >= start:
+            index, term = (found.last_index, found.last_term) if segment.source == DLEDGER else (None, None)
+            return TailOffset(index, term, found.last_pos, _crc(log, found.last_pos, end - found.last_pos)), index
+    options = ReadOptions(max_partition_bytes=INT64_MAX, verify_crc=False)
+    for segment in reversed([each for each in log.segments if each.base < end and each.end > start]):
+        begin = max(start, segment.base)
+        parts = plan_between(log, ("index", "term", "pos", "size"), options, Filters(), None, begin, end)
+        last = index = None
+        for batch in (batch for part in parts for batch in read_partition(part) if batch.num_rows):
+            last, known = batch, batch["index"].drop_null()
+            index = known[-1].as_py() if len(known) else index
+        if last is not None:
+            row = last.slice(last.num_rows - 1).to_pylist()[0]
+            return TailOffset(row["index"], row["term"], row["pos"], _crc(log, row["pos"], row["size"])), index
+    return TailOffset(pos=start), None
+
+
+def _crc(log: StoreView, pos: int, size: int) -> int:
+    """The CRC-32 of the bytes at a position; of a row that is too long for an entry, of its first bytes."""
+    segment = next((each for each in log.segments if each.base <= pos < each.end), None)
+    return log.engine.crc32(b"" if segment is None else segment.read(pos, min(size, _MAX_ROW_BYTES)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import OPTIONS, USES, ReadOptions, check_use, option_filters, parse_options
-from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
+from pyspark_dledger.log.plan import Partition, plan_between
+from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -156,6 +157,7 @@ def parse_export_options(form: str, options: Mapping[str, Any]) -> tuple[ReadOpt
     return read, export
 
 
+_PARTITION_BYTES = 128 * 1024 * 1024
 MAX_SKIPPED = 100
 """How many of the rows that were left out are listed, for a part and for an export."""
 
@@ -185,6 +187,31 @@ class ExportSettings(ExportOptions):
         """The filters of the read: topic, queueId, tags and times."""
         return option_filters(self.options)
 
+    def parts(
+        self, log: StoreView, names: tuple[str, ...], needed: tuple[str, ...], compression: str
+    ) -> list[RowsPart]:
+        """Parts with the columns `names`, and `needed` ones; the same even if the log has grown.
+
+        Several small segments form one part, up to maxPartitionBytes.
+        """
+        columns = tuple(dict.fromkeys((*names, *needed)))
+        options = replace(self.options, max_partition_bytes=self.options.max_partition_bytes or _PARTITION_BYTES)
+        bounds = self.committed_index, self.start, self.end
+        found = plan_between(log, columns, options, self.filters, *bounds)
+        chosen = names, self.compression or compression, self.options.mode, self.flat
+        return [RowsPart(partition, *chosen) for partition in found]
+
+
+@dataclass(frozen=True)
+class RowsPart:
+    """A partition of the log, the columns of its files, their compression, and whether there are no folders."""
+
+    partition: Partition
+    columns: tuple[str, ...]
+    compression: str
+    mode: str
+    flat: bool
+
 
 @dataclass(frozen=True)
 class FinishReport:
@@ -195,7 +222,7 @@ class FinishReport:
     broker_conf: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportReport:
     """The report of a finished export.
 
@@ -213,20 +240,20 @@ class ExportReport:
     form: str
     rows: int
     problems: int
-    skipped: int
-    first_skipped: tuple[str, ...]
-    lost: int
+    skipped: int = 0
+    first_skipped: tuple[str, ...] = ()
+    lost: int = 0
     lost_is_all: bool
     committed_index: int | None
-    beyond_committed: int | None
+    beyond_committed: int | None = 0
     parts: int
-    resumed: int
-    files: int
-    bytes: int
+    resumed: int = 0
+    files: int = 0
+    bytes: int = 0
     source_bytes: int
     seconds: float
     notes: tuple[str, ...]
-    broker_conf: dict[str, str]
+    broker_conf: dict[str, str] = field(default_factory=dict)
 
 
 class Form:

@@ -15,17 +15,16 @@ import pyarrow as pa
 from pyspark_dledger.common.uris import is_local, local_target
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.columns import arrow_schema
-from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_once
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, TailOffset, stream_options
 from pyspark_dledger.rocketmq.export.forms import ExportReport, ExportSettings
-from pyspark_dledger.rocketmq.export.lake_delta import DeltaLake
-from pyspark_dledger.rocketmq.export.lake_iceberg import IcebergTable
-from pyspark_dledger.rocketmq.export.lake_table import (
+from pyspark_dledger.rocketmq.export.lake_tables import (
     PARTITION_COLUMNS,
     ConflictError,
+    DeltaLake,
+    IcebergTable,
     LakePosition,
     LakeTable,
     check_same_log,
@@ -58,20 +57,12 @@ def append_new(
         form=form,
         rows=run.rows,
         problems=run.problems,
-        skipped=0,
-        first_skipped=(),
-        lost=0,
         lost_is_all=not run.problems,
         committed_index=run.tail.progress().committed,
-        beyond_committed=0,
         parts=run.commits,
-        resumed=0,
-        files=0,
-        bytes=0,
         source_bytes=run.source_bytes,
         seconds=round(time.monotonic() - began, 3),
         notes=tuple(run.notes()),
-        broker_conf={},
     )
 
 
@@ -92,7 +83,14 @@ class _Run:
         self._schema = arrow_schema(self._names)
         table.load(self._schema)
         self._position = table.position()
-        self._first, self._filters = _checked(log, options, target, self._position)
+        self._first, self._filters = first_offset(log), filters_checksum(options)
+        if self._position is not None:
+            check_same_log(log, self._position, target)
+            if self._filters != self._position.filters:
+                raise StoreError(
+                    f"{target}: the table was written with other filters (topic, queueId, tags, mode=DROPMALFORMED): "
+                    "use the same, or export to a new table"
+                )
         self.rows = self.problems = self.commits = self.source_bytes = 0
 
     def append_all(self, progress: Progress | None) -> None:
@@ -141,18 +139,3 @@ class _Run:
                 self.commits += 1
                 return
         raise StoreError(f"{self._target}: the table was changed during each of {_MAX_TRIES} commits: try again later")
-
-
-def _checked(
-    log: StoreView, options: ReadOptions, target: str, position: LakePosition | None
-) -> tuple[TailOffset, int]:
-    """The first entry of the log and the checksum of the filters. Raises StoreError if the table has others."""
-    filters = filters_checksum(options)
-    if position is not None:
-        check_same_log(log, position, target)
-        if filters != position.filters:
-            raise StoreError(
-                f"{target}: the table was written with other filters (topic, queueId, tags, mode=DROPMALFORMED): use "
-                "the same, or export to a new table"
-            )
-    return first_offset(log), filters

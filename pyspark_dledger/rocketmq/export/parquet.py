@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,12 +24,16 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.state_files import crc32
-from pyspark_dledger.log.plan import Partition, read_once
-from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
-from pyspark_dledger.rocketmq.export.log_range import partitions_of
-from pyspark_dledger.rocketmq.jobs.manifest import PARQUET_MANIFEST, FileReport, PartReport, write_parquet_manifest
+from pyspark_dledger.log.plan import read_once
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form, RowsPart
 from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, file_report, read_back_error
-from pyspark_dledger.rocketmq.jobs.target_folder import new_file
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    PARQUET_MANIFEST,
+    FileReport,
+    PartReport,
+    new_file,
+    write_parquet_manifest,
+)
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.store_view import StoreView
@@ -57,33 +60,19 @@ _WIDE = frozenset({"body", "entryBody", "properties"})
 _NEEDED = ("pos", "index", "topic", "storeTimestamp", "problem")
 
 
-@dataclass(frozen=True)
-class ParquetPart:
-    """A partition of the log, the columns of its files, their compression, and whether there are no folders."""
-
-    partition: Partition
-    columns: tuple[str, ...]
-    compression: str
-    mode: str
-    flat: bool
-
-
 class ParquetForm(Form):
     """Writes Parquet files; a part is a partition of the read (maxPartitionBytes)."""
 
     name = "parquet"
 
-    def plan(self, log: StoreView, settings: ExportSettings) -> list[ParquetPart]:
+    def plan(self, log: StoreView, settings: ExportSettings) -> list[RowsPart]:
         """The parts. Raises OptionError if there is no column but topic."""
         columns = _columns(settings)
         if not columns:
             raise OptionError("option columns: expected another column than topic, which is in the names of folders")
-        partitions = partitions_of(log, settings, tuple(dict.fromkeys((*columns, *_NEEDED))))
-        compression = settings.compression or "zstd"
-        mode, flat = settings.options.mode, settings.flat
-        return [ParquetPart(partition, columns, compression, mode, flat) for partition in partitions]
+        return settings.parts(log, columns, _NEEDED, "zstd")
 
-    def write(self, part: ParquetPart, number: int, target: Path) -> PartReport:
+    def write(self, part: RowsPart, number: int, target: Path) -> PartReport:
         """Write one or more files for each topic and day; see `Form.write`."""
         writer = _PartWriter(part, number, target)
         try:
@@ -146,7 +135,7 @@ class _PartWriter:
     ``skipped`` rows were left out, ``problems`` rows have a ``problem``; see `PartReport`.
     """
 
-    def __init__(self, part: ParquetPart, number: int, target: Path) -> None:
+    def __init__(self, part: RowsPart, number: int, target: Path) -> None:
         self._part, self._number, self._target = part, number, target
         self._schema = arrow_schema(part.columns)
         self._buffered: dict[str, list[pa.RecordBatch]] = {}

@@ -21,25 +21,23 @@ from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.store_use import MANIFEST, RUNNING
 from pyspark_dledger.rocketmq.jobs import MapParts, Progress
-from pyspark_dledger.rocketmq.jobs.manifest import (
-    FileReport,
-    PartReport,
-    parsed,
-    read_json,
-    read_manifest,
-    write_json,
-    write_manifest,
-)
 from pyspark_dledger.rocketmq.jobs.target_folder import (
     FINISHED,
     STATE_FOLDER,
+    FileReport,
+    PartReport,
     check_running,
     has_file,
     left_path,
     new_file,
+    parsed,
+    read_json,
+    read_manifest,
     report_path,
     target_errors,
     temporary_folder,
+    write_json,
+    write_manifest,
 )
 
 VERSION = 2

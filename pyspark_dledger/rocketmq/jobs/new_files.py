@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, final
 
@@ -25,8 +25,7 @@ from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.state_files import crc32
-from pyspark_dledger.rocketmq.jobs.manifest import Count, Crc, FileReport, RelativePath
-from pyspark_dledger.rocketmq.jobs.target_folder import source_errors
+from pyspark_dledger.rocketmq.jobs.target_folder import Count, Crc, FileReport, RelativePath, source_errors
 
 BUFFER_SIZE = 16 * 1024 * 1024
 """Bytes that are collected for one write."""
@@ -186,10 +185,8 @@ class DirectFile:
         for each, window in zip(ranges, windows, strict=True):
             crc = crc32(window.data(each.start, each.end), crc)
             if crc != each.crc or window.end < each.end:
-                raise StoreError(
-                    f"{path}: bytes {each.start} to {each.end} differ from the written ones when read back: expected "
-                    f"CRC-32 {each.crc:08x}, found {crc:08x}; check the disk"
-                )
+                expected = f"CRC-32 {each.crc:08x} of bytes {each.start} to {each.end}"
+                raise read_back_error(path, expected, f"{crc:08x}")
             yield each, window
 
     def _flush(self, count: int) -> None:
@@ -268,11 +265,6 @@ class FileBlocks:
         if not self.size <= self.file_size <= INT32_MAX or len(self.crc32) != -(-self.size // BLOCK_BYTES):
             raise ValueError(f"{self.size} of {self.file_size} bytes with {len(self.crc32)} CRCs")
 
-    def whole_blocks(self) -> FileBlocks:
-        """The part of the file that is whole blocks."""
-        blocks = self.size // BLOCK_BYTES
-        return replace(self, size=blocks * BLOCK_BYTES, crc32=self.crc32[:blocks])
-
 
 def read_blocks(file: BinaryIO, name: str, record: FileBlocks, first_block: int = 0) -> Iterator[bytes]:
     """The blocks of an open file from that one on.
@@ -303,9 +295,9 @@ class BlockFile:
 
     def __init__(self, file: Path, kept: FileBlocks | None = None) -> None:
         self._file = file
-        self._whole = kept.whole_blocks() if kept is not None else None
-        self._crcs = list(self._whole.crc32) if self._whole is not None else []
-        self._crc, self.size = 0, self._whole.size if self._whole is not None else 0
+        self._checked = kept.size // BLOCK_BYTES if kept is not None else 0
+        self._crcs = list(kept.crc32[: self._checked]) if kept is not None else []
+        self._crc, self.size = 0, self._checked * BLOCK_BYTES
         self._descriptor = open_own(file, os.O_RDWR | os.O_CREAT)
         os.ftruncate(self._descriptor, kept.size if kept is not None else 0)
         if kept is not None:
@@ -349,7 +341,7 @@ class BlockFile:
         os.fsync(self._descriptor)
         drop_cached(self._descriptor)
         with self._file.open("rb") as file:
-            for _ in read_blocks(file, str(self._file), record, len(self._whole.crc32) if self._whole else 0):
+            for _ in read_blocks(file, str(self._file), record, self._checked):
                 pass
         return record
 
@@ -362,27 +354,19 @@ def write_blocks(file: Path, path: str, blocks: Iterable[bytes], file_size: int,
         return written.finish(path, file_size, file_size if is_full else None)
 
 
-class ChecksumFile(io.RawIOBase):
+class ChecksumFile(io.FileIO):
     """A new file that computes the CRC-32 of the bytes written to it."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__()
+        super().__init__(file, "xb")
         self.crc32 = 0
-        self._file = file.open("xb", buffering=0)
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
         """Write all of `data`. Raises OSError."""
         view = memoryview(data).cast("B")
         self.crc32 = crc32(view, self.crc32)
-        write_all(self._file.fileno(), view)
+        write_all(self.fileno(), view)
         return len(view)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def file_report(file: Path, path: str, rows: int) -> FileReport:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pyspark_dledger.common.durable import sync_dir, write_at, write_durably
+from pyspark_dledger.common.durable import sync_dir, write_durably, write_in_place
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_UNIT_SIZE, segment_name
@@ -36,17 +35,23 @@ from pyspark_dledger.log.io.state_files import (
     read_epochs,
 )
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, TOPICS, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
-from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES, ConfigFile, read_config_file
+from pyspark_dledger.rocketmq.broker.config_files import (
+    MAX_QUEUES,
+    TOPIC_NAME,
+    TOPICS,
+    BrokerMetadata,
+    ConfigFile,
+    read_config_file,
+)
+from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
+from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.broker.root_files import ABORT, write_store_checkpoint
-from pyspark_dledger.rocketmq.jobs.manifest import FileReport
 from pyspark_dledger.rocketmq.jobs.new_files import file_report, read_back_error
+from pyspark_dledger.rocketmq.jobs.target_folder import FileReport
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
-from pyspark_dledger.rocketmq.unit_files.index_writer import HASH_SLOTS, INDEX_UNITS
-from pyspark_dledger.rocketmq.unit_files.queue_writer import UNITS_PER_FILE
 
 LEFT_OUT = {
     "batchconsumequeue": "messages of its topics are in the log but in no queue",
@@ -253,7 +258,7 @@ def write_index(folder: Path, first_index: int, chunks: Iterable[bytes], file_si
             part = chunk[offset : offset + base + file_size - (at + offset)]
             file = folder / segment_name(base)
             names.add(file.name)
-            _write_part(file, part, at + offset - base, file_size)
+            write_in_place(file, part, at + offset - base, file_size, 0o644)
             offset += len(part)
         found = DLedgerIndex(folder).read(at // INDEX_UNIT_SIZE, len(chunk) // INDEX_UNIT_SIZE).tobytes()
         if found != chunk:
@@ -261,16 +266,6 @@ def write_index(folder: Path, first_index: int, chunks: Iterable[bytes], file_si
         at += len(chunk)
     sync_dir(folder)
     return len(names)
-
-
-def _write_part(file: Path, data: bytes, offset: int, file_size: int) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.ftruncate(descriptor, file_size)
-        write_at(descriptor, data, offset)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_checkpoint(node_dir: Path, committed_index: int, end_index: int) -> None:

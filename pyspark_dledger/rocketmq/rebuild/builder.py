@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,8 +20,10 @@ from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.io.queue_files import batch_queues, queues
+from pyspark_dledger.log.io.queue_files import batch_queues, queues, usual_units
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
+from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, plan_ranges, units_in_order
@@ -33,8 +34,6 @@ from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
     UnitFiles,
     ext_addresses,
 )
-from pyspark_dledger.rocketmq.unit_files.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
-from pyspark_dledger.rocketmq.unit_files.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the log that are done, and with all bytes."""
@@ -109,8 +108,7 @@ MAX_UNITS = 2**31 // CONSUME_QUEUE_UNIT_SIZE
 
 def common_units_per_file(root: Path) -> int | None:
     """How many units most ConsumeQueue files below a storePathRootDir have; None without files."""
-    sizes = Counter(file.units for queue in queues(root, ignore_error) for file in queue.files if file.units)
-    return sizes.most_common(1)[0][0] if sizes else None
+    return usual_units(queues(root, ignore_error)) or None
 
 
 def last_index_sizes(root: Path) -> tuple[int, int] | None:

@@ -31,9 +31,15 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
-from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
 from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, left_file
-from pyspark_dledger.rocketmq.jobs.target_folder import file_state, left_path, locked_folder, new_file
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    FileReport,
+    PartReport,
+    file_state,
+    left_path,
+    locked_folder,
+    new_file,
+)
 
 _VERB = "rebuild"
 

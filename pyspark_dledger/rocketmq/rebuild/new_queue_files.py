@@ -29,8 +29,8 @@ from pyspark_dledger.log.io.queue_files import (
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import StoredQueues
+from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter, SparseFiles
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
-from pyspark_dledger.rocketmq.unit_files.queue_writer import QueueWriter, SparseFiles
 
 _BYTES_PER_READ = 8 * 1024 * 1024
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_MAGIC_V1, segment_name
 from pyspark_dledger.format.message import MESSAGE_MAGICS
@@ -28,8 +27,7 @@ from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.recovery.java_files import JavaFile
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, scan_messages
-from pyspark_dledger.rocketmq.recovery.recovery_queues import BrokerStart, paths_in
+from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, JavaMessage, paths_in, scan_messages
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-ALPHA|-PREVIEW)?")
 # DLedger's version from each version of RocketMQ on; from pom.xml of each tag.
@@ -45,35 +43,6 @@ _DLEDGER_OF = (
 )
 _DLEDGER_OF_EARLY_5 = {"5.0.0-ALPHA": "0.2.3", "5.0.0-PREVIEW": "0.2.2"}
 _NEWEST = (5, 5)
-
-
-@dataclass(frozen=True)
-class BrokerRecovery:
-    """What load() of a broker does in addition to DLedger's recovery; offsets are bytes of the log.
-
-    ``starts``: whether load() succeeds. ``consume_queue_cut_at``: queues lose their units from this offset on; None if
-    the broker does not truncate them. ``queues`` lists those whose number of units changes. ``old_files_deleted`` and
-    ``data_file_created``: the first start over an old CommitLog.
-    """
-
-    version: str
-    dledger: str
-    abort: bool
-    recovery: str
-    starts: bool
-    divided_commitlog_offset: int
-    consume_queue_cut_at: int | None
-    consume_queue_units_before: int
-    consume_queue_units_after: int
-    queues: list[dict[str, Any]] = field(default_factory=list)
-    index_files_deleted: list[str] = field(default_factory=list)
-    old_files_deleted: list[str] = field(default_factory=list)
-    data_file_created: str | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """The object under ``rocketmq`` that the command line prints."""
-        return fields_row(self)
 
 
 def dledger_of_rocketmq(version: str) -> str:
@@ -107,8 +76,8 @@ def preview_broker(
         return recovery
     try:
         start = _Start(log, root, version.strip(), recovery)
-        found, problem = start.run(), start.problem if recovery.outcome == "opens" else None
-        return replace(recovery, rocketmq=found.as_json(), reason=problem or recovery.reason)
+        problem = start.problem if recovery.outcome == "opens" else None
+        return replace(recovery, rocketmq=start.run(), reason=problem or recovery.reason)
     except StoreError as error:
         return RecoveryPreview.unknown(dledger, unread_file(error, log.unread, log.segments))
 
@@ -126,7 +95,13 @@ class _Start(BrokerStart):
         self.old_deleted: list[str] = []
         self.created: str | None = None
 
-    def run(self) -> BrokerRecovery:
+    def run(self) -> dict[str, Any]:
+        """What load() does in addition to DLedger's recovery, as the command line prints it.
+
+        ``starts``: whether load() succeeds. ``consumeQueueCutAt``: queues lose their units from this offset of the log
+        on; None if the broker does not truncate them. ``queues`` lists those whose number of units changes.
+        ``oldFilesDeleted`` and ``dataFileCreated``: the first start over an old CommitLog.
+        """
         index_files: list[str] = []
         divided = -1
         opens = self.recovery.outcome == "opens" and self.problem is None
@@ -147,22 +122,22 @@ class _Start(BrokerStart):
                 "abort exists, but this version recovers as after a clean end: ConsumeQueue units that were not on "
                 "disk stay missing if another queue is ahead"
             )
-        return BrokerRecovery(
-            version=self.version,
-            dledger=self.recovery.java,
-            abort=self.abort,
-            recovery="abnormal" if self.is_abnormal else "normal",
-            starts=opens,
-            divided_commitlog_offset=divided,
-            consume_queue_cut_at=self.cut_at,
-            consume_queue_units_before=self.queues.units_before,
-            consume_queue_units_after=self.queues.units,
-            queues=self.queues.changes(),
-            index_files_deleted=index_files,
-            old_files_deleted=self.old_deleted,
-            data_file_created=self.created,
-            notes=self.notes,
-        )
+        return {
+            "version": self.version,
+            "dledger": self.recovery.java,
+            "abort": self.abort,
+            "recovery": "abnormal" if self.is_abnormal else "normal",
+            "starts": opens,
+            "dividedCommitlogOffset": divided,
+            "consumeQueueCutAt": self.cut_at,
+            "consumeQueueUnitsBefore": self.queues.units_before,
+            "consumeQueueUnitsAfter": self.queues.units,
+            "queues": self.queues.changes(),
+            "indexFilesDeleted": index_files,
+            "oldFilesDeleted": self.old_deleted,
+            "dataFileCreated": self.created,
+            "notes": self.notes,
+        }
 
     def _files(self, dirs: Iterable[Path], names: Container[str] | None = None) -> list[JavaFile]:
         """The files of the log in `dirs`, in order; with `names` only those."""

@@ -9,33 +9,37 @@ BatchConsumeQueue, ConsumeQueueExt, queues in RocksDB, the timer and compaction 
 with a damaged physicalOffset that 5.5.0 dispatches twice, and topics with NUL in 4.9.8.
 
 A store with an epoch file starts in controller mode: load() dispatches, and start() begins, by the confirmed offset.
+5.2.0 to 5.5.0 ``ConsumeQueueStore.compensateForHA`` reads every message after it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.common.fields import fields_row
+from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.state_files import CHECKPOINT, epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.unread_files import unread_file
 from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, parse_long
 from pyspark_dledger.log.recovery.recovery_preview import counted_topics, topics_between, truncated
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.java_messages import (
+from pyspark_dledger.rocketmq.recovery.broker_start import (
     TOO_OLD,
+    BrokerStart,
     JavaMessage,
+    MessageRules,
     Stop,
+    paths_in,
     read_message,
     scan_messages,
-    unconfirmed_problem,
 )
-from pyspark_dledger.rocketmq.recovery.recovery_queues import BrokerStart, paths_in
 
 LINES = ("4.9.8", "5.0.0", "5.1.4", "5.3.1", "5.3.3", "5.4.0", "5.5.0")
 """A version of each line with the same behaviour."""
@@ -46,6 +50,7 @@ _DEFAULT_FILE_SIZE = 1024**3
 # From 5.5 on: commitLogRecoverMaxNum, and where the checkpoint has logicsPhysicalOffset (offset, size).
 _MAX_FILES = 10
 _LOGICS_OFFSET = (40, 8)
+_HEAD_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,11 @@ class PlainRecovery:
     rocketmq: str
     outcome: str
     recovery: str
-    scan_from: str | None
-    max_phy_offset_before: int | None
-    max_phy_offset: int | None
-    dispatch_from: int | None
-    reason: str
+    scan_from: str | None = None
+    max_phy_offset_before: int | None = None
+    max_phy_offset: int | None = None
+    dispatch_from: int | None = None
+    reason: str = ""
     files_after: list[str] = field(default_factory=list)
     files_deleted: list[str] = field(default_factory=list)
     index_files_deleted: list[str] = field(default_factory=list)
@@ -115,11 +120,10 @@ def families(found: Iterable[PlainRecovery]) -> list[list[PlainRecovery]]:
     result: list[list[PlainRecovery]] = []
     for item in found:
         same = (each for each in result if all(getattr(each[0], name) == getattr(item, name) for name in _RESULT))
-        family = next(same, None)
-        if family is None:
-            result.append([item])
-        else:
+        if (family := next(same, None)) is not None:
             family.append(item)
+        else:
+            result.append([item])
     return result
 
 
@@ -141,7 +145,7 @@ def preview_plain(log: StoreView, version: str, file_size: int | None = None) ->
         return _Load(log, log.paths.root, version.strip(), release, file_size).run()
     except StoreError as error:
         reason = f"cannot tell: {unread_file(error, log.unread, log.segments)}"
-        return PlainRecovery(version.strip(), "unknown", "unknown", None, None, None, None, reason)
+        return PlainRecovery(version.strip(), "unknown", "unknown", reason=reason)
 
 
 class _LoadFails(Exception):
@@ -165,18 +169,16 @@ class _Load(BrokerStart):
         self.confirmed = self.checkpoint.confirm_phy_offset if is_confirmed else None
 
     def run(self) -> PlainRecovery:
-        result = PlainRecovery(
+        found = PlainRecovery(
             rocketmq=self.version,
             outcome="fails",
             recovery="abnormal" if self.abort else "normal",
-            scan_from=None,
             max_phy_offset_before=self.log.max_offset,
-            max_phy_offset=None,
-            dispatch_from=None,
-            reason="",
+            files_deleted=self.deleted,
             consume_queue_units_before=self.queues.units_before,
             consume_queue_units_after=self.queues.units_before,
             confirm_offset_before=self.confirmed,
+            notes=self.notes,
         )
         try:
             files = self._load_files()
@@ -184,24 +186,19 @@ class _Load(BrokerStart):
             if wrong is not None:
                 raise _LoadFails(wrong)
         except _LoadFails as error:
-            return replace(result, reason=str(error), files_after=self._names(), files_deleted=self.deleted)
-        index_deleted = self.deleted_index_files()
+            return replace(found, reason=str(error), files_after=self._names())
+        found = replace(found, index_files_deleted=self.deleted_index_files())
         self.queues.recover()
         end = self._recover(files)
         problem = self._load_problem(files, end)
         if problem is not None:
-            return replace(
-                result,
-                reason=problem,
-                files_after=self._names(),
-                files_deleted=self.deleted,
-                index_files_deleted=index_deleted,
-                notes=self.notes,
-            )
+            return replace(found, reason=problem, files_after=self._names())
         dispatch_from = self._dispatch_from(files, end)
-        lost, cut = self._lost(end), truncated(self.log, end)
+        last = self.log.max_offset
+        lost = [(end, last - 1)] if any(topics_between(self.log, "pos", end, last)) else []
+        cut = truncated(self.log, end)
         return replace(
-            result,
+            found,
             outcome="loads",
             scan_from=self.scan_from,
             max_phy_offset=end,
@@ -209,8 +206,6 @@ class _Load(BrokerStart):
             not_dispatched=self.not_dispatched,
             reason=self._reason(cut),
             files_after=self._names(),
-            files_deleted=self.deleted,
-            index_files_deleted=index_deleted,
             consume_queue_cut_at=self.cut_at,
             consume_queue_units_after=self.queues.units,
             queues=self.queues.changes(),
@@ -221,7 +216,6 @@ class _Load(BrokerStart):
             confirm_offset=self.confirmed,
             epoch_problem=self._epoch_problem(end),
             is_too_old=self.stop is not None and self.stop[2].text == TOO_OLD,
-            notes=self.notes,
         )
 
     # load
@@ -260,10 +254,14 @@ class _Load(BrokerStart):
         problem = None
         if self.confirmed is not None and self.release >= (5, 2):
             kept = [file for file in files if file.base <= end]
-            problem = unconfirmed_problem(kept, self.confirmed, end, self.rules)
-        empty = self.queues.with_empty_last_file() if (5,) <= self.release < (5, 5) else None
-        if problem is None and empty is not None:
-            problem = f"load() reads the last unit of consumequeue/{empty}, whose last file has none left"
+            problem = _unconfirmed_problem(kept, self.confirmed, end, self.rules)
+        if problem is None and (5,) <= self.release < (5, 5):
+            # ``ConsumeQueue.correctMinOffset`` reads the unit before its position 0.
+            for (topic, queue_id), queue in sorted(self.queues.by_key.items()):
+                if queue.has_empty_last_file:
+                    return (
+                        f"load() reads the last unit of consumequeue/{topic}/{queue_id}, whose last file has none left"
+                    )
         return problem
 
     def _recover(self, files: list[JavaFile]) -> int:
@@ -278,7 +276,9 @@ class _Load(BrokerStart):
         if start:
             self.notes.append(f"files before {self.scan_from} are not checked")
         end, confirmable = self._scan(files[start:], highest)
-        self._correct_confirmed(files[0].base, confirmable if self.abort else end)
+        if self.confirmed is not None:
+            # load() moves it into the log.
+            self.confirmed = max(files[0].base, min(self.confirmed, confirmable if self.abort else end))
         # From 5.4 on, what was dispatched counts too.
         if (self.queues.max_physical if self.release >= (5, 4) else highest) >= end:
             self.cut_at = end if highest >= end else None
@@ -339,11 +339,6 @@ class _Load(BrokerStart):
         end, self.stop = scan_messages(files, self.rules, take)
         return end, confirmable
 
-    def _correct_confirmed(self, begin: int, limit: int) -> None:
-        """Move the confirmed offset into the log, as load() does."""
-        if self.confirmed is not None:
-            self.confirmed = begin if self.confirmed < begin else min(self.confirmed, limit)
-
     def _dispatch_from(self, files: list[JavaFile], end: int) -> int:
         """Where start() begins to dispatch: from 5.0 on at the log's end, before after the queues' last message.
 
@@ -382,8 +377,6 @@ class _Load(BrokerStart):
                 "its master confirms them"
             )
 
-    # what is lost
-
     def _reason(self, cut: tuple[int, int] | None) -> str:
         if self.stop is None:
             return ""
@@ -392,6 +385,28 @@ class _Load(BrokerStart):
             self.notes.append(f"the broker needs {stop.heap} bytes of heap, or ends with OutOfMemoryError")
         return "" if cut is None else f"the scan stops in commitlog/{file.name} at byte {at}: {stop.text}"
 
-    def _lost(self, end: int) -> list[tuple[int, int]]:
-        last = self.log.max_offset
-        return [(end, last - 1)] if any(topics_between(self.log, "pos", end, last)) else []
+
+def _unconfirmed_problem(files: Sequence[JavaFile], confirmed: int, end: int, rules: MessageRules) -> str | None:
+    """Why load() fails on the log from the offset `confirmed` to its `end`; None if it does not."""
+    pos = confirmed
+    while (file := next((each for each in files if each.base <= pos < each.base + each.size), None)) is not None:
+        at = pos - file.base
+        # How far Java takes the file to be written.
+        written = min(end - file.base, file.size)
+        if at + 4 > written:
+            return None
+        head = file.read(at, _HEAD_BYTES).ljust(_HEAD_BYTES, b"\0")
+        size, magic = (int.from_bytes(part, "big", signed=True) for part in (head[:4], head[4:]))
+        if written < at + size <= INT32_MAX:
+            return None
+        where = f"commitlog/{file.name} at byte {at}, after the confirmed offset {confirmed}"
+        if not _HEAD_BYTES <= size <= INT32_MAX - at:
+            return f"load() reads {where}, and finds no message there"
+        if magic == MESSAGE_MAGIC_V2:
+            return f"load() does not know the message in {where}: its topic has more than 127 bytes"
+        if magic not in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_BLANK):
+            return f"load() reads {where}, and finds no message there"
+        if magic == MESSAGE_MAGIC_V1 and not isinstance(read_message(file, at, rules), JavaMessage):
+            return None
+        pos += size
+    return None

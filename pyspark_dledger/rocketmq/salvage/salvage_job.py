@@ -49,14 +49,16 @@ from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
 from pyspark_dledger.rocketmq.export.export_job import export
 from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here, store_files
 from pyspark_dledger.rocketmq.jobs.job import Job
-from pyspark_dledger.rocketmq.jobs.manifest import PartReport, parsed, read_json
 from pyspark_dledger.rocketmq.jobs.new_files import left_file
 from pyspark_dledger.rocketmq.jobs.target_folder import (
     FINISHED,
+    PartReport,
     absolute_path,
     check_apart,
     file_state,
     locked_folder,
+    parsed,
+    read_json,
     target_errors,
     target_path,
 )

@@ -51,9 +51,8 @@ from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import problems_within
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
-from pyspark_dledger.rocketmq.jobs.manifest import FileReport, PartReport
 from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, FileWindow, WrittenRange, written_ranges
-from pyspark_dledger.rocketmq.jobs.target_folder import left_path, new_file, source_errors
+from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, left_path, new_file, source_errors
 from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places, add_key_units, add_queue_units
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     DispatchedUnits,

@@ -19,11 +19,11 @@ from pyspark_dledger.format.encode.identities import CLAIM, IdentityTable, runs_
 from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
-from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.sorted_run import WORD, EntryRange, IdentityArrays, concatenated, identity_arrays
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
 from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
+from pyspark_dledger.rocketmq.service.sorted_run import WORD, EntryRange, IdentityArrays, concatenated, identity_arrays
 
 _POLL_SECONDS = 0.005
 _CHUNK_BYTES = 16 * 1024 * 1024
@@ -39,29 +39,17 @@ class EntryId(NamedTuple):
 _NOTHING = EntryId(-1, -1)
 
 
-class TopicQueues:
+class TopicQueues(dict[QueueName, int]):
     """The next queueOffset of each queue; 0 for an unknown one."""
 
-    def __init__(self, ends: Mapping[QueueName, int] | None = None) -> None:
-        self._ends: dict[QueueName, int] = dict(ends or {})
-
-    def end(self, queue: QueueName) -> int:
-        return self._ends.get(queue, 0)
-
-    def ends(self) -> dict[QueueName, int]:
-        """A copy of all of them."""
-        return dict(self._ends)
-
-    @property
-    def count(self) -> int:
-        """The number of queues."""
-        return len(self._ends)
+    def __missing__(self, _queue: QueueName) -> int:
+        return 0
 
     def raise_to(self, ends: Mapping[QueueName, int]) -> None:
         """Raise each queue to the given end, if that is higher."""
         for queue, end in ends.items():
-            if end > self._ends.get(queue, 0):
-                self._ends[queue] = end
+            if end > self[queue]:
+                self[queue] = end
 
 
 class DispatchedTables:
@@ -107,7 +95,7 @@ class DispatchedTables:
     @property
     def queue_count(self) -> int:
         """The number of queues that have had messages."""
-        return self._queues.count
+        return len(self._queues)
 
     @property
     def complete_index(self) -> int:
@@ -117,16 +105,16 @@ class DispatchedTables:
     def complete_state(self) -> tuple[EntryId, dict[QueueName, int]]:
         """The last entry up to which the tables are complete, and the next queueOffsets, which may be of later ones."""
         with self._lock:
-            return self._complete, self._queues.ends()
+            return self._complete, dict(self._queues)
 
     def ends(self, queues: Iterable[QueueName]) -> dict[QueueName, int]:
         """The next queueOffset of these queues."""
-        return {queue: self._queues.end(queue) for queue in queues}
+        return {queue: self._queues[queue] for queue in queues}
 
     def snapshot(self) -> tuple[TopicQueues, int, list[IdentityArrays]]:
         """Next queueOffsets at a position of the log, that position, and the identities that no sorted run has."""
         with self._lock:
-            return TopicQueues(self._queues.ends()), self._pos, self._identities.pending()
+            return TopicQueues(self._queues), self._pos, self._identities.pending()
 
 
 def covered_range(part: DispatchedPart) -> EntryRange:
@@ -151,7 +139,7 @@ class LeaderTables:
         self.claims: dict[int, list[int]] = {}
         """The runs that claimed a producer, in the order of their first claim."""
         self._queue_counts: dict[str, int] = {}
-        self.add_queues(queues.ends())
+        self.add_queues(queues)
 
     def add_queues(self, queues: Iterable[QueueName]) -> None:
         for topic, queue_id in queues:
@@ -187,8 +175,8 @@ def rebuild_leader_tables(
     if tail is None:
         return None
     # Queue offsets may be wrong: a known queue gets at most as many messages as the tail has room for.
-    known, room = queues.ends(), (end - pos) // MIN_MESSAGE_SIZE
-    queues.raise_to({name: min(last, known.get(name, last) + room) for name, last in tail.ends.items()})
+    room = (end - pos) // MIN_MESSAGE_SIZE
+    queues.raise_to({name: min(last, queues.get(name, last) + room) for name, last in tail.ends.items()})
     recent = engine.new_identity_table()
     for part in identities + tail.identities:
         recent.add(part.ids(), part.index)
@@ -199,15 +187,14 @@ def rebuild_leader_tables(
 class LogTail:
     """Next queueOffsets and identities of the part of the log that is not dispatched, committed or not."""
 
-    ends: dict[QueueName, int] = field(default_factory=dict)
+    ends: TopicQueues = field(default_factory=TopicQueues)
     identities: list[IdentityArrays] = field(default_factory=list)
 
     def add(self, part: LogPart) -> None:
         rows = part.rows
         firsts = np.cumsum([0, *rows.counts[:-1]])
         last = np.maximum.reduceat(rows.queue_offset, firsts) if rows.counts else rows.queue_offset
-        for name, offset in zip(rows.queues, last.tolist(), strict=True):
-            self.ends[name] = max(self.ends.get(name, 0), offset + 1)
+        self.ends.raise_to({name: offset + 1 for name, offset in zip(rows.queues, last.tolist(), strict=True)})
         self.identities.append(identity_arrays(rows.ids.ids, rows.ids.index))
 
 

@@ -148,6 +148,7 @@ class PutMessageResult(NamedTuple):
 Submit = Callable[[Bodies, int], "Future[PutOutcome]"]
 
 
+@dataclass
 class MessagePutter:
     """Puts messages one by one, from any thread but the one that `submit` needs.
 
@@ -155,63 +156,54 @@ class MessagePutter:
     Messages have no identity: as with a broker, a retry is another message.
     """
 
-    def __init__(
-        self,
-        submit: Submit,
-        store_host: bytes,
-        *,
-        version: str = "5.3.3",
-        queue_nums: int = 4,
-        born_host: bytes | None = None,
-        max_message_size: int = MAX_BODY_SIZE,
-        wait_seconds: float = WAIT_SECONDS,
-    ) -> None:
-        self._submit = submit
-        self._host = store_host
-        self._born_host = born_host or store_host
-        self._version = BrokerVersion(version)
-        self._queue_nums = queue_nums
-        self._max_message_size = max_message_size
-        self._wait = wait_seconds
-        self._engine = get_engine()
+    submit: Submit
+    store_host: bytes
+    version: str = "5.3.3"
+    queue_nums: int = 4
+    born_host: bytes | None = None
+    max_message_size: int = MAX_BODY_SIZE
+    wait_seconds: float = WAIT_SECONDS
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for an unknown version."""
+        self._version = BrokerVersion(self.version)
 
     def put_message(self, message: OutgoingMessage) -> PutMessageResult:
         """Put a message and wait up to 3 s until it is committed. Unless PUT_OK, it may be in the log now or later."""
-        problem = self._checked(message)
+        problem = self._problem(message)
         if problem is not None:
-            return problem
+            status, reason = problem
+            return PutMessageResult(status, None, reason)
         try:
             bodies = self._encoded(message)
         except ValueError as error:
             return PutMessageResult(MESSAGE_ILLEGAL, AppendMessageResult(UNKNOWN_ERROR), str(error))
         size = len(bodies.block) - 4
-        if size > self._max_message_size:
-            reason = f"expected a message of at most {self._max_message_size} bytes, found {size}"
+        if size > self.max_message_size:
+            reason = f"expected a message of at most {self.max_message_size} bytes, found {size}"
             return PutMessageResult(MESSAGE_ILLEGAL, AppendMessageResult(MESSAGE_SIZE_EXCEEDED), reason)
         try:
-            outcome = self._submit(bodies, self._queue_nums).result(self._wait)
+            outcome = self.submit(bodies, self.queue_nums).result(self.wait_seconds)
         except FutureTimeoutError:
-            reason = f"no outcome within {self._wait} s: the message may be in the log now or later"
+            reason = f"no outcome within {self.wait_seconds} s: the message may be in the log now or later"
             return PutMessageResult(UNKNOWN_ERROR, None, reason)
         except (DLedgerError, CancelledError, OSError) as error:
             return PutMessageResult(UNKNOWN_ERROR, AppendMessageResult(UNKNOWN_ERROR), str(error))
         return self._result(outcome, size)
 
-    def _checked(self, message: OutgoingMessage) -> PutMessageResult | None:
-        """The result for a message that a broker rejects before encoding it."""
+    def _problem(self, message: OutgoingMessage) -> tuple[str, str] | None:
+        """Status and reason for a message that a broker rejects before encoding it."""
         limit, size = self._version.max_topic_size, len(message.topic.encode("utf-8", "surrogatepass"))
         if size > limit:
-            reason = f"expected a topic of at most {limit} bytes, found {size}"
-            return PutMessageResult(MESSAGE_ILLEGAL, None, reason)
+            return MESSAGE_ILLEGAL, f"expected a topic of at most {limit} bytes, found {size}"
         if message.transaction not in layout.TRANSACTION_FLAGS:
-            reason = f"expected transaction {', '.join(layout.TRANSACTION_FLAGS)}, found {message.transaction!r}"
-            return PutMessageResult(MESSAGE_ILLEGAL, None, reason)
+            known = ", ".join(layout.TRANSACTION_FLAGS)
+            return MESSAGE_ILLEGAL, f"expected transaction {known}, found {message.transaction!r}"
         given = {**message.properties, layout.PROPERTY_KEYS: message.keys, layout.PROPERTY_TAGS: message.tags}
         texts = (f"{name}={text};" for name, text in given.items() if text is not None)
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if size > MAX_PROPERTIES_SIZE:
-            reason = f"expected at most {MAX_PROPERTIES_SIZE} bytes of properties, found {size}"
-            return PutMessageResult(PROPERTIES_SIZE_EXCEEDED, None, reason)
+            return PROPERTIES_SIZE_EXCEEDED, f"expected at most {MAX_PROPERTIES_SIZE} bytes of properties, found {size}"
         return None
 
     def _encoded(self, message: OutgoingMessage) -> Bodies:
@@ -238,13 +230,14 @@ class MessagePutter:
         settings = PutSettings(
             producer=None,
             born_timestamp=now_ms(),
-            born_host=self._born_host,
-            store_host=self._host,
+            born_host=self.born_host or self.store_host,
+            store_host=self.store_host,
             # Only the leader knows the topic's queues, and checks the queueId.
             queue_counts={message.topic: message.queue_id + 1},
             has_trailing_separator=self._version.has_trailing_separator,
         )
-        return self._engine.encode_messages(batch, settings, self._engine.new_ordinals())
+        engine = get_engine()
+        return engine.encode_messages(batch, settings, engine.new_ordinals())
 
     def _result(self, outcome: PutOutcome, size: int) -> PutMessageResult:
         status = self._version.status(outcome.code, outcome.pos >= 0)
@@ -252,5 +245,5 @@ class MessagePutter:
             reason = outcome.reason or f"code {outcome.code}"
             return PutMessageResult(status, AppendMessageResult(UNKNOWN_ERROR), reason)
         offset = outcome.pos + layout.ENTRY_HEADER_SIZE
-        msg_id = offset_msg_id(self._host, offset)
+        msg_id = offset_msg_id(self.store_host, offset)
         return PutMessageResult(PUT_OK, AppendMessageResult(PUT_OK, offset, size, msg_id, outcome.queue_offset))

@@ -27,19 +27,18 @@ from pyspark_dledger.format.encode.puts import ProducerState
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata, LimitError, TopicLimits
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, LimitError, TopicLimits
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock
-from pyspark_dledger.rocketmq.broker.upgrade import begin_over_old_log
-from pyspark_dledger.rocketmq.dedup.committed_identities import FOLDER, CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, RunningStore, first_stored_from, has_entry
 from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSettings
-from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles
+from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles, begin_over_old_log
+from pyspark_dledger.rocketmq.service.committed_identities import FOLDER, CommittedIdentities
 from pyspark_dledger.rocketmq.service.leader_tables import (
     DispatchedTables,
     LeaderTables,
     producer_state,
     rebuild_leader_tables,
 )
+from pyspark_dledger.rocketmq.service.log_entries import AppendedEntries, RunningStore, first_stored_from, has_entry
 from pyspark_dledger.rocketmq.service.put_handler import PutHandler, RawEntryCheck, messages_of, topic_counts
 from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
 

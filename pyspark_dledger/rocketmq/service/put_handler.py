@@ -19,17 +19,16 @@ import numpy.typing as npt
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.dispatched_rows import Longs, QueueName
+from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Admitted, Bodies, DiskNeededError, Rejected
 from pyspark_dledger.format.encode.puts import ID_SIZE, NumberedPuts, Puts
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import Message, message_in
-from pyspark_dledger.rocketmq.broker.broker_metadata import TOPIC_NAME, BrokerMetadata, LimitError, TopicLimits
-from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES
-from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
+from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES, TOPIC_NAME, BrokerMetadata, LimitError, TopicLimits
+from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, check_claims
+from pyspark_dledger.rocketmq.service.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies
 
 # As RocketMQ: StoreStatsService's interval, its slots of PutMessageDistributeTime, and DLedgerCommitLog's warning.
 _LOG_SECONDS = 60.0
@@ -68,14 +67,8 @@ class PutStatistics:
         self._slowest = max(self._slowest, milliseconds)
         self._slots[bisect_left(_SLOTS_MS, milliseconds)] += 1
         if milliseconds > _SLOW_MS:
-            record(
-                logging.WARNING,
-                "slow put",
-                milliseconds=round(milliseconds),
-                messages=messages,
-                bytes=size,
-                topic=topic,
-            )
+            figures = {"messages": messages, "bytes": size, "topic": topic}
+            record(logging.WARNING, "slow put", milliseconds=round(milliseconds), **figures)
         self.log_if_due()
 
     def add_rejected(self, reason: str) -> None:
@@ -144,7 +137,7 @@ class RawEntryCheck:
             _check_name(queue)
             if message.sys_flag & _NOT_IN_QUEUE:
                 continue
-            end = ends[queue] if queue in ends else self._end(queue)
+            end = ends[queue] if queue in ends else max(self.tables.queues[queue], self.dispatched.ends([queue])[queue])
             if not 0 <= message.queue_offset <= end:
                 raise ValueError(
                     f"topic {topic} queueId {message.queue_id}: expected a queueOffset of at most {end}, found "
@@ -152,12 +145,9 @@ class RawEntryCheck:
                 )
             ends[queue] = max(end, message.queue_offset + 1)
             limit = self.limits.queues
-            if not end and limit is not None and self.tables.queues.count + len(ends) > limit:
+            if not end and limit is not None and len(self.tables.queues) + len(ends) > limit:
                 raise LimitError("queues", f"expected at most {limit} queues (maxQueues), found more with {topic}")
         return ends
-
-    def _end(self, queue: QueueName) -> int:
-        return max(self.tables.queues.end(queue), self.dispatched.ends([queue])[queue])
 
 
 def _check_name(queue: QueueName) -> None:
@@ -219,7 +209,7 @@ class PutHandler:
         began = time.perf_counter()
         puts = self.engine.read_puts(bodies)
         limit = self.max_message_size
-        if limit < MAX_BODY_SIZE and (largest := int(_sizes(bodies).max())) > limit:
+        if limit < MAX_BODY_SIZE and (largest := int(np.frombuffer(bodies.block, _LENGTH, bodies.count).max())) > limit:
             raise ValueError(f"expected messages of at most {limit} bytes, found one of {largest}")
         new_topics = topics_to_create(self.metadata, tables, puts.queues, queue_nums)
         # The log may have topics that are missing in this member's metadata.
@@ -232,7 +222,7 @@ class PutHandler:
         if copies or repeats:
             is_new[[*copies, *repeats]] = False
         check_claims(tables, puts.ids, is_new & puts.has_id)
-        numbered = self.engine.number_puts(puts, is_new, [tables.queues.end(queue) for queue in puts.queues])
+        numbered = self.engine.number_puts(puts, is_new, [tables.queues[queue] for queue in puts.queues])
         stamped = None
         if len(copies) + len(repeats) < bodies.count:
             stamped = self.engine.stamp_puts(bodies, is_new, numbered.queue_offsets, now_ms(), self.store_host)
@@ -301,10 +291,6 @@ def _with_duplicates(put: _AdmittedPut, located: bytes) -> bytes:
     for ordinal, first in put.repeats.items():
         locations[ordinal] = locations[first]
     return locations.tobytes()
-
-
-def _sizes(bodies: Bodies) -> Longs:
-    return np.frombuffer(bodies.block, _LENGTH, bodies.count).astype(np.int64)
 
 
 def topics_to_create(

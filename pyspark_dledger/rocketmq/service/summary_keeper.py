@@ -20,15 +20,15 @@ from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.format.layout import PROPERTY_ID
-from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_paths import list_segments
-from pyspark_dledger.rocketmq.broker.broker_metadata import BrokerMetadata
-from pyspark_dledger.rocketmq.dedup.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.dedup.log_entries import RunningStore, has_entry
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
 from pyspark_dledger.rocketmq.log_files import OLD_FOLDER
+from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, EntryId
-from pyspark_dledger.rocketmq.summary import (
+from pyspark_dledger.rocketmq.service.log_entries import RunningStore, has_entry
+from pyspark_dledger.rocketmq.service.summary import (
     IncomingStream,
     ReceivedSummary,
     Snapshot,
@@ -90,7 +90,8 @@ class SummaryKeeper:
         self._store = store
         self._incoming.close()
         summary = self._load(store)
-        has_old_log = any(segment.size for segment in self._old_segments())
+        old = self._root / OLD_FOLDER
+        has_old_log = any(segment.size for segment in (list_segments([old], COMMITLOG, True) if old.is_dir() else ()))
         self._knows_old_log = summary is not None or has_old_log
         self.check_begin()
         if summary is not None:
@@ -108,10 +109,6 @@ class SummaryKeeper:
         elif has_old_log and summary is None:
             self._write()
         store.expiry_hook = self.before_expiry
-
-    def _old_segments(self) -> list[Segment]:
-        folder = self._root / OLD_FOLDER
-        return list_segments([folder], COMMITLOG, True) if folder.is_dir() else []
 
     def _load(self, store: RunningStore) -> Summary | None:
         """The summary on disk; None if it is missing, damaged or of another log.

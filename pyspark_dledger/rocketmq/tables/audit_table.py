@@ -116,7 +116,10 @@ class QueueAudit:
             values = (WRONG_FILE_SIZE, *queue.name, file.first, None, f"{usual} bytes", f"{file.size} bytes")
             yield dict(zip(_SCHEMA.names, values, strict=True))
         units, unwritten = self._units()
-        yield from map(_row, map(self._never_written, unwritten))
+        for gap in unwritten:
+            places = f" {gap.first}" if gap.first == gap.last else f"s {gap.first} to {gap.last}"
+            name = self._stored.queues[gap.queue].name
+            yield _row(UnitDifference(comparison.NEVER_WRITTEN, name, gap.first, None, places, None))
         partition = self.part.partition.with_ranges(lambda part: None if isinstance(part, FileGap) else part)
         batches = read_partition(partition)
         messages = dispatched.arrays_of_batches(get_engine(partition.engine), batches, self._comparison.names)
@@ -136,11 +139,6 @@ class QueueAudit:
         for low, high in self.unread.extents:
             found = found.take((found.offset < low) | (found.offset >= high))
         return found, unwritten
-
-    def _never_written(self, each: Unwritten) -> UnitDifference:
-        name = self._stored.queues[each.queue].name
-        places = f" {each.first}" if each.first == each.last else f"s {each.first} to {each.last}"
-        return UnitDifference(comparison.NEVER_WRITTEN, name, each.first, None, places, None)
 
     def _is_unknown(self, each: UnitDifference) -> bool:
         """Whether a message cannot be read."""

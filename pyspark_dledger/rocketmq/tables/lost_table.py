@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -44,25 +43,17 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class LostPart:
-    """The whole table."""
-
-    path: str
-    options: ReadOptions
-
-
-def plan(log: StoreView, options: ReadOptions) -> list[LostPart]:
-    """One part, which reads the store and its replicas."""
-    return [LostPart(log.path, options)]
-
-
-def read(part: LostPart) -> Iterator[pa.RecordBatch]:
+def _read(part: tuple[str, ReadOptions]) -> Iterator[pa.RecordBatch]:
     """The lost messages, in the order of the log. Raises StoreError if a witness cannot be read."""
-    log = StoreView(part.path, part.options)
-    found = lost_in_group(log).messages
-    rows = (row_of(COLUMNS, lost) for lost in found)
-    yield from batches_of(table_schema(COLUMNS), rows, part.options.max_batch_rows)
+    path, options = part
+    rows = (row_of(COLUMNS, lost) for lost in lost_in_group(StoreView(path, options)).messages)
+    yield from batches_of(table_schema(COLUMNS), rows, options.max_batch_rows)
 
 
-TABLE = Table("lost", "one row per lost message, or per range of lost bytes", COLUMNS, plan, read)
+TABLE = Table(
+    "lost",
+    "one row per lost message, or per range of lost bytes",
+    COLUMNS,
+    lambda log, options: [(log.path, options)],  # the whole table
+    _read,
+)

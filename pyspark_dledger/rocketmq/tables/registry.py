@@ -22,10 +22,10 @@ _MODULES = {
     "state": "log.tables.state_table",
     "findings": "log.tables.findings_table",
     "indexUnits": "log.tables.index_units_table",
-    "consumeQueue": "rocketmq.tables.unit_tables:CONSUME_QUEUE",
-    "indexFile": "rocketmq.tables.unit_tables:INDEX_FILE",
+    "consumeQueue": "rocketmq.tables.broker_tables:CONSUME_QUEUE",
+    "indexFile": "rocketmq.tables.broker_tables:INDEX_FILE",
     "audit": "rocketmq.tables.audit_table",
-    "consumers": "rocketmq.tables.consumers_table",
+    "consumers": "rocketmq.tables.broker_tables:CONSUMERS",
     "lost": "rocketmq.tables.lost_table",
     "diff": "log.tables.replica_diff_table",
 }

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.dispatched_rows import Keys, key_hash
-from pyspark_dledger.rocketmq.unit_files.index_writer import IndexWriter
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 
 Body = Callable[[int], bytes]
 """A body for the position at which it begins; always of the same length."""

@@ -19,10 +19,7 @@ from pyspark_dledger.format.layout import (
     MESSAGE_HEADER,
     PROPERTY_REAL_QUEUE_ID,
 )
-from pyspark_dledger.format.message import (
-    host_sizes,
-    message_in,
-)
+from pyspark_dledger.format.message import host_sizes, message_in
 
 # Entries to read until one is a message, which has a store timestamp.
 _MAX_READ_FOR_TIME = 64
@@ -167,7 +164,8 @@ def _location(index: int, entry: _Body | None, text: bytes, message: bytes) -> M
     # Most clients write the identity last.
     if body.rfind(text) >= 0:
         if not is_same_message(body, message):
-            if _is_damaged(body):
+            # A store returns its newest entries unchecked.
+            if (found := message_in(body)) is None or not found.has_right_crc:
                 return MessageLocation(index, -1, -1)
             raise ValueError(
                 f"expected a new identity, found that of another message, entry {index}: use another producer"
@@ -182,12 +180,6 @@ def _location(index: int, entry: _Body | None, text: bytes, message: bytes) -> M
 def is_same_message(one: bytes, other: bytes) -> bool:
     """Whether two messages have the same topic, body and properties. A delayed one may get another queue."""
     return _tail(one) == _tail(other) or (_content(one) is not None and _content(one) == _content(other))
-
-
-def _is_damaged(data: bytes) -> bool:
-    """A store returns its newest entries unchecked."""
-    message = message_in(data)
-    return message is None or not message.has_right_crc
 
 
 def _tail(message: bytes) -> bytes:

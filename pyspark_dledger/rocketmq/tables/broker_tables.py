@@ -1,4 +1,4 @@
-"""The tables ``consumeQueue`` and ``indexFile``: the units of a broker's queues and of its index of keys.
+"""The tables ``consumeQueue``, ``indexFile`` and ``consumers``: a broker's queues, index of keys, and readers.
 
 Sources: RocketMQ 5.3.3 ``ConsumeQueue``, ``ConsumeQueueExt``, ``BatchConsumeQueue``.
 """
@@ -6,7 +6,7 @@ Sources: RocketMQ 5.3.3 ``ConsumeQueue``, ``ConsumeQueueExt``, ``BatchConsumeQue
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, batch_queues, queues, read_units, written_units
-from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, is_filler, is_written
+from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler, is_written
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import Table, TableColumn, relative_file, table_schema, timestamps
+from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, relative_file, table_schema, timestamps
 from pyspark_dledger.log.units.stored import is_selected, queue_root
+from pyspark_dledger.rocketmq.broker.config_files import SCHEDULE_GROUP, BrokerConfig, read_config
 
 KINDS = ("unit", "delay", "ext", "filler", "batch")
 _UNIT, _DELAY, _EXT, _FILLER, _BATCH = range(len(KINDS))
@@ -277,11 +278,105 @@ def read_index_file(part: IndexFilePart) -> Iterator[pa.RecordBatch]:
             "storeTimestamp": timestamps(stored),
             "previous": pa.array(units["previous"].astype(np.int32)),
         }
-        yield pa.RecordBatch.from_arrays(
-            [columns[name] for name in _INDEX_FILE_SCHEMA.names], schema=_INDEX_FILE_SCHEMA
-        )
+        yield pa.RecordBatch.from_pydict(columns, _INDEX_FILE_SCHEMA)
 
 
 INDEX_FILE = Table(
     "indexFile", "one row per unit of RocketMQ's index of keys", INDEX_FILE_COLUMNS, plan_index_files, read_index_file
+)
+
+
+# Consumer groups
+
+CONSUMERS_COLUMNS = (
+    TableColumn("consumerGroup", pa.string(), f"`{SCHEDULE_GROUP}`: the broker's delivery of delays"),
+    TableColumn("topic", pa.string(), "name of the topic"),
+    TableColumn("queueId", pa.int32(), "queue of the topic"),
+    TableColumn("consumerOffset", pa.int64(), "next queue offset to read; null without one"),
+    TableColumn("minOffset", pa.int64(), "first queue offset left, and the one after the last; null without queue"),
+    TableColumn("maxOffset", pa.int64(), "first queue offset left, and the one after the last; null without queue"),
+    TableColumn("lag", pa.int64(), "maxOffset - consumerOffset; negative if the queue lost its end"),
+    TableColumn("lost", pa.int64(), "expired unread: minOffset - consumerOffset"),
+)
+_CONSUMERS_SCHEMA = table_schema(CONSUMERS_COLUMNS)
+
+
+@dataclass(frozen=True)
+class ConsumersPart:
+    """The whole table."""
+
+    root: Path
+    min_offset: int
+    options: ReadOptions
+
+
+def plan_consumers(log: StoreView, options: ReadOptions) -> list[ConsumersPart]:
+    """One part. Raises StoreError if there is no config, or no root is known."""
+    root = queue_root(log)
+    read_config(root)
+    if log.paths.node is not None and not log.paths.commitlog_dirs and (root / "commitlog").is_dir():
+        # Only the DLedger part of the store was opened.
+        log = StoreView(str(root), replace(log.options, self_id=log.paths.node))
+    return [ConsumersPart(root, log.segments[0].base if log.segments else 0, options)]
+
+
+def read_consumers(part: ConsumersPart) -> Iterator[pa.RecordBatch]:
+    """A row for each group and queue, by group, topic and queue."""
+    bounds = {
+        (queue.topic, queue.queue_id): QueueUnits(queue).bounds(part.min_offset)
+        for queue in queues(part.root)
+        if is_selected(queue.topic, queue.queue_id, part.options)
+    }
+    options = part.options
+    takes_idle = options.topic is None and options.queue_id is None
+    rows = (
+        row
+        for row in _consumers(read_config(part.root), bounds)
+        if (takes_idle if row["topic"] is None else is_selected(row["topic"], row["queueId"], options))
+    )
+    yield from batches_of(_CONSUMERS_SCHEMA, rows, options.max_batch_rows)
+
+
+def _consumers(config: BrokerConfig, bounds: dict[tuple[str, int], tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    delays = {level - 1: offset for level, offset in config.delay_offsets.items()}
+    offsets = {(group, topic): queues for (topic, group), queues in config.offsets.items()}
+    if delays:
+        offsets[SCHEDULE_GROUP, SCHEDULE_TOPIC] = delays
+    known: dict[str, set[int]] = {}
+    for topic, queue_id in bounds:
+        known.setdefault(topic, set()).add(queue_id)
+    idle = set(config.groups) - {group for group, _ in offsets}
+    for group, topic in sorted({*offsets, *((group, "") for group in idle)}):
+        if group in idle:
+            yield dict.fromkeys(_CONSUMERS_SCHEMA.names) | {"consumerGroup": group}
+            continue
+        own = offsets[group, topic]
+        # The delay topic has a queue for each level, and its config does not count.
+        configured = range(config.topic_queues.get(topic, 0)) if topic != SCHEDULE_TOPIC else ()
+        for queue_id in sorted({*own, *known.get(topic, ()), *configured}):
+            yield _consumer(group, topic, queue_id, own.get(queue_id), bounds.get((topic, queue_id)))
+
+
+def _consumer(
+    group: str, topic: str, queue_id: int, offset: int | None, bounds: tuple[int, int] | None
+) -> dict[str, Any]:
+    first, end = bounds if bounds is not None else (None, None)
+    return {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": queue_id,
+        "consumerOffset": offset,
+        "minOffset": first,
+        "maxOffset": end,
+        "lag": end - offset if end is not None and offset is not None else None,
+        "lost": max(0, first - max(offset, 0)) if first is not None and offset is not None else None,
+    }
+
+
+CONSUMERS = Table(
+    "consumers",
+    "one row per consumer group and queue: config/consumerOffset.json against the ConsumeQueue",
+    CONSUMERS_COLUMNS,
+    plan_consumers,
+    read_consumers,
 )

@@ -30,7 +30,7 @@ from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.files import read_start
 from pyspark_dledger.rocketmq.broker.config_files import FILES
-from pyspark_dledger.rocketmq.dedup.sorted_run import EntryRange, SortedRun, copy_run
+from pyspark_dledger.rocketmq.service.sorted_run import EntryRange, SortedRun, copy_run
 
 SUMMARY = "summary"
 MAX_SUMMARY_SIZE = 64 * 1024 * 1024

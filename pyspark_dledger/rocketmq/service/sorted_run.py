@@ -145,14 +145,11 @@ class SortedRun:
     def _section(self, producer: int) -> slice:
         """The identities of a producer; cached for the last producer, which most calls repeat."""
         if producer != self._last_section[0]:
-            self._last_section = producer, self._find_section(producer)
+            at = int(np.searchsorted(self._producers, np.uint64(producer)))
+            is_there = at < len(self._producers) and int(self._producers[at]) == producer
+            section = slice(int(self._starts[at]), int(self._starts[at + 1])) if is_there else slice(0, 0)
+            self._last_section = producer, section
         return self._last_section[1]
-
-    def _find_section(self, producer: int) -> slice:
-        at = int(np.searchsorted(self._producers, np.uint64(producer)))
-        if at == len(self._producers) or int(self._producers[at]) != producer:
-            return slice(0, 0)
-        return slice(int(self._starts[at]), int(self._starts[at + 1]))
 
     def find(self, producer: int, first: Words, second: Words) -> Longs:
         """The index of the last entry with each of one producer's identities; -1 for unknown ones.

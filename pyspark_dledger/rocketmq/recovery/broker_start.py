@@ -1,44 +1,202 @@
-"""Models how a broker's recovery reads, extends and truncates ConsumeQueues, in memory only.
+"""Models what the starts of all brokers have in common, with DLedger and without, in memory only.
 
-`BrokerStart` is what the starts of all brokers have in common, with DLedger and without.
-
-Source: RocketMQ 4.9.8 and 5.3.3 ``ConsumeQueue.recover``, ``putMessagePositionInfo``, ``truncateDirtyLogicFiles``.
+They read messages with Java's signed lengths, and read, extend and truncate ConsumeQueues. Sources: RocketMQ 4.9.0 to
+5.3.3 ``CommitLog.checkMessageAndReturnSize``; CRC of bodies only, as by default. 4.9.8 and 5.3.3
+``ConsumeQueue.recover``, ``putMessagePositionInfo``, ``truncateDirtyLogicFiles``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import re
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.java_text import decode_utf8
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
-from pyspark_dledger.format.message import transaction
-from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.format import layout
+from pyspark_dledger.format.codec import record_struct
+from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, MESSAGE_HEADER, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2
+from pyspark_dledger.format.message import host_sizes, message_crc, parse_properties, transaction
 from pyspark_dledger.log.io.key_files import read_header
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     FOLDER,
     UNIT_DTYPE,
     QueueFile,
+    Units,
     folders_in,
     queues,
     read_units,
+    usual_units,
 )
 from pyspark_dledger.log.io.state_files import MARGIN_MS, read_store_checkpoint
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.java_messages import JavaMessage, MessageRules, first_message
+
+_HEADER = record_struct(MESSAGE_HEADER)
+_SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
+# Properties that Java parses as numbers.
+_NUMBERS = (b"DELAY", b"INNER_")
+_SIZE_AND_MAGIC = struct.Struct(">ii")
+# After the fixed header: bornHost, storeTimestamp, storeHost, 12 bytes, bodyLength.
+_MIDDLE = {
+    (born, store): struct.Struct(f">{born}xq{store + 12}xi")
+    for born in layout.HOST_SIZES
+    for store in layout.HOST_SIZES
+}
+TOO_OLD = "a message with a topic of more than 127 bytes, which versions before 5.1 do not read"
+# How far into a message its storeTimestamp can end.
+_TIMESTAMP_END = layout.MESSAGE_HEADER_SIZE + 20 + 8
+_BLANK = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
+_JAVA_INT = re.compile(r"[+-]?\d+")
+
+
+@dataclass(frozen=True)
+class MessageRules:
+    """How one RocketMQ version reads messages.
+
+    ``allocates``: it allocates ``totalSize`` bytes before it looks whether the file has them. ``magics`` are those of
+    messages. ``wants_duplicate_info``: a message with properties counts as damaged, because none has this information
+    (apache/rocketmq issue 8032).
+    """
+
+    magics: tuple[int, ...]
+    allocates: bool
+    has_batches: bool
+    wants_duplicate_info: bool = False
+
+
+class JavaMessage(NamedTuple):
+    """A message that the scan accepts. ``offset`` is its own physicalOffset, wherever it is; sizes are in bytes."""
+
+    topic: bytes
+    queue_id: int
+    queue_offset: int
+    offset: int
+    size: int
+    sys_flag: int
+    store_timestamp: int
+
+
+class ScanStop(NamedTuple):
+    """Why the scan ends: the text, and the bytes of memory that the broker needs to say so; 0 for few."""
+
+    text: str
+    heap: int = 0
+
+
+def read_message(file: JavaFile, at: int, rules: MessageRules) -> JavaMessage | ScanStop | None:
+    """The message at byte `at` of a file; None for the blank at the end of its messages."""
+    head = file.read(at, 8)
+    if len(head) < 8:
+        return ScanStop("the file ends")
+    size, magic = _SIZE_AND_MAGIC.unpack(head)
+    if magic == layout.MESSAGE_MAGIC_BLANK and (rules.allocates or size <= file.size - at):
+        return None
+    if magic not in rules.magics and magic == MESSAGE_MAGIC_V2:
+        return ScanStop(TOO_OLD)
+    if magic not in rules.magics:
+        return ScanStop("no message begins here" if head.strip(b"\0") else "unwritten bytes")
+    heap = size if rules.allocates and size > file.size else 0
+    if size > file.size - at:
+        return ScanStop(f"totalSize {size} is beyond the end of the file", heap)
+    data = file.read(at, size) if size > 0 else b""
+    found = _parse(data, size, magic, rules)
+    return ScanStop(found, heap) if isinstance(found, str) else found
+
+
+def _parse(data: bytes, size: int, magic: int, rules: MessageRules) -> JavaMessage | str:
+    """The message in `data`, or why Java rejects it."""
+    if len(data) < layout.MIN_MESSAGE_SIZE:
+        return f"totalSize {size} is too small"
+    _, _, body_crc, queue_id, _, queue_offset, offset, sys_flag, _ = _HEADER.unpack_from(data)
+    middle = _MIDDLE[host_sizes(sys_flag)]
+    start = _HEADER.size + middle.size
+    store_timestamp, body_length = middle.unpack_from(data, _HEADER.size) if start <= size else (0, 0)
+    at = start + body_length if body_length > 0 else start
+    if at > start and message_crc(data[start:at]) != body_crc:
+        return f"message CRC is {message_crc(data[start:at])}, not {body_crc}"
+    width = 2 if magic == MESSAGE_MAGIC_V2 else 1
+    topic_start = at + width
+    topic_length = int.from_bytes(data[at:topic_start], "big", signed=True)
+    at = topic_start + topic_length if topic_length > 0 else topic_start
+    topic = data[topic_start:at]
+    properties_start = at + 2
+    properties_length = int.from_bytes(data[at:properties_start], "big", signed=True)
+    at = properties_start + properties_length if properties_length > 0 else properties_start
+    raw = data[properties_start:at]
+    if topic_length < 0 or at != size:
+        return f"its lengths add up to {at}, not {size}"
+    if raw and any(name in raw for name in _NUMBERS) and not _are_numbers(parse_properties(raw), topic, rules):
+        return "a property is no number"
+    if raw and rules.wants_duplicate_info:
+        return "it has no duplicate information"
+    return JavaMessage(topic, queue_id, queue_offset, offset, size, sys_flag, store_timestamp)
+
+
+def _are_numbers(properties: dict[str, str], topic: bytes, rules: MessageRules) -> bool:
+    """Whether Java can parse the properties that are numbers."""
+    delay = properties.get("DELAY")
+    if topic == _SCHEDULE_TOPIC and delay is not None and not _is_number(delay, 32):
+        return False
+    base, number = properties.get("INNER_BASE"), properties.get("INNER_NUM")
+    if rules.has_batches and base is not None and number is not None:
+        return _is_number(base, 64) and _is_number(number, 16)
+    return True
+
+
+def _is_number(text: str, bits: int) -> bool:
+    return bool(_JAVA_INT.fullmatch(text)) and -(1 << bits - 1) <= int(text) < 1 << bits - 1
+
+
+Stop = tuple[JavaFile, int, ScanStop]
+"""Where a scan ends: the file, the byte in it, and why."""
+
+
+def scan_messages(
+    files: Sequence[JavaFile], rules: MessageRules, take: Callable[[JavaMessage], None], shift: int = 0
+) -> tuple[int, Stop | None]:
+    """Call `take` for each message of `files`, up to the first that is damaged.
+
+    Returns the end that the broker computes: the base of the last file plus the sizes of its messages, in bytes. It
+    does not count the `shift` bytes of DLedger before each message.
+    """
+    end = files[0].base
+    for file in files:
+        end, at = file.base, 0
+        while True:
+            is_blank = shift and file.read(at, 4) == _BLANK
+            message = None if is_blank else read_message(file, at + shift, rules)
+            if not isinstance(message, JavaMessage):
+                break
+            take(message)
+            end += message.size
+            at += shift + message.size
+        if message is not None:
+            return end, (file, at, message)
+    return end, None
+
+
+def first_message(file: JavaFile, shift: int = 0) -> tuple[int, int] | None:
+    """Magic and store timestamp (ms since 1970) of a file's first message; None if the file is too short."""
+    head = file.read(shift, _TIMESTAMP_END)
+    if len(head) < _TIMESTAMP_END:
+        return None
+    _, magic, _, _, _, _, _, sys_flag, _ = _HEADER.unpack_from(head)
+    at = _HEADER.size + host_sizes(sys_flag)[0]
+    return magic, int.from_bytes(head[at : at + 8], "big", signed=True)
+
+
+# ConsumeQueues
 
 _FILES_SCANNED = 3
 # RocketMQ's default: 300,000 units.
 _DEFAULT_FILE_SIZE = 300_000 * CONSUME_QUEUE_UNIT_SIZE
-
-Records = npt.NDArray[Any]
 
 
 class RecoveredQueue:
@@ -64,10 +222,7 @@ class RecoveredQueue:
 
     @property
     def has_empty_last_file(self) -> bool:
-        """Whether nothing is left in the last file, which is not the first possible one.
-
-        From 5.0 to 5.4, ``ConsumeQueue.correctMinOffset`` reads the unit before its position 0.
-        """
+        """Whether nothing is left in the last file, which is not the first possible one."""
         last = max(self._wrote, default=0)
         return last > 0 and not self._wrote[last]
 
@@ -151,12 +306,12 @@ class RecoveredQueue:
             offsets[first:units], sizes[first:units] = np.array(self._added[base], np.int64).T
         return offsets, sizes
 
-    def _leading_units(self, base: int) -> Records:
+    def _leading_units(self, base: int) -> Units:
         """The units before the first one without a message."""
         records = self._records(base)
         return records[: _leading((records["commitLogOffset"] >= 0) & (records["size"] > 0))]
 
-    def _records(self, base: int) -> Records:
+    def _records(self, base: int) -> Units:
         file, count = self._files.get(base), self.file_size // CONSUME_QUEUE_UNIT_SIZE
         blocks = read_units(file, 0, count) if file is not None else ()
         return np.concatenate([np.empty(0, UNIT_DTYPE), *blocks])
@@ -167,8 +322,7 @@ class RecoveredQueues:
 
     def __init__(self, root: Path) -> None:
         found = queues(root)
-        sizes = Counter(file.units * CONSUME_QUEUE_UNIT_SIZE for queue in found for file in queue.files if file.units)
-        usual = sizes.most_common(1)[0][0] if sizes else _DEFAULT_FILE_SIZE
+        usual = usual_units(found) * CONSUME_QUEUE_UNIT_SIZE or _DEFAULT_FILE_SIZE
         self.by_key: dict[tuple[str, int], RecoveredQueue] = {
             (queue.topic, queue.queue_id): RecoveredQueue(
                 [file for file in queue.files if file.units],
@@ -192,11 +346,6 @@ class RecoveredQueues:
     def max_physical(self) -> int:
         """The end in the log of the last message of any queue; -1 for none."""
         return max((queue.max_physical for queue in self.by_key.values()), default=-1)
-
-    def with_empty_last_file(self) -> str | None:
-        """The first ``topic/queueId`` whose last file is empty."""
-        found = (key for key, queue in sorted(self.by_key.items()) if queue.has_empty_last_file)
-        return next((f"{topic}/{queue_id}" for topic, queue_id in found), None)
 
     def recover(self) -> None:
         for queue in self.by_key.values():
@@ -245,21 +394,19 @@ def _leading(good: npt.NDArray[np.bool_]) -> int:
     return int(np.argmin(good)) if not good.all() else len(good)
 
 
-Release = tuple[int, ...]
-
-
 class BrokerStart:
     """One start of a broker of a release on the store in `root`.
 
     ``abort``: it was not closed cleanly. ``cut_at``: queues lose their units from this offset on, None if none does.
     """
 
-    def __init__(self, log: StoreView, root: Path, version: str, release: Release) -> None:
+    def __init__(self, log: StoreView, root: Path, version: str, release: tuple[int, ...]) -> None:
         self.log = log
         self.root = root
         self.version = version
         self.release = release
-        self.rules = MessageRules.of(release)
+        magics = (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2) if release >= (5, 1) else (MESSAGE_MAGIC_V1,)
+        self.rules = MessageRules(magics, allocates=release < (5, 3, 2), has_batches=release >= (5,))
         self.abort = (root / "abort").exists()
         # Messages after those of all queues are dispatched even after a clean end.
         self.dispatches_rest = release >= (5, 3, 2)
@@ -283,15 +430,13 @@ class BrokerStart:
         if self.release < (4, 9) or self.release == (4, 9, 2):
             return None
         found = queues(self.root)
-        sizes = Counter(file.units * CONSUME_QUEUE_UNIT_SIZE for queue in found for file in queue.files)
-        usual = sizes.most_common(1)[0][0] if sizes else 0
+        usual = usual_units(found) * CONSUME_QUEUE_UNIT_SIZE
         for queue in found:
             for file in queue.files:
-                size = path_of(file.path).stat().st_size
-                is_deleted = size == 0 and file is queue.files[-1] and self.release >= (5, 1, 3)
-                if size != usual and not is_deleted:
+                is_deleted = file.size == 0 and file is queue.files[-1] and self.release >= (5, 1, 3)
+                if file.size != usual and not is_deleted:
                     where = f"consumequeue/{queue.topic}/{queue.queue_id}/{file.name}"
-                    return f"{where} has {size} bytes, not {usual}"
+                    return f"{where} has {file.size} bytes, not {usual}"
         return None
 
     @property

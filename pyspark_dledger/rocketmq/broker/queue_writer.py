@@ -42,6 +42,7 @@ from pyspark_dledger.log.io.queue_files import (
     Units,
     queues,
     read_units,
+    usual_units,
     written_units,
 )
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler
@@ -116,14 +117,6 @@ class QueueState:
             self.before_hole = _last_message(tail[: int(np.argmax(is_hole))])
 
 
-def progress_of(states: list[QueueState]) -> DispatchProgress:
-    """What queues prove together, once each has read its last units."""
-    furthest = max((state.last for state in states if state.last is not None), default=None)
-    proven = [furthest, *(state.before_hole for state in states if state.has_hole)]
-    complete_to = None if None in proven else min(message for message in proven if message is not None)
-    return DispatchProgress(complete_to, furthest.end if furthest is not None else 0)
-
-
 def _last_message(units: Units) -> DispatchedMessage | None:
     units = units[has_message(units)]
     return DispatchedMessage(int(units["commitLogOffset"][-1]), int(units["size"][-1])) if len(units) else None
@@ -180,8 +173,7 @@ class QueueWriter:
         self._root = root
         self._folder = root / FOLDER
         found = queues(root)
-        sizes = Counter(file.units for queue in found for file in queue.files if file.units)
-        self.units_per_file = sizes.most_common(1)[0][0] if sizes else units_per_file
+        self.units_per_file = usual_units(found) or units_per_file
         _check_sizes(found, self.units_per_file)
         self._states = {(queue.topic, queue.queue_id): QueueState(queue) for queue in found}
         self._paths: dict[QueueName, tuple[int, Path]] = {}
@@ -201,9 +193,13 @@ class QueueWriter:
 
         Returns what the queues then prove. Holes are only found near the end of a queue.
         """
-        for state in self._states.values():
+        states = self._states.values()
+        for state in states:
             self._truncate(state, log_end)
-        return progress_of(list(self._states.values()))
+        furthest = max((state.last for state in states if state.last is not None), default=None)
+        proven = [furthest, *(state.before_hole for state in states if state.has_hole)]
+        complete_to = None if None in proven else min(message for message in proven if message is not None)
+        return DispatchProgress(complete_to, furthest.end if furthest is not None else 0)
 
     def _truncate(self, state: QueueState, log_end: int) -> None:
         while state.files:

@@ -21,7 +21,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.encode.encoded import DiskNeededError
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.rocketmq.dedup.sorted_run import (
+from pyspark_dledger.rocketmq.service.sorted_run import (
     EntryRange,
     IdentityArrays,
     SortedRun,
@@ -188,24 +188,21 @@ class CommittedIdentities:
     def add(self, covered: EntryRange, ids: bytes, index: Longs) -> None:
         """Add the identities of the range that was committed next, with the indexes of their entries."""
         with self._writer:
-            self._add(covered, ids, index)
-
-    def _add(self, covered: EntryRange, ids: bytes, index: Longs) -> None:
-        if covered.last_index <= self._added:
-            return
-        found = identity_arrays(ids, index)
-        if covered.first_index <= self._added:
-            found = found.take(np.flatnonzero(index > self._added))
-        with self._lock:
-            pending = self._pending
-            if pending.range is None:
-                pending.since_ms = self._clock()
-            pending.range = _extended(pending.range, covered, self._added)
-            pending.count += len(found)
-            if len(found):
-                pending.parts.append(found)
-        if pending.count >= self._run_ids or self._clock() - pending.since_ms >= self._run_ms:
-            self.flush()
+            if covered.last_index <= self._added:
+                return
+            found = identity_arrays(ids, index)
+            if covered.first_index <= self._added:
+                found = found.take(np.flatnonzero(index > self._added))
+            with self._lock:
+                pending = self._pending
+                if pending.range is None:
+                    pending.since_ms = self._clock()
+                pending.range = _extended(pending.range, covered, self._added)
+                pending.count += len(found)
+                if len(found):
+                    pending.parts.append(found)
+            if pending.count >= self._run_ids or self._clock() - pending.since_ms >= self._run_ms:
+                self.flush()
 
     @property
     def _added(self) -> int:
@@ -215,27 +212,24 @@ class CommittedIdentities:
     def flush(self) -> None:
         """Write the pending identities as a run. Raises OSError if the disk fails."""
         with self._writer:
-            self._flush()
-
-    def _flush(self) -> None:
-        pending = self._pending
-        if pending.range is None:
-            return
-        found = concatenated(pending.parts)
-        self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
-        run = write_run(self.folder, pending.range, found, is_durable=False)
-        self._filtered += len(found)
-        self._filter.add(found.ids())
-        with self._lock:
-            self._publish((*self._runs, run))
-            self._pending = _Pending([])
-        self._merge()
-        self._expire()
+            pending = self._pending
+            if pending.range is None:
+                return
+            found = concatenated(pending.parts)
+            self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+            run = write_run(self.folder, pending.range, found, is_durable=False)
+            self._filtered += len(found)
+            self._filter.add(found.ids())
+            with self._lock:
+                self._publish((*self._runs, run))
+                self._pending = _Pending([])
+            self._merge()
+            self._expire()
 
     def sync(self) -> tuple[SortedRun, ...]:
         """Write everything, durably. Returns the runs. Raises OSError if the disk fails."""
         with self._writer:
-            self._flush()
+            self.flush()
             for run in self._runs:
                 sync_file(run.path)
             sync_dir(self.folder)

@@ -1,1 +1,0 @@
-"""Duplicate detection: which message identities are in the log, and at which index."""
