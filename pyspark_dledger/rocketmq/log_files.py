@@ -17,6 +17,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,18 +142,15 @@ class FileCleaner:
         if not settings.is_due(now, fullest):
             return 0
         changed_before = settings.expires_before(now)
-        count = 0
-        for segment in files[:_MAX_DELETED]:
-            path = Path(segment.path)
-            if not force and path.stat().st_mtime > changed_before:
-                break
-            if not count:
-                self.before_old_expiry()
-            path.unlink()
-            count += 1
-        if count:
-            _LOG.info("deleted %d files of the old CommitLog, up to %d", count, files[count - 1].end)
-        return count
+        expired = list(
+            takewhile(lambda each: force or Path(each.path).stat().st_mtime <= changed_before, files[:_MAX_DELETED])
+        )
+        if expired:
+            self.before_old_expiry()
+            for segment in expired:
+                Path(segment.path).unlink()
+            _LOG.info("deleted %d files of the old CommitLog, up to %d", len(expired), expired[-1].end)
+        return len(expired)
 
 
 _FILLER = struct.Struct(">ii")

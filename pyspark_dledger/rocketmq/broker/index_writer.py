@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, open_own, write_at
+from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.format.codec import record_dtype, record_struct
 from pyspark_dledger.format.dispatched_rows import Keys, Longs
 from pyspark_dledger.format.layout import (
@@ -40,7 +41,6 @@ from pyspark_dledger.log.io.key_files import (
 
 _HEADER = record_struct(INDEX_FILE_HEADER)
 _UNIT_DTYPE = record_dtype(INDEX_FILE_UNIT)
-_MAX_SECONDS = 2**31 - 1
 # Slots that are written together: a page of 4 KiB.
 _SLOTS_PER_PAGE = 1024
 # Keys of one message: properties have at most 32,767 bytes, and a blank separates two keys.
@@ -69,10 +69,8 @@ class IndexFileWriter:
         """A new file, whose times and offsets begin where the previous file ended."""
         descriptor = open_own(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         os.ftruncate(descriptor, unit_position(slots, units))
-        header = IndexHeader(0, 0, 0, 0, 0, 1)
-        if before is not None:
-            time_, offset = before.end_timestamp, before.end_phy_offset
-            header = IndexHeader(time_, time_, offset, offset, 0, 1)
+        stored, offset = (before.end_timestamp, before.end_phy_offset) if before is not None else (0, 0)
+        header = IndexHeader(stored, stored, offset, offset, 0, 1)
         return cls(path, descriptor, np.zeros(slots, np.int32), units, header)
 
     @classmethod
@@ -142,13 +140,10 @@ class IndexFileWriter:
 
     def _seconds(self, stored: Longs) -> Longs:
         """Whole seconds since the file's begin; for the first unit, since the end of the previous file."""
-        begin = self.header.begin_timestamp
-        seconds = np.zeros(len(stored), np.int64)
+        begin = np.full(len(stored), self.header.begin_timestamp, np.int64)
         if self.header.index_count <= 1:
-            seconds[1:] = _seconds_since(int(stored[0]), stored[1:])
-            seconds[:1] = _seconds_since(begin, stored[:1])
-            return seconds
-        return _seconds_since(begin, stored)
+            begin[1:] = stored[0]
+        return np.where(begin > 0, np.clip((stored - begin) // 1000, 0, INT32_MAX), 0)
 
     def flush(self) -> None:
         """Write the slots, then the header; make everything durable."""
@@ -202,10 +197,6 @@ def slots_of(path: Path, header: IndexHeader) -> Slots | None:
             table[newer] = previous
             newer = newer[table[newer] >= header.index_count]
     return None if (table < 0).any() else table
-
-
-def _seconds_since(begin: int, stored: Longs) -> Longs:
-    return np.clip((stored - begin) // 1000, 0, _MAX_SECONDS) if begin > 0 else np.zeros(len(stored), np.int64)
 
 
 def _set_ranges(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

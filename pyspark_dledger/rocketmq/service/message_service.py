@@ -39,7 +39,7 @@ from pyspark_dledger.rocketmq.service.leader_tables import (
     rebuild_leader_tables,
 )
 from pyspark_dledger.rocketmq.service.log_entries import AppendedEntries, RunningStore, first_stored_from, has_entry
-from pyspark_dledger.rocketmq.service.put_handler import PutHandler, RawEntryCheck, messages_of, topic_counts
+from pyspark_dledger.rocketmq.service.put_handler import PutHandler, ends_after, messages_of, topic_counts
 from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
 
 # RocketMQ's own topic for messages that nobody reads.
@@ -305,7 +305,7 @@ class MessageService:
         if tables is None:
             return _NOT_READY
         try:
-            return RawEntryCheck(tables, self._dispatched, self._puts.limits).ends(chain((first,), messages))
+            return ends_after(chain((first,), messages), tables, self._dispatched, self._puts.limits.queues)
         except ValueError as error:
             return self._rejected(error)
 

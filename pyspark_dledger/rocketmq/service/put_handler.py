@@ -121,33 +121,30 @@ def messages_of(bodies: Iterable[bytes]) -> Iterator[tuple[str, Message]]:
             yield message.topic, message
 
 
-@dataclass(frozen=True)
-class RawEntryCheck:
-    """A raw message must not skip queueOffsets: consumers would find nothing there, and files would be filled."""
+def ends_after(
+    messages: Iterable[tuple[str, Message]], tables: LeaderTables, dispatched: DispatchedTables, limit: int | None
+) -> dict[QueueName, int]:
+    """The next queueOffset of each queue after these raw messages. Raises ValueError for a wrong one.
 
-    tables: LeaderTables
-    dispatched: DispatchedTables
-    limits: TopicLimits
-
-    def ends(self, messages: Iterable[tuple[str, Message]]) -> dict[QueueName, int]:
-        """The next queueOffset of each queue after these messages. Raises ValueError for a wrong one."""
-        ends: dict[QueueName, int] = {}
-        for topic, message in messages:
-            queue = (topic, message.queue_id)
-            _check_name(queue)
-            if message.sys_flag & _NOT_IN_QUEUE:
-                continue
-            end = ends[queue] if queue in ends else max(self.tables.queues[queue], self.dispatched.ends([queue])[queue])
-            if not 0 <= message.queue_offset <= end:
-                raise ValueError(
-                    f"topic {topic} queueId {message.queue_id}: expected a queueOffset of at most {end}, found "
-                    f"{message.queue_offset}"
-                )
-            ends[queue] = max(end, message.queue_offset + 1)
-            limit = self.limits.queues
-            if not end and limit is not None and len(self.tables.queues) + len(ends) > limit:
-                raise LimitError("queues", f"expected at most {limit} queues (maxQueues), found more with {topic}")
-        return ends
+    A raw message must not skip queueOffsets: consumers would find nothing there, and files would be filled. `limit` is
+    that of all queues.
+    """
+    ends: dict[QueueName, int] = {}
+    for topic, message in messages:
+        queue = (topic, message.queue_id)
+        _check_name(queue)
+        if message.sys_flag & _NOT_IN_QUEUE:
+            continue
+        end = ends[queue] if queue in ends else max(tables.queues[queue], dispatched.ends([queue])[queue])
+        if not 0 <= message.queue_offset <= end:
+            raise ValueError(
+                f"topic {topic} queueId {message.queue_id}: expected a queueOffset of at most {end}, found "
+                f"{message.queue_offset}"
+            )
+        ends[queue] = max(end, message.queue_offset + 1)
+        if not end and limit is not None and len(tables.queues) + len(ends) > limit:
+            raise LimitError("queues", f"expected at most {limit} queues (maxQueues), found more with {topic}")
+    return ends
 
 
 def _check_name(queue: QueueName) -> None:
