@@ -59,6 +59,8 @@ QUEUE_CODES = frozenset(
 )
 KEY_CODES = frozenset(("keyIndexHeader", "keyIndexUnit"))
 """Findings that a rebuild of the queues or of the index of keys repairs."""
+BESIDE_LOG = frozenset(("configInvalid", "indexFileMissing", "indexUnit", "indexUnitMissing", "epochFileUnreadable"))
+"""Further errors of files other than the log, with which Java starts."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def after_findings(paths: Sequence[str], codes: AbstractSet[str]) -> NextStep | 
     """The step after the findings with `codes` of the stores at `paths`; None if nothing is wrong."""
     faults = {code for code in codes if CODES[code].severity != INFO}
     if not is_damage(faults) and QUEUE_CODES.isdisjoint(faults) and KEY_CODES.isdisjoint(faults):
-        return NextStep(REPAIR) if faults else None
+        return NextStep(REPAIR, names=tuple(paths)) if faults else None
     return check_of(*paths)
 
 

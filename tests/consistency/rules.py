@@ -133,6 +133,7 @@ def check_check(group: Group) -> None:
 def _check_member(group: Group, name: str, member: Row, known: Row, stops: list[str]) -> None:
     """`check` allows a member what `diff` allows, unless `verify` or a restart says more."""
     start = "yes" if known["start"] in STARTS else known["start"]
+    stops = stops or _errors(group, name, of_log=True, is_kept=False)
     is_explained = member["start"] == "no" and (stops or not (member["restart"] or {"starts": True})["starts"])
     if member["start"] != start and not is_explained:
         group.say("check", "check and diff", f"start of {name}: {member['start']}, {start}")
@@ -141,11 +142,13 @@ def _check_member(group: Group, name: str, member: Row, known: Row, stops: list[
         group.say("check", "check and diff", f"lead of {name}: yes, {known['start']} {known.get('elect')}")
 
 
-def _errors(group: Group, name: str, *, of_log: bool, only: str = "") -> list[str]:
-    """The errors that `verify` finds in the log, or in the queues, of a replica."""
+def _errors(group: Group, name: str, *, of_log: bool, only: str = "", is_kept: bool = True) -> list[str]:
+    """The errors that `verify` finds in the log, or in the queues, of a replica; by default in what a slave keeps."""
     rows = group.verified[name].rows if name in group.verified else []
-    kept = _kept_end(group, name)
+    kept = _kept_end(group, name) if is_kept else math.inf
     rows = [row for row in rows if row["severity"] == "error" and (row["pos"] is None or row["pos"] < kept)]
+    # The index is rebuilt, or stops a start, as the recovery model says: `diff` says that it reads none.
+    rows = [row for row in rows if row["code"] != "fileSize" or "/index/" not in row["file"]]
     codes = {row["code"] for row in rows if row["code"].startswith(only)}
     return sorted(each for each in codes if not each.startswith(ELSEWHERE) and each.startswith(QUEUES) != of_log)
 

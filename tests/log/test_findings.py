@@ -685,7 +685,7 @@ def controller(epochs: str, confirmed: int = 0) -> Callable[[Path], None]:
     def write(root: Path) -> None:
         write_commitlog(root, messages(10))
         (root / "epochFileCheckpoint").write_text(epochs)
-        (root / "checkpoint").write_bytes(StoreCheckpoint(confirm_phy_offset=confirmed).pack())
+        (root / "checkpoint").write_bytes(StoreCheckpoint(1, confirm_phy_offset=confirmed).pack())
 
     return write
 
@@ -787,10 +787,13 @@ CASES: dict[str, Case] = {
         {"storeCheckpointBeyondEnd"}, broker_checkpoint(NOW + 1, NOW, NOW, 0, 0), broker_checkpoint(NOW, NOW, NOW, 0, 0)
     ),
     "a later end in the broker's checkpoint": Case(
-        {"storeCheckpointBeyondEnd"}, broker_checkpoint(0, 0, 0, 10**9, 0), broker_checkpoint(0, 0, 0, 0, 0)
+        {"storeCheckpointBeyondEnd"}, broker_checkpoint(0, 0, 0, 10**9, 0), broker_checkpoint(1, 0, 0, 0, 0)
     ),
     "a broker's checkpoint that is cut": Case(
-        {"storeCheckpointShort"}, short_broker_checkpoint, broker_checkpoint(0, 0, 0, 0, 0)
+        {"storeCheckpointShort"}, short_broker_checkpoint, broker_checkpoint(1, 0, 0, 0, 0)
+    ),
+    "a broker's checkpoint of zeros": Case(
+        {"storeCheckpointEmpty"}, broker_checkpoint(0, 0, 0, 0, 0), broker_checkpoint(1, 0, 0, 0, 0)
     ),
     "a config that is cut": Case({"configInvalid"}, config_of('{"offsetTable":{'), config_of('{"offsetTable":{0:1}}')),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),
@@ -816,6 +819,14 @@ def test_a_similar_sound_store_has_no_such_code(tmp_path: Path, engine: str, nam
 
 def test_every_code_has_a_case() -> None:
     assert set().union(*(case.codes for case in CASES.values())) == set(CODES)
+
+
+def test_queues_that_are_missing_are_one_finding_of_each_segment_with_a_count(tmp_path: Path, engine: str) -> None:
+    no_queues(tmp_path)
+    found = [each for each in dl.open_log(tmp_path, engine=engine).findings() if each.code == "messageNotInQueue"]
+    assert {(each.file, each.found) for each in found} == {("consumequeue", "no queue")}
+    assert len(found) == len(list(tmp_path.glob("dledger-*/data/*")))
+    assert found[0].expected is not None and "messages of 2 queues" in found[0].expected
 
 
 def test_the_catalogue_is_well_formed() -> None:

@@ -78,6 +78,7 @@ def lost_for_good(report: CheckReport) -> str:
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}
 
 
+_DAMAGED = "its log is damaged, as verify finds, where the others do not show it"
 _WRONG_QUEUES = "a broker does not load ConsumeQueue files of a wrong size"
 
 
@@ -96,7 +97,8 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
     if member.start == NO and compared != NO and (not member.is_alone or _fails(member)):
         # What the log alone would allow is no help.
         parts = [text for each, text in zip(verdicts, parts, strict=True) if each.start == UNKNOWN]
-        parts.insert(0, f"{_ALONE[NO]}: {_fails(member) or _WRONG_QUEUES}")
+        reason = _fails(member) or (_DAMAGED if member.is_damaged else _WRONG_QUEUES)
+        parts.insert(0, f"{_ALONE[NO]}: {reason}")
     elif not parts or (member.is_alone and compared == YES):
         parts = [_ALONE[member.start]]
     if member.entries is not None and report.comparison is not None:
@@ -149,7 +151,7 @@ def restart_text(member: MemberCheck) -> str:
         parts.append(f"would cut {counted(found.consume_queue_units_cut, 'ConsumeQueue unit')}")
     if facts.silent:
         parts.append(f"would serve {counted(facts.silent, 'damaged entry')}, which it does not notice")
-    return ", ".join(parts) or "would change nothing"
+    return ", ".join(parts) or ("would change nothing in the log" if member.serve == NO else "would change nothing")
 
 
 def _dropped(found: Restart) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from pyspark_dledger.common.plurals import enumerated
@@ -24,7 +25,7 @@ _SENTENCES = {
     next_step.REBUILD: "stop the broker first; the old files are kept",
     next_step.DETAILS: "it says what to do about each finding",
     next_step.SAVE: "it saves what {names} would lose as a slave; then start the others first",
-    next_step.REPAIR: "do what each finding says, then run dledger check",
+    next_step.REPAIR: "do what each finding says, then run dledger check {paths}",
     next_step.UNCHANGED: "a rebuild would change nothing",
     next_step.START: "start {names}",
     next_step.LEAD: "start {names} first; the other members follow",
@@ -45,7 +46,7 @@ def next_lines(found: NextStep) -> Iterator[str]:
 
 def next_sentence(found: NextStep) -> str:
     """What the next step does."""
-    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)))
+    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)), paths=shlex.join(found.names))
 
 
 def step_text(found: NextStep) -> str:

@@ -368,12 +368,13 @@ def list_folder(folder: Path) -> list[Path]:
         raise UnreadableError(str(folder), error.strerror or str(error)) from None
 
 
-def configured_size(dirs: Iterable[Path], default: int) -> int:
-    """The file size in bytes that Java was probably configured with; `default` without files."""
+def configured_size(dirs: Iterable[Path], default: int, unit: int = 1) -> int:
+    """The file size in bytes that Java was probably configured with, a multiple of `unit`; `default` without files."""
     sizes = {
         int(path.name): path.stat().st_size
         for folder in dirs
         for path in list_folder(folder)
         if is_segment_name(path.name) and path.is_file()
     }
-    return usual_size(sizes) if sizes else default
+    size = usual_size(sizes)
+    return size if size and size % unit == 0 else default

@@ -147,7 +147,7 @@ def _preview(
     index_dirs = (node_dir / "index",)
     sizes = (
         data_file_size or configured_size(paths.data_dirs, _DEFAULT_DATA_FILE_SIZE),
-        index_file_size or configured_size(index_dirs, _DEFAULT_INDEX_FILE_SIZE),
+        index_file_size or configured_size(index_dirs, _DEFAULT_INDEX_FILE_SIZE, INDEX_UNIT_SIZE),
     )
     opening = JavaOpening(
         node_dir,

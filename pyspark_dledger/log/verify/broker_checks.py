@@ -26,7 +26,13 @@ from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, key_units, message_starts
 from pyspark_dledger.log.io.queue_files import folder_entries
-from pyspark_dledger.log.io.state_files import CHECKPOINT, CHECKPOINT_MIN_SIZE, CHECKPOINT_SIZE, read_store_checkpoint
+from pyspark_dledger.log.io.state_files import (
+    CHECKPOINT,
+    CHECKPOINT_MIN_SIZE,
+    CHECKPOINT_SIZE,
+    StoreCheckpoint,
+    read_store_checkpoint,
+)
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.report import Report
@@ -64,10 +70,12 @@ def _check_store_checkpoint(store: StoreView, root: Path, log_end: int, report: 
         text = f"expected {CHECKPOINT_SIZE} bytes, found {size}"
         report.add("storeCheckpointShort", root / CHECKPOINT, text, offset=size)
     found = read_store_checkpoint(root)
+    last = _last_stored(store)
+    if size is not None and size >= CHECKPOINT_MIN_SIZE and found == StoreCheckpoint() and last is not None:
+        report.add("storeCheckpointEmpty", root / CHECKPOINT, "expected the times of messages, found only zeros")
     if found.master_flushed_offset > log_end:
         text = f"expected masterFlushedOffset up to {log_end}, where the log ends, found {found.master_flushed_offset}"
         report.add("storeCheckpointBeyondEnd", root / CHECKPOINT, text)
-    last = _last_stored(store)
     latest = max(found.physic_msg_timestamp, found.logics_msg_timestamp, found.index_msg_timestamp)
     if last is not None and latest > max(last, 0):
         text = f"expected messages up to storeTimestamp {latest}, found the last one at {last}"

@@ -83,7 +83,7 @@ def check_index_files(folder: Path, first_index: int, last_index: int, report: R
     usual = _usual_size(files)
     for file in files:
         if file.size != usual or usual % layout.INDEX_UNIT_SIZE or not usual:
-            wanted = usual or "a multiple of 32"
+            wanted = usual if usual and usual % layout.INDEX_UNIT_SIZE == 0 else "a multiple of 32"
             report.add("fileSize", file.path, f"expected {wanted} bytes, found {file.size}", offset=file.size)
     if first_index <= last_index and not files:
         report.add("indexFileMissing", folder, _whole_index(first_index, last_index))

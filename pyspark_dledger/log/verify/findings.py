@@ -84,6 +84,8 @@ _MESSAGE_UNSEEN = (
     "ConsumeQueue (RocketMQ issue 8394)."
 )
 
+_NO_TIMES = "After a crash, it may recover from the first file on."
+
 CATALOGUE: tuple[Code, ...] = (
     # Files
     Code(
@@ -485,7 +487,13 @@ CATALOGUE: tuple[Code, ...] = (
         "storeCheckpointShort",
         WARNING,
         "The broker's checkpoint is shorter than its numbers.",
-        "Reads what is missing as zeros: after a crash, it may recover from the first file on.",
+        _NO_TIMES,
+    ),
+    Code(
+        "storeCheckpointEmpty",
+        INFO,
+        "The broker's checkpoint has only zeros.",
+        _NO_TIMES,
     ),
     Code(
         "configInvalid",

@@ -66,6 +66,14 @@ class _Missing:
         return True
 
 
+@dataclass
+class _Absent:
+    """Messages of a queue that does not exist: the first one, and how many there are."""
+
+    first: UnitDifference
+    count: int = 0
+
+
 class QueueCheck:
     """Compares the messages of a scope, in order, with the units that point there."""
 
@@ -83,6 +91,8 @@ class QueueCheck:
         self._batches: list[pa.RecordBatch] = []
         self._waiting: list[UnitDifference] = []
         self._wrong: set[tuple[QueueName, int]] = set()
+        self._absent: dict[QueueName, _Absent] = {}
+        """The messages of each queue that does not exist."""
         self.contradicted: dict[int, int] = {}
         """Where messages with the finding messageQueue begin, and their sizes."""
 
@@ -98,6 +108,7 @@ class QueueCheck:
     def finish(self) -> None:
         """Compare the rest."""
         self._compare(self._scope.high)
+        self._report_absent()
         if self._waiting:
             first, count = self._waiting[0], len(self._waiting)
             self._report.add(
@@ -107,6 +118,22 @@ class QueueCheck:
                 f"{counted(count, 'message')} from commitLogOffset {first.offset} on",
                 pos=first.offset,
             )
+
+    def _report_absent(self) -> None:
+        """Report the queues that do not exist; if none does, together."""
+        if not self._absent:
+            return
+        folder = self._scope.root / FOLDER
+        if not self._stored.queues:
+            each, *_ = sorted(self._absent.values(), key=lambda each: each.first.offset or 0)
+            count = sum(each.count for each in self._absent.values())
+            queues = counted(len(self._absent), "queue")
+            text = f"expected units of {counted(count, 'message')} of {queues}, found no queue"
+            self._report.add("messageNotInQueue", folder, text, pos=each.first.offset)
+            return
+        for (topic, queue_id), each in self._absent.items():
+            text = f"expected units of {counted(each.count, 'message')} of {topic}/{queue_id}, found no queue"
+            self._report.add("messageNotInQueue", folder / topic / str(queue_id), text, pos=each.first.offset)
 
     def _compare(self, high: int) -> None:
         """Compare the messages before a position with the units that point there."""
@@ -194,6 +221,9 @@ class QueueCheck:
             if each.offset >= self._scope.dispatched:
                 self._waiting.append(each)
                 continue
+            if each.code == comparison.NO_QUEUE:
+                self._absent.setdefault(each.queue, _Absent(each)).count += 1
+                continue
             adjacent = missing.get(each.queue)
             if adjacent is None or not adjacent.joined(each):
                 if adjacent is not None:
@@ -220,7 +250,6 @@ class QueueCheck:
 
 # The finding about messages without a unit, and what is found.
 _MISSING = {
-    comparison.NO_QUEUE: ("messageNotInQueue", "no queue"),
     comparison.AFTER_QUEUE: ("messageNotInQueue", "the queue's end at {0.found}"),
     comparison.NO_UNIT: ("messageNotInQueue", "none"),
     comparison.OTHER_UNIT: ("messageNotInQueue", "those of other messages, the first of commitLogOffset {0.found}"),

@@ -22,7 +22,16 @@ from pyspark_dledger.log.diff.diff_table import DIVERGED
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.diff.verdict import MemberVerdict as EntriesVerdict
 from pyspark_dledger.log.io.store_use import salvaged_from
-from pyspark_dledger.log.next_step import REPLACE, START, Condition, NextStep, as_given, is_damage, next_step
+from pyspark_dledger.log.next_step import (
+    BESIDE_LOG,
+    REPLACE,
+    START,
+    Condition,
+    NextStep,
+    as_given,
+    is_damage,
+    next_step,
+)
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.salvage.compared_stores import ComparedStores
 from pyspark_dledger.log.store_view import StoreView
@@ -38,8 +47,8 @@ from pyspark_dledger.rocketmq.check.store_facts import (
 )
 
 WITH_LOSS = "withLoss"
-_STOP_BROKERS = frozenset(("consumeQueueFileSize",))
-"""Findings with which no broker starts, also if its log is intact."""
+_QUEUE_FILES = "consumeQueueFileSize"
+"""The finding with which no broker starts, although its log is intact."""
 _STARTS = {"yes": YES, MASTER: YES, SLAVE: YES, "no": NO, "unknown": UNKNOWN}
 
 
@@ -139,11 +148,17 @@ class MemberCheck:
     def start(self) -> str:
         """Whether it may be started: ``yes``, ``no`` or ``unknown``."""
         restart, faults = self.facts.restart, self.facts.faults
-        fails = (restart is not None and restart.starts is False) or not _STOP_BROKERS.isdisjoint(faults)
-        if fails or (self.is_alone and is_damage(faults)):
+        fails = (restart is not None and restart.starts is False) or _QUEUE_FILES in faults
+        if fails or self.is_damaged:
             return NO
         found = start_of(self.entries, self.bytes)
         return UNKNOWN if found == YES and self.facts.unreadable else found
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether `verify` finds damage; of a member of a group in its log, which a comparison can take for its end."""
+        faults = self.facts.faults
+        return is_damage(faults if self.is_alone else faults.keys() - BESIDE_LOG)
 
     @property
     def lead(self) -> str:
@@ -171,7 +186,9 @@ class MemberCheck:
             condition_of(self.name, facts.path, self.entries, self.bytes),
             is_unreadable=bool(facts.unreadable),
             is_in_use=facts.is_in_use,
-            is_damaged=self.start == NO or is_damage(faults),
+            is_damaged=start_of(self.entries, self.bytes) == NO
+            or is_damage(faults)
+            or (self.start == NO and _QUEUE_FILES not in faults),
             rebuild=steps.QUEUES if is_wrong else None if steps.KEY_CODES.isdisjoint(faults) else steps.KEYS,
             has_findings=bool(faults),
             may_lead=self.lead in (YES, WITH_LOSS),
