@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark_dledger.log.io.files import is_remote_path, path_of
@@ -67,12 +67,13 @@ BESIDE_LOG = frozenset(("configInvalid", "indexFileMissing", "indexUnit", "index
 class NextStep:
     """What to do next: ``arguments`` are a command that works as it is, empty if nothing is to be run.
 
-    ``names`` are the members that ``step`` is about.
+    ``names`` are the members that ``step`` is about. ``before`` is a command that saves what the step leaves out.
     """
 
     step: str
     arguments: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -122,7 +123,9 @@ def next_step(
         if not can_salvage:
             return _step(COPY, ["diff" if len(members) > 1 else "verify", *paths], damaged)
         chosen = ["--log-of", log_of] if log_of is not None else []
-        return _step(PLAN, ["salvage", *paths, *chosen, "--plan"], damaged)
+        left_out = [each for each in members if each.save is not None and chosen]
+        before = _save(left_out[0]).arguments if left_out else ()
+        return replace(_step(PLAN, ["salvage", *paths, *chosen, "--plan"], damaged), before=before)
     for each in members:
         if each.rebuild is not None:
             return _step(COMPARE_QUEUES, ["rebuild", each.rebuild, each.path, "--dry-run"], [each])
@@ -130,12 +133,17 @@ def next_step(
         return _step(DETAILS, ["verify", *_paths(found), "--least", "warning"], found)
     for each in members:
         if each.save is not None:
-            source, pos = each.save
-            start = f'startingOffsets={{"pos": {pos}}}'
-            target = unused(f"{path_of(source).name}-rest")
-            return _step(SAVE, ["export", source, target, "--to", "jsonl", "--option", start], [each])
+            return _save(each)
     leaders = [each for each in members if each.may_lead] or members
     return NextStep(START if len(leaders) == len(members) else LEAD, names=tuple(each.name for each in leaders))
+
+
+def _save(member: Condition) -> NextStep:
+    """Save what a member would lose as a slave, or in a salvage of another log."""
+    assert member.save is not None
+    source, pos = member.save
+    target, start = unused(f"{path_of(source).name}-rest"), f'startingOffsets={{"pos": {pos}}}'
+    return _step(SAVE, ["export", source, target, "--to", "jsonl", "--option", start], [member])
 
 
 def after_plan(arguments: Sequence[str], has_undecided: bool) -> NextStep:

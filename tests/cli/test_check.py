@@ -207,10 +207,14 @@ def test_diverged_logs_of_which_none_may_lead(case_folder: Callable[[str], Path]
             file.seek(pos)
             file.write(data)
     paths = [group / name for name in ("b1", "b2", "b3")]
-    step = shlex.split(checked(run, *paths)[1][-3].removeprefix("next: "))
+    (step,) = (shlex.split(line) for line in checked(run, *paths)[1] if line.startswith("next: "))
     assert step[-3:] == ["--log-of", "b2", "--plan"]
     assert any(line.endswith(" --log-of b2 --plan") for line in run("diff", *paths).out.splitlines())
     assert [command[1] for command in follow(run, *paths)] == ["check", "salvage", "salvage", "check"]
+    (saved,) = (line for line in checked(run, *paths)[1] if "before it, save what this log leaves out: " in line)
+    command = shlex.split(saved.partition("out: ")[2])
+    assert command[:4] == ["dledger", "export", str(paths[0]), "b1-rest"]
+    assert run(*command[1:]).code in (0, 1)
     refused = run("salvage", *paths, "--plan")
     assert refused.code == 2 and "Choose the one to restore (--log-of)" in refused.err
     (command,) = (line for line in refused.out.splitlines() if line.startswith("next: "))
@@ -218,11 +222,18 @@ def test_diverged_logs_of_which_none_may_lead(case_folder: Callable[[str], Path]
     assert run(*shlex.split(command)[2:]).code in (0, 1)
 
 
-@pytest.mark.parametrize("other", ["mq-498-three-diverged/n1", "mq-plain"])
-def test_stores_of_different_groups(other: str, case_folder: Callable[[str], Path], run: Run) -> None:
-    name, _, member = other.partition("/")
-    paths = [case_folder("mq-53-three") / "n0", case_folder(name) / member]
-    names = f"n0 and {member or name}"
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("mq-53-three/n0", "mq-498-three-diverged/n1"),
+        ("mq-53-three/n0", "mq-plain"),
+        ("mq-plain", "mq-plain-crc"),
+    ],
+    ids=["ledgers", "ledger_and_commitlog", "commitlogs"],
+)
+def test_stores_of_different_groups(one: str, other: str, case_folder: Callable[[str], Path], run: Run) -> None:
+    paths = [case_folder(case) / member for case, _, member in (one.partition("/"), other.partition("/"))]
+    names = f"{paths[0].name} and {paths[1].name}"
     done, lines = checked(run, *paths)
     assert done.code == 1 and lines[0].startswith("2 stores, not replicas of one log: ")
     text = f"lost for good: cannot tell: {names} are not replicas of one log; no member may start by this"
@@ -255,3 +266,33 @@ def test_a_member_whose_restart_fails_may_not_start(
     for given in (paths, paths[2:]):
         (line,) = (each for each in checked(run, *given)[1] if each.startswith("n2 "))
         assert line.startswith(f"n2 {reason}") and "may start" not in line
+
+
+@pytest.mark.parametrize("case", ["mq-53-three/n1", "mq-plain"])
+def test_a_salvaged_log_without_its_end_is_known_to_lack_it(
+    case: str, case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    store = copy_tree(case_folder(case.partition("/")[0]) / case.partition("/")[2], tmp_path / "n1")
+    files, text = store / "commitlog", "positions up to 430336"
+    if case != "mq-plain":
+        files, text = store / "dledger-n1" / "data", "committed entries up to 610"
+        shutil.rmtree(store / "dledger-n1" / "index")
+    max(files.iterdir()).unlink()
+    assert run("salvage", store, "--to", "healthy").code == 1
+    done, lines = checked(run, "healthy")
+    assert done.code == 1
+    assert lines[1].startswith(f"lost for good: known: {text}, after the end of the log that a salvage wrote as ")
+    assert any(line.startswith("done: start this store instead of ") for line in lines)
+    (row,) = run("check", "healthy", "--json").rows
+    assert row["lost"] == "some" and row["members"][0]["knownLoss"] in (
+        {"lastIndex": 610, "lastPos": -1},
+        {"lastIndex": -1, "lastPos": 430336},
+    )
+
+
+def test_what_another_member_has_is_no_known_loss(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
+    group = copy_tree(case_folder("mq-53-three"), tmp_path / "group")
+    shutil.rmtree(group / "n1" / "dledger-n1" / "index")
+    max((group / "n1" / "dledger-n1" / "data").iterdir()).unlink()
+    assert run("salvage", group / "n1", "--to", "healthy").code == 1
+    assert checked(run, "healthy", group / "n0")[1][1] == "lost for good: nothing"

@@ -200,7 +200,7 @@ def _gather_one(log: Log, member: MemberCheck, progress: ProgressBar) -> Facts:
         timeline.add(batch)
     findings = {code: [row_of(FINDING_COLUMNS, each) for each in same] for code, same in checked.examples.items()}
     no_queues = checked.queues.reason if checked.queues.is_there else f"{log.path}: no broker's store, it has no queues"
-    fillers = count_fillers(log) if no_queues is None else 0
+    fillers = count_fillers(log) if no_queues is None and not checked.unreadable else 0
     total, segments = stats.total_row(log.path), list(_rows(log, "segments", progress))
     # This table names what cannot be read.
     consumers = _consumers(type(log)(log.path, replace(log.options, unread=None)), progress)

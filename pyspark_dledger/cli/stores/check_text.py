@@ -16,6 +16,7 @@ from pyspark_dledger.rocketmq.check.restart import ASSUMED, Restart, Version
 from pyspark_dledger.rocketmq.check.store_facts import NO, UNKNOWN, YES
 
 if TYPE_CHECKING:
+    from pyspark_dledger.log.io.store_use import KnownLoss
     from pyspark_dledger.log.state import State
 
 _MAX_MEMBERS = 7
@@ -49,7 +50,7 @@ def what_text(report: CheckReport) -> str:
     """What the stores are, how far their logs go, and which of them are in use."""
     states = [member.facts.state for member in report.members]
     kinds = list(dict.fromkeys(store_kind(member.facts.state, member.facts.is_broker) for member in report.members))
-    is_one = report.comparison is None or not report.comparison.verdict.strangers
+    is_one = not any(each.verdict.strangers for each in (report.comparison, report.commit_logs) if each is not None)
     what = "replicas" if is_one else "stores, not replicas of one log"
     count = f"{len(states)} {what}: " if len(states) > 1 else ""
     ends = [f"index {state.begin_index} to {state.end_index}" for state in states if state.dialect != "commitlog"]
@@ -70,9 +71,17 @@ def lost_for_good(report: CheckReport) -> str:
         place = "in the old CommitLog: " if report.commit_logs.is_old else ""
         text = lost_text(report.commit_logs.verdict)
         parts += [f"{place}{text}"] if text != "nothing" or not parts else []
-    if len(report.members) == 1 and report.lost != NOTHING:
+    if report.known_losses and NOTHING in parts:
+        parts.remove(NOTHING)
+    parts += [f"known: {_known_text(name, loss)}" for name, loss in report.known_losses.items()]
+    if len(report.members) == 1 and report.lost_in_logs != NOTHING:
         parts.append("give the paths of all replicas, which can have it")
-    return "; ".join(parts) or "nothing"
+    return "; ".join(parts) or NOTHING
+
+
+def _known_text(name: str, loss: KnownLoss) -> str:
+    what = f"committed entries up to {loss.last_index}" if loss.last_index >= 0 else f"positions up to {loss.last_pos}"
+    return f"{what}, after the end of the log that a salvage wrote as {name}"
 
 
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}

@@ -42,6 +42,8 @@ def next_lines(found: NextStep) -> Iterator[str]:
         return
     yield f"next: {found.command}"
     yield f"  {text}"
+    if found.before:
+        yield f"  before it, save what this log leaves out: {shlex.join(found.before)}"
 
 
 def next_sentence(found: NextStep) -> str:

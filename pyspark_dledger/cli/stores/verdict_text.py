@@ -51,10 +51,10 @@ def shown_name(name: str, path: str) -> str:
 
 def lost_text(found: GroupVerdict | CommitLogVerdict) -> str:
     """What no replica has intact."""
-    if isinstance(found, CommitLogVerdict):
-        return _lost_positions(found)
     if found.strangers:
         return f"cannot tell: {enumerated(found.strangers)} are not replicas of one log; no member may start by this"
+    if isinstance(found, CommitLogVerdict):
+        return _lost_positions(found)
     parts = ["nothing"] if found.is_restorable else []
     if found.lost_entries.entries:
         count = counted(found.lost_entries.entries, "entry")
@@ -145,8 +145,8 @@ def member_text(member: MemberVerdict | CommitLogMember, *, see_recovery: bool =
     if member.start == "no":
         reasons = [text for reason in _REASONS for text in [reason(member)] if text]
         return f"must not start as it is: {'; '.join([*reasons, *_hint(member, see_recovery)])}"
-    if strangers := getattr(member, "strangers", ()):
-        return f"cannot tell if it may start: it is not a replica of the log of {enumerated(strangers)}"
+    if member.strangers:
+        return f"cannot tell if it may start: it is not a replica of the log of {enumerated(member.strangers)}"
     if member.start == "unknown" and not member.unclear.entries:
         return unreadable_text(member.unreadable)
     return _MEMBERS[member.start](member)

@@ -42,6 +42,24 @@ class CommitLogGroup:
         one = self.replicas[number]
         return -(-1 if one.last_epoch is None else one.last_epoch), -one.end, one.name
 
+    def strangers(self, number: int) -> tuple[str, ...]:
+        """The replicas of another log than this one: none of the messages that both have at a position is alike.
+
+        In controller mode these are messages of one epoch; other epochs show masters of one group.
+        """
+        found = {
+            one: {two for two in range(len(self.names)) if self._is_strange(one, two)} for one in range(len(self.names))
+        }
+        own = found[number] or {one for one in found if found[one]}
+        return tuple(self.names[other] for other in sorted(own))
+
+    def _is_strange(self, first: int, second: int) -> bool:
+        both = [found for found in self.ranges if {first, second} <= set(found.holders)]
+        if first == second or not both or any(one.copies[first].history == one.copies[second].history for one in both):
+            return False
+        epochs = {epoch_at(self.replicas[number].epochs, both[0].first) for number in (first, second)}
+        return len(epochs) == 1 or None in epochs
+
     def diverged(self, _: int, holder: int) -> bool:
         """Whether what `holder` has at its end is of no other history; of the main one, the master sends it."""
         return self.copies.history_of(holder, INT64_MAX) > 0

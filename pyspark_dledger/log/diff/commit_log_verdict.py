@@ -29,7 +29,8 @@ class MemberVerdict:
     ``ahead`` is the replica to follow, ``ahead_bytes`` what it has after this one's end. ``truncation`` is where Java
     would truncate this one to follow it; None outside controller mode. ``missing`` are positions that it needs and
     ``ahead`` has expired; ``can_follow`` is false if it keeps messages of another master. ``overwrites`` are positions
-    that the replicas ``overwritten`` lose if they follow this one.
+    that the replicas ``overwritten`` lose if they follow this one. With ``strangers``, stores of other logs, nothing
+    tells if it may start.
     """
 
     node: str
@@ -53,6 +54,7 @@ class MemberVerdict:
     unreadable: tuple[str, ...]
     is_unread: bool
     short: tuple[str, ...]
+    strangers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,16 @@ class CommitLogVerdict:
     members: tuple[MemberVerdict, ...]
 
     @property
+    def strangers(self) -> tuple[str, ...]:
+        """The members of different logs; empty if all are of one."""
+        found = {name for member in self.members for name in member.strangers}
+        return tuple(member.node for member in self.members if member.node in found)
+
+    @property
     def answer(self) -> str:
         """``nothing``, ``some`` or ``unknown``: whether messages are lost for good."""
+        if self.strangers:
+            return UNKNOWN
         if self.lost.entries or self.filled.entries or self.lost_ends:
             return SOME
         is_unclear = self.unclear.entries or any(member.unreadable for member in self.members)
@@ -104,8 +114,8 @@ def judge(
         unclear=of_log.unclear.ranges_found(),
         unclear_reasons=of_log.unclear_reasons,
         members=tuple(
-            _member(state, states[first], found, points, lost_ends, losses)
-            for state, found in zip(states, evidence, strict=True)
+            _member(state, states[first], found, points, lost_ends, losses, group.strangers(number))
+            for number, (state, found) in enumerate(zip(states, evidence, strict=True))
         ),
     )
 
@@ -117,6 +127,7 @@ def _member(
     points: Sequence[ConsistentPoint],
     lost_ends: Sequence[LostEnd],
     losses: tuple[Ranges, tuple[str, ...]],
+    strangers: tuple[str, ...],
 ) -> MemberVerdict:
     damaged, tail = found.damaged_in_log.ranges_found(), found.tail.ranges_found()
     is_behind = _rank(first) > _rank(state) or bool(tail.entries)
@@ -131,6 +142,7 @@ def _member(
     is_incomplete = damaged.entries or found.left_out.entries or state.short or state.unread or lost_end is not None
     answers = (
         (is_incomplete or state.epoch_problem, NO),
+        (strangers, UNKNOWN),
         (is_behind and (missing or cannot_follow), NO),
         (found.unclear.entries or state.unreadable, UNKNOWN),
         (is_behind, SLAVE),
@@ -159,6 +171,7 @@ def _member(
         unreadable=state.unreadable,
         is_unread=bool(state.unread),
         short=state.short,
+        strangers=strangers,
     )
 
 

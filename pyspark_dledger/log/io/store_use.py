@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,12 +188,34 @@ def _unfinished(manifest: Path) -> str | None:
     return _COMMANDS.get(str(found.get("form"))) if found.get("state") == RUNNING else None
 
 
+@dataclass(frozen=True)
+class KnownLoss:
+    """What a salvage knew to be lost after the end of the log that it wrote: the last index or position; -1 if none."""
+
+    last_index: int = -1
+    last_pos: int = -1
+
+
+def known_loss(path: str) -> KnownLoss | None:
+    """What the salvage that wrote the store at `path` lost at the end of its log; None if nothing, or not salvaged."""
+    report = _salvage_of(path).get("report")
+    found = report if isinstance(report, dict) else {}
+    last_index, end = (found.get(name) for name in ("lost_after", "lost_until"))
+    loss = KnownLoss(last_index if isinstance(last_index, int) else -1, end - 1 if isinstance(end, int) else -1)
+    return loss if loss != KnownLoss() else None
+
+
 def salvaged_from(path: str) -> tuple[str, ...]:
     """The sources of the salvage that wrote the store at `path`; empty for any other store."""
+    sources = _salvage_of(path).get("sources")
+    return tuple(map(str, sources)) if isinstance(sources, list) else ()
+
+
+def _salvage_of(path: str) -> dict[str, Any]:
+    """The manifest of the salvage that wrote the store at `path`; empty for any other store."""
     given = path_of(path)
     found = {} if is_remote_path(given) else _read(Path(os.path.realpath(given)) / MANIFEST)
-    sources = found.get("sources")
-    return tuple(map(str, sources)) if found.get("form") == "salvage" and isinstance(sources, list) else ()
+    return found if found.get("form") == "salvage" else {}
 
 
 def _read(manifest: Path) -> dict[str, Any]:

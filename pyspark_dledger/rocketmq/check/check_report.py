@@ -21,7 +21,7 @@ from pyspark_dledger.log.diff.comparison import Comparison, compare_group
 from pyspark_dledger.log.diff.diff_table import DIVERGED
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.diff.verdict import MemberVerdict as EntriesVerdict
-from pyspark_dledger.log.io.store_use import salvaged_from
+from pyspark_dledger.log.io.store_use import KnownLoss, salvaged_from
 from pyspark_dledger.log.next_step import (
     BESIDE_LOG,
     REPLACE,
@@ -80,7 +80,7 @@ def condition_of(name: str, path: str, entries: EntriesVerdict | None, positions
         name=name,
         path=path,
         is_unreadable=bool(unreadable),
-        is_stranger=entries is not None and bool(entries.strangers),
+        is_stranger=any(each.strangers for each in (entries, positions) if each is not None),
         is_damaged=start == NO,
         may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
         save=(path, point.pos) if is_saved and point is not None and point.pos else None,
@@ -219,8 +219,26 @@ class CheckReport:
     next: NextStep
 
     @property
+    def known_losses(self) -> dict[str, KnownLoss]:
+        """What salvages have lost at the end of the logs of members, by their names, and no other member has."""
+        others = [member.facts.state for member in self.members if member.facts.known_loss is None]
+        last_index = max((state.end_index for state in others), default=-1)
+        last_pos = max((state.max_offset for state in others), default=0) - 1
+        found = {member.name: member.facts.known_loss for member in self.members}
+        return {
+            name: loss
+            for name, loss in found.items()
+            if loss is not None and (loss.last_index > last_index or loss.last_pos > last_pos)
+        }
+
+    @property
     def lost(self) -> str:
         """Whether something is lost for good: ``nothing``, ``some`` or ``unknown``. Of one store: lost there."""
+        return SOME if self.known_losses else self.lost_in_logs
+
+    @property
+    def lost_in_logs(self) -> str:
+        """The same without what only the salvage that wrote a member tells."""
         answers = [self.comparison.verdict.answer] if self.comparison is not None else []
         answers += [self.commit_logs.verdict.answer] if self.commit_logs is not None else []
         return next((each for each in (SOME, UNKNOWN) if each in answers), NOTHING)
@@ -266,6 +284,7 @@ def _member_json(member: MemberCheck) -> dict[str, Any]:
         "restart": json_of(facts.restart),
         "restartUnknown": facts.no_restart,
         "unreadable": list(facts.unreadable),
+        "knownLoss": json_of(facts.known_loss),
     }
 
 
@@ -312,7 +331,7 @@ def _next(report: CheckReport, logs: Sequence[StoreView]) -> NextStep:
     sources = salvaged_from(logs[0].path) if len(logs) == 1 else ()
     conditions = [member.condition for member in report.members]
     # What a salvage could not restore is lost for good.
-    is_lost = report.lost != NOTHING and not sources
+    is_lost = report.lost_in_logs != NOTHING and not sources
     can_salvage = can_be_salvaged(logs)
     found = step_of(conditions, report.comparison, report.commit_logs, is_lost=is_lost, can_salvage=can_salvage)
     return NextStep(REPLACE, names=(as_given(sources[0]),)) if sources and found.step == START else found

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.io.queue_files import FOLDER
-from pyspark_dledger.log.io.store_use import StoreWatch
+from pyspark_dledger.log.io.store_use import KnownLoss, StoreWatch, known_loss
 from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView, answer
@@ -69,6 +69,8 @@ class StoreFacts:
     unreadable: tuple[str, ...]
     not_checked: tuple[str, ...]
     examples: dict[str, list[Finding]]
+    known_loss: KnownLoss | None
+    """What was lost after the end of its log, if a salvage wrote it."""
 
     def count(self, severity: Severity) -> int:
         """The number of findings with that severity."""
@@ -136,6 +138,7 @@ def store_facts(
         unreadable=tuple(alone.unread.texts()),
         not_checked=tuple(not_checked(alone)),
         examples=_of(found.examples, findings),
+        known_loss=known_loss(log.path),
     )
 
 
