@@ -12,7 +12,7 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.raft.client import connect
-from pyspark_dledger.rocketmq.backup import backup
+from pyspark_dledger.rocketmq.backup import backup, restore
 from tests.support.groups import FASTER, Nodes, eventually, nodes
 
 FILES = {"data_file_size": 1 << 16, "index_file_size": 1 << 12, "check_point_interval_ms": 50}
@@ -95,6 +95,31 @@ def test_a_member_restored_under_load_loses_no_acknowledged_entry(
             assert len(checked) > 500 and before.keys() <= writer.acknowledged.keys()
             for index in [*checked[:50], *checked[50:-50:40], *checked[-50:]]:
                 assert client.get(index).body == writer.acknowledged[index]
+
+
+def test_a_group_restored_whole_has_the_members_that_it_is_started_with(tmp_path: Path) -> None:
+    """The log has lists of members, at other addresses."""
+    with nodes(tmp_path / "old", 2, core_options=FASTER, store_options=FILES) as group:
+        with connect("g", group.peers) as client:
+            client.append(b"one")
+            client.remove_member(next(each for each in group.ids if each != group.leader()))
+            eventually(lambda: client.members().is_final and client.append(b"two").index > 1)
+            backup(tmp_path / "old" / f"dledger-{group.leader()}", tmp_path / "backup")
+    new = Nodes(tmp_path / "new", 3, core_options=FASTER, store_options=FILES)
+    try:
+        for node_id in new.ids:
+            restore(tmp_path / "backup", tmp_path / node_id, node_id, new_group="again")
+            new.start(node_id, store=tmp_path / node_id)
+        with connect("g", new.peers) as client:
+            client.append(b"three")
+            eventually(lambda: client.members().index > 1)
+            assert sorted(client.members().voters) == new.ids
+        new.stop("n0", "n1")
+        new.start("n0", store=tmp_path / "n0")
+        with connect("g", new.peers) as client:
+            assert client.append(b"four").index > 3
+    finally:
+        new.close()
 
 
 def test_a_group_restored_whole_begins_again_at_the_backup(tmp_path: Path) -> None:

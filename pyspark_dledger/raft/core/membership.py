@@ -58,7 +58,10 @@ class Membership:
         self._first = self._started_with()
         # Whether the log has an old list, so that a leader has to append this member's.
         self.is_forced = bool(saved.get("forced"))
-        if config.changes_members:
+        if saved.get("newGroup"):
+            # A restored log may have lists of the old group.
+            self.is_forced = bool(_lists_of_log(store))
+        elif config.changes_members:
             self.is_forced = self.is_forced or bool(self._saved)
             self._saved.clear()
             self.unknown_before = -1

@@ -266,7 +266,10 @@ class _Restore:
         write_current_term(folder, CurrentTerm(start, None))
         if cluster := self._cluster(new_group):
             write_durably(folder / "cluster", encode_state_file({"cluster": cluster}))
-        if new_group is None:
+        if new_group is not None:
+            # `Membership` then takes the members that the node is started with, not those of the log.
+            write_durably(folder / "members", encode_state_file({"members": "", "state": '{"newGroup":true}'}))
+        else:
             write_durably(folder / RESTORED, encode_state_file({"term": start}))
             if manifest.members:
                 write_durably(folder / "members", encode_state_file({"members": ";".join(manifest.members)}))
