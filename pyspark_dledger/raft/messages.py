@@ -394,6 +394,7 @@ class IdentityResponse(Response):
 
 
 LIST = "list"
+ENTRY = "entry"
 """The action that only returns the leader's list."""
 
 
@@ -402,7 +403,7 @@ class MembersRequest(Request):
     """Extension: requests the list of members, or a change of it. Binary only.
 
     ``action`` is "" at any member, or at the leader list, add, remove, or replace ``member_id`` by ``new_id``.
-    ``address`` is the new one's.
+    ``address`` is the new one's. A restored or new member asks for an entry of the leader's term with action entry.
     """
 
     action: str | None = ""

@@ -97,6 +97,35 @@ def test_a_member_restored_under_load_loses_no_acknowledged_entry(
                 assert client.get(index).body == writer.acknowledged[index]
 
 
+def test_a_member_of_an_idle_group_is_restored_and_no_second_one_before_it_can_vote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nodes(tmp_path / "group", 3, core_options=FASTER, store_options=FILES) as group:
+        with connect("g", group.peers) as client:
+            client.append_batch([b"%d" % number for number in range(20)])
+        leader = group.leader()
+        eventually(lambda: all(group.status(each)["committedIndex"] == 19 for each in group.ids))
+        first, other = (each for each in group.ids if each != leader)
+        backup(tmp_path / "group" / f"dledger-{leader}", tmp_path / "backup")
+
+        def restore_to(folder: str, node_id: str) -> int:
+            given = ("--group", "g", "--peers", group.peers, "--id", node_id, "--to", tmp_path / folder)
+            return main(["restore", str(tmp_path / "backup"), *map(str, given)])
+
+        group.stop(first)
+        assert restore_to("first", first) == 0
+        group.stop(leader)
+        group.start(first, store=tmp_path / "first")
+        eventually(lambda: group.nodes[first].core.status().problem)
+        assert restore_to("second", leader) == 2
+        assert f"found one of {first} (this member was restored" in capsys.readouterr().err
+        group.start(leader)
+        # Nobody appends: the leader does it.
+        eventually(lambda: group.leader() and not group.nodes[first].core.status().problem)
+        group.stop(leader)
+        assert group.leader() in (first, other)
+
+
 def test_a_group_restored_whole_has_the_members_that_it_is_started_with(tmp_path: Path) -> None:
     """The log has lists of members, at other addresses."""
     with nodes(tmp_path / "old", 2, core_options=FASTER, store_options=FILES) as group:

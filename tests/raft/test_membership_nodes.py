@@ -352,6 +352,21 @@ def test_a_list_of_the_log_counts_although_the_file_of_members_cannot_be_written
     assert core.store.member_ids == tuple(found.voters)
 
 
+def test_the_only_voter_that_others_left_acknowledges_what_its_disk_has() -> None:
+    core = OneCore(filled(1, saved=2, committed=0), is_sync_alone=True)
+    core.lead()
+    core.append(b"others will have it")
+    assert core.core.committed_index == 0 and core.core._member.durable_index == 1
+    found = MemberList(2, core.core.term, {"n0": "a:1"})
+    core.core.members.appending(2, core.core.term, found.body())
+    core.store.append_as_leader([found.body()], core.core.term, MEMBERS)
+    core.core.members.refresh()
+    core.append(b"only this one has it")
+    assert core.core.committed_index == 0
+    core.core.persisted(core.store.flush(), core.now)
+    assert core.core.committed_index == 3
+
+
 def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with nodes(tmp_path, 2, core_options=FASTER) as group:
         _, address = start_new(group, "n2")

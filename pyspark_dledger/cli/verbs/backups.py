@@ -112,6 +112,11 @@ def _term_above_all(args: argparse.Namespace) -> int:
     if not others:
         raise OptionError("--peers: expected the other members, found none")
     for other in others:
+        if other.problem:
+            raise OptionError(
+                f"expected members without a problem, found one of {other.node_id} ({other.problem}): wait until it is "
+                "over, or give --term"
+            )
         _check_members(other, manifest.members if manifest is not None else ())
     return max(other.term for other in others) + 1
 

@@ -24,9 +24,9 @@ class CoreConfig:
     """Times are milliseconds, sizes bytes.
 
     ``peers`` has the ids of all members, with this one. With ``is_sync`` an entry counts as stored by this member only
-    when it is durable. ``max_push_bytes`` limits a push to a binary member, ``max_batch_push_size`` one to a Java
-    member. A follower with an application copies its leader's metadata first after ``copy_config_first_ms``, then every
-    ``copy_config_every_ms``. ``changes_members``: the store may be of a group with other members. ``joins``: this
+    when it is durable, and so with ``is_sync_alone`` while it is the only voter. ``max_push_bytes`` limits a push to a
+    binary member, ``max_batch_push_size`` one to a Java member. A follower with an application copies its leader's
+    metadata first after ``copy_config_first_ms``, then every ``copy_config_every_ms``. ``changes_members``: the store may be of a group with other members. ``joins``: this
     member is none yet, ``peers`` has those of a running group. Raises OptionError for invalid values.
     """
 
@@ -34,6 +34,7 @@ class CoreConfig:
     self_id: str
     peers: tuple[str, ...]
     is_sync: bool = False
+    is_sync_alone: bool = False
     heart_beat_time_interval_ms: int = option(2000, COUNT, "ms between heartbeats")
     max_heart_beat_leak: int = option(3, COUNT, "missing heartbeats before an election")
     min_vote_interval_ms: int = option(300, INTEGER, "minimum ms until a candidate tries again")

@@ -99,7 +99,7 @@ class Election:
             self._reported_restored = member.now
             member.report_problem(
                 "this member was restored from a backup, so it neither votes nor leads before it has an entry of term "
-                f"{member.store.restored_term} or later: append one while the others have a leader",
+                f"{member.store.restored_term} or later: it asks the leader to append one",
                 _RESTORED,
             )
 

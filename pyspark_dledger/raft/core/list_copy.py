@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.member_list import read_told
-from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, Response, Role
+from pyspark_dledger.raft.messages import ENTRY, MembersRequest, MembersResponse, Response, Role
 
 _ASK_EVERY_MS = 1000
 _JOINING = "joining"
@@ -56,6 +56,7 @@ class ListCopy:
         self._report_joining()
         self._report_removed()
         if is_complete and member.role is not Role.CANDIDATE:
+            self._ask_for_entry()
             return
         peers = [peer_id for peer_id in member.others if member.members.takes_controls(peer_id)]
         if not peers:
@@ -65,10 +66,17 @@ class ListCopy:
         request = MembersRequest(group=member.group, remote_id=peer_id, local_id=member.self_id)
         member.send(peer_id, request, self._on_response, None)
 
+    def _ask_for_entry(self) -> None:
+        """A restored or new member asks its leader for an entry: until it has one, it cannot vote (`Member.can_vote`)."""
+        member, leader = self._member, self._member.leader_id
+        if not member.can_vote and leader in member.others and member.members.takes_controls(leader):
+            request = MembersRequest(group=member.group, remote_id=leader, local_id=member.self_id, action=ENTRY)
+            member.send(leader, request, lambda *_: None, None)
+
     def _report_joining(self) -> None:
         if self._member.members.is_joining:
             self._member.report_problem(
-                "this member joins: it does not vote until an entry of the leader's term is committed: append one",
+                "this member joins: it does not vote until an entry of the leader's term is committed",
                 _JOINING,
                 _REPORT_MS,
             )

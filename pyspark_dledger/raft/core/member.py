@@ -62,7 +62,6 @@ class Member:
         self._went_back = 0
         self.group = config.group
         self.self_id = config.self_id
-        self.is_sync = config.is_sync
         self.role = Role.CANDIDATE
         self.is_leader = False
         self.leader_id: str | None = None
@@ -124,6 +123,8 @@ class Member:
         # The other members whose votes and copies count.
         self.voters = frozenset(found.voters) - {self.self_id}
         self.quorum = found.quorum
+        # Others do not have what the only voter acknowledges.
+        self.is_sync = self.config.is_sync or (self.config.is_sync_alone and self.has_lone_vote)
 
     def _members_changed(self) -> None:
         self._take_members()

@@ -130,6 +130,7 @@ class NodeConfig:
                 self_id=self.self_id,
                 peers=tuple(self.members()),
                 is_sync=self.flush_mode() == "sync" and self.store is not None,
+                is_sync_alone=self.flush is None and self.store is not None,
                 changes_members=self.change_members,
                 joins=self.join,
                 **self.core_options,  # type: ignore[arg-type]  # checked by the class

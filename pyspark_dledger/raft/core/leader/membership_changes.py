@@ -19,7 +19,7 @@ from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.member_list import MemberList, check_new_member
-from pyspark_dledger.raft.messages import LIST, MembersRequest, MembersResponse, Role
+from pyspark_dledger.raft.messages import ENTRY, LIST, MembersRequest, MembersResponse, Role
 
 _STEP_MS = 100
 _REPORT_MS = 60_000
@@ -81,7 +81,10 @@ class MembershipChanges:
     def _change(self, request: MembersRequest) -> None:
         if not self._member.is_leader:
             raise _RefusedError(ResponseCode.NOT_LEADER, "another member leads")
-        changed = None if request.action == LIST else self._changed(request)
+        if request.action == ENTRY:
+            self._check_all_ours()
+            self._noop.append()
+        changed = None if request.action in (LIST, ENTRY) else self._changed(request)
         if changed is not None:
             self._check_all_ours()
             self._check_own_entry()
