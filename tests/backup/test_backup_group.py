@@ -128,12 +128,13 @@ def test_a_member_of_an_idle_group_is_restored_and_no_second_one_before_it_can_v
 
 def test_a_group_restored_whole_has_the_members_that_it_is_started_with(tmp_path: Path) -> None:
     """The log has lists of members, at other addresses."""
-    with nodes(tmp_path / "old", 2, core_options=FASTER, store_options=FILES) as group:
-        with connect("g", group.peers) as client:
-            client.append(b"one")
-            client.remove_member(next(each for each in group.ids if each != group.leader()))
-            eventually(lambda: client.members().is_final and client.append(b"two").index > 1)
-            backup(tmp_path / "old" / f"dledger-{group.leader()}", tmp_path / "backup")
+    old = nodes(tmp_path / "old", 2, core_options=FASTER, store_options=FILES)
+    with old as group, connect("g", group.peers) as client:
+        client.append(b"one")
+        leader = group.leader()
+        client.remove_member(next(each for each in group.ids if each != leader))
+        eventually(lambda: client.members().is_final and client.append(b"two").index > 1)
+        backup(tmp_path / "old" / f"dledger-{leader}", tmp_path / "backup")
     new = Nodes(tmp_path / "new", 3, core_options=FASTER, store_options=FILES)
     try:
         for node_id in new.ids:
