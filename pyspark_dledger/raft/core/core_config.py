@@ -26,8 +26,9 @@ class CoreConfig:
     ``peers`` has the ids of all members, with this one. With ``is_sync`` an entry counts as stored by this member only
     when it is durable, and so with ``is_sync_alone`` while it is the only voter. ``max_push_bytes`` limits a push to a
     binary member, ``max_batch_push_size`` one to a Java member. A follower with an application copies its leader's
-    metadata first after ``copy_config_first_ms``, then every ``copy_config_every_ms``. ``changes_members``: the store may be of a group with other members. ``joins``: this
-    member is none yet, ``peers`` has those of a running group. Raises OptionError for invalid values.
+    metadata first after ``copy_config_first_ms``, then every ``copy_config_every_ms``. ``changes_members``: the store
+    may be of a group with other members. ``joins``: this member is none yet, ``peers`` has those of a running group.
+    Raises OptionError for invalid values.
     """
 
     group: str

@@ -67,7 +67,7 @@ class ListCopy:
         member.send(peer_id, request, self._on_response, None)
 
     def _ask_for_entry(self) -> None:
-        """A restored or new member asks its leader for an entry: until it has one, it cannot vote (`Member.can_vote`)."""
+        """A restored or new member asks its leader for an entry: without one it cannot vote (`Member.can_vote`)."""
         member, leader = self._member, self._member.leader_id
         if not member.can_vote and leader in member.others and member.members.takes_controls(leader):
             request = MembersRequest(group=member.group, remote_id=leader, local_id=member.self_id, action=ENTRY)
