@@ -220,12 +220,14 @@ def test_expired_identities_are_new_again(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_a_run_of_older_messages_hides_no_earlier_run(tmp_path: Path, clock: Clock) -> None:
-    """Raw entries of a restored log keep their old store timestamps."""
+    """A leader's clock was wrong, or raw entries of a restored log keep their old store timestamps."""
     identities = open_identities(tmp_path, clock, expiry_ms=DAY, run_ids=10)
     add(identities, range(10), clock)
     identities.add(entry_range(range(10, 20), clock.now - 30 * DAY), ids_of(range(10, 20)), np.arange(10, 20))
     assert len(run_paths(tmp_path)) == 2
-    assert identities.find(ids_of(range(20))) == {n: n for n in range(10)}
+    assert identities.find(ids_of(range(20))) == {n: n for n in range(20)}
+    clock.now += DAY + 1
+    assert identities.find(ids_of(range(20))) == {}
 
 
 def test_a_run_of_entries_without_identities_covers_them(tmp_path: Path, clock: Clock) -> None:

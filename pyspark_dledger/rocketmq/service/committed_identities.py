@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from pyspark_dledger.common.clock import now_ms
+from pyspark_dledger.common.clock import SteadyClock
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir, sync_file
 from pyspark_dledger.common.log_records import LOG
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
@@ -69,14 +69,14 @@ class CommittedIdentities:
         *,
         run_ids: int = RUN_IDS,
         run_ms: int = _RUN_MS,
-        clock: Callable[[], int] = now_ms,
+        clock: Callable[[], int] | None = None,
         engine: Engine | None = None,
     ) -> None:
         self.folder = folder
         self._engine = engine or get_engine()
         self._expiry_ms = expiry_ms
         self._run_ids, self._run_ms = run_ids, run_ms
-        self._clock = clock
+        self._clock = clock or SteadyClock().ms
         self._lock = threading.Lock()
         # Of those that change the runs; taken before `_lock`.
         self._writer = threading.RLock()
@@ -197,12 +197,18 @@ class CommittedIdentities:
                 pending = self._pending
                 if pending.range is None:
                     pending.since_ms = self._clock()
-                pending.range = _extended(pending.range, covered, self._added)
+                pending.range = _extended(pending.range, self._stamped(covered), self._added)
                 pending.count += len(found)
                 if len(found):
                     pending.parts.append(found)
             if pending.count >= self._run_ids or self._clock() - pending.since_ms >= self._run_ms:
                 self.flush()
+
+    def _stamped(self, covered: EntryRange) -> EntryRange:
+        """The range, stored after the ones before it: a leader's clock can have been wrong."""
+        newest = max((run.range.last_store_timestamp for run in self._runs), default=0)
+        stamp = max(covered.last_store_timestamp, min(newest, self._clock()))
+        return replace(covered, last_store_timestamp=stamp)
 
     @property
     def _added(self) -> int:

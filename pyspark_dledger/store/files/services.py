@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from pyspark_dledger.common.clock import SteadyClock
 from pyspark_dledger.common.retention import used_ratio
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import is_segment_name
@@ -103,18 +104,21 @@ class _CleanableStore(Protocol):
 
 
 class CleanSpaceService:
-    """Runs every 100 ms. `now` returns seconds since 1970, `used` the used part of a folder's disk, from 0 to 1."""
+    """Runs every 100 ms. `now` returns seconds since 1970, `used` the used part of a folder's disk, from 0 to 1.
+
+    The default clock is a `SteadyClock`. After a start it also doubts a time by which the whole log has expired.
+    """
 
     def __init__(
         self,
         store: _CleanableStore,
         config: StoreConfig,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] | None = None,
         used: Callable[[Path], float] = used_ratio,
     ) -> None:
         self._store = store
         self._config = config
-        self._now = now
+        self._now = now or SteadyClock(_changed_at(config), 3600.0 * config.file_reserved_hours)
         self._used = used
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="CleanSpaceService", daemon=True)
@@ -168,3 +172,10 @@ class CleanSpaceService:
             100 * fullest,
             not force,
         )
+
+
+def _changed_at(config: StoreConfig) -> float | None:
+    """The time of the last change of the data files, in seconds since 1970; None without files."""
+    folders = [path for path in config.all_data_dirs if path.is_dir()]
+    files = [path for folder in folders for path in folder.iterdir() if is_segment_name(path.name)]
+    return max((path.stat().st_mtime for path in files), default=None)
