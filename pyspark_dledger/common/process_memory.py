@@ -1,4 +1,4 @@
-"""The address space of a process, and memory settings for one with one purpose: a node, or an export."""
+"""Memory of a process: its address space, its collector, settings for one with one purpose (a node, an export)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import ctypes
 import gc
 import os
 import resource
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyspark_dledger.common.integers import INT64_MAX
@@ -51,3 +52,25 @@ def free_address_space() -> int:
     except OSError:  # only Linux counts it
         return INT64_MAX
     return max(limit - pages * resource.getpagesize(), 0)
+
+
+_MANY_OBJECTS = 10_000
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """For code that makes many objects without cycles: the collector would visit all of them several times.
+
+    It pauses in all threads. It stays off if the caller has turned it off. If there are many objects, they count as old
+    afterwards: else the collector would visit all at once.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if gc.get_count()[0] > _MANY_OBJECTS and gc.get_freeze_count() == 0:
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()

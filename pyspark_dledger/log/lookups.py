@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_dledger.common.frozen import changed
+from pyspark_dledger.common.fields import changed
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import ConsumeQueueUnit

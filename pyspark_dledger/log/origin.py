@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from pyspark_dledger.common.frozen import changed
+from pyspark_dledger.common.fields import changed
 from pyspark_dledger.common.uris import unlisted
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import EntryHeader

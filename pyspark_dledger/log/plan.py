@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.common.collector import collector_paused
-from pyspark_dledger.common.frozen import changed
+from pyspark_dledger.common.fields import changed
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.common.process_memory import free_address_space
+from pyspark_dledger.common.process_memory import collector_paused, free_address_space
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.committed import Bound, check_replicas, committed_bound

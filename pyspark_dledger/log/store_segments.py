@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_dledger.common.collector import collector_paused
-from pyspark_dledger.common.frozen import changed
+from pyspark_dledger.common.fields import changed
+from pyspark_dledger.common.process_memory import collector_paused
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_blank

@@ -138,8 +138,7 @@ class DLedgerDataSource(DataSource):
 
     def _group_reader(self, schema: StructType) -> datasource.DataSourceReader:
         from pyspark_dledger.log.options import GROUP_READ, check_use
-        from pyspark_dledger.spark.group.group_plan import check_group_options
-        from pyspark_dledger.spark.group.group_reader import GroupReader
+        from pyspark_dledger.spark.group.group_plan import GroupReader, check_group_options
 
         check_use(self.read_options, GROUP_READ)
         check_group_options(self.read_options)

@@ -31,14 +31,16 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.store.dledger_store import AppendHook, EntryRun
-from pyspark_dledger.store.files.boot import boot_id, load_boot, write_boot
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.files.node_files import (
     CHECKPOINT,
     Reset,
+    boot_id,
+    load_boot,
     load_checkpoint,
     load_reset,
     remove_reset,
+    write_boot,
     write_checkpoint,
     write_reset,
 )

@@ -15,7 +15,14 @@ from pyspark_dledger.format.codec import encode_blank
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE, MIN_BLANK_SIZE
-from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange
+from pyspark_dledger.store.dledger_store import (
+    AppendedEntries,
+    DLedgerStore,
+    Entry,
+    EntryRange,
+    ScrubProgress,
+    StoreMetrics,
+)
 from pyspark_dledger.store.entry_reader import EntryReader, RecentEntries
 from pyspark_dledger.store.files.node_files import (
     StoreLock,
@@ -43,7 +50,6 @@ from pyspark_dledger.store.rules import (
 )
 from pyspark_dledger.store.scrub import ScrubbedRange, ScrubService, scrub
 from pyspark_dledger.store.store_config import StoreConfig
-from pyspark_dledger.store.store_metrics import ScrubProgress, StoreMetrics
 
 
 class MmapFileStore(DLedgerStore):

@@ -19,7 +19,7 @@ import pytest
 
 from pyspark_dledger.format.state_files import parse_properties_file
 from pyspark_dledger.rocketmq.backup import backup, restore
-from pyspark_dledger.store.files.boot import load_boot
+from pyspark_dledger.store.files.node_files import load_boot
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.interop import damages
 from tests.interop.java_stores import StoreOpener, store_openers

@@ -23,7 +23,7 @@ from pyspark_dledger.format.codec import decode_entry_header, encode_index_unit
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.store.dledger_store import AppendedEntries
-from pyspark_dledger.store.files import boot
+from pyspark_dledger.store.files import node_files
 from pyspark_dledger.store.files.node_files import write_current_term
 from pyspark_dledger.store.memory_store import _Stored
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -271,7 +271,7 @@ class PowerStore(MmapFileStore):
         boot_file = self.disks.base / f"{self.folder.name}.boot"
         boot_file.write_text(self.folder.name)
         try:
-            with mock.patch.object(boot, "_BOOT_ID", boot_file):
+            with mock.patch.object(node_files, "_BOOT_ID", boot_file):
                 super().startup()
         except StoreError as error:
             if not self.has_lost_power:

@@ -19,8 +19,8 @@ from pyspark_dledger.errors import DataLossError, GroupError, OptionError, Store
 from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.log import open_log
 from pyspark_dledger.spark.group import group_log, group_plan
+from pyspark_dledger.spark.group.group_plan import GroupReader
 from pyspark_dledger.spark.group.group_pushdown import GroupPushdownReader
-from pyspark_dledger.spark.group.group_reader import GroupReader
 from pyspark_dledger.spark.schema import log_schema
 from tests.spark.test_group_stream import append, await_commit, bodies, expire
 from tests.support.groups import Nodes, free_ports, nodes, peers_text

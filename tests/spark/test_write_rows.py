@@ -21,8 +21,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.spark.sink import row_format as formats
 from pyspark_dledger.spark.sink import task_writer
 from pyspark_dledger.spark.sink.job_identity import micro_batch_job
-from pyspark_dledger.spark.sink.kafka_columns import joined_keys
-from pyspark_dledger.spark.sink.row_format import RowFormat, row_format
+from pyspark_dledger.spark.sink.row_format import RowFormat, joined_keys, row_format
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 RAW = RowFormat(False, ((0, "body"),), None)

@@ -461,7 +461,7 @@ def test_entries_after_the_durable_point_need_checksums_after_a_restart(
     store.append_as_leader(bodies(5, 10))
     store.append_as_follower(java_entries(15, 4, 15 * 148), 0)
     if is_rebooted:
-        monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+        monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", tmp_path / "boot")
         (tmp_path / "boot").write_text("another\n")
     again = abandoned(store)
     assert [entry.body for entry in entries(again)] == bodies(0, last + 1)
@@ -481,7 +481,7 @@ def test_wrong_body_after_the_durable_point(
     store.flush()
     change(data_files(store)[0], 5 * 148 + 60, bytes(40))
     if is_rebooted:
-        monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+        monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", tmp_path / "boot")
         (tmp_path / "boot").write_text("another\n")
     again = abandoned(store)
     assert again.ledger_end_index == last
@@ -527,7 +527,7 @@ def test_the_end_of_a_header_that_a_power_loss_took_is_no_entry(
     store.write_checkpoint()
     store.append_as_leader([b""], control=NOOP)
     change(data_files(store)[0], 512, bytes(48 - lost_from))
-    monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", tmp_path / "boot")
     (tmp_path / "boot").write_text("another\n")
     again = abandoned(store)
     assert again.ledger_end_index == 0
@@ -575,7 +575,7 @@ def test_units_prove_no_entries_that_an_async_node_wrote(tmp_path: Path, monkeyp
     store.append_as_follower(java_entries(0, 20, 0), 0)
     store.write_checkpoint()
     change(data_files(store)[0], 10 * 148 + 60, bytes(40))
-    monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", tmp_path / "boot")
+    monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", tmp_path / "boot")
     (tmp_path / "boot").write_text("another\n")
     again = abandoned(store, flush="sync")
     assert again.ledger_end_index == -1

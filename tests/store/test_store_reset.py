@@ -20,7 +20,7 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file with the id of the machine's run."""
     file = tmp_path / "boot"
     file.write_text("one\n")
-    monkeypatch.setattr("pyspark_dledger.store.files.boot._BOOT_ID", file)
+    monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", file)
     return file
 
 

@@ -20,7 +20,7 @@ from unittest import mock
 
 from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.store.files import boot
+from pyspark_dledger.store.files import node_files
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.power_disk import Disk, connected
@@ -255,7 +255,7 @@ def one_run(seed: int, base: Path, flush: str = "sync") -> int:
         target = folder.parent / str(number)
         life = Life(folder, target, disk, known, 100 * number, draw, flush)
         try:
-            with mock.patch.object(boot, "_BOOT_ID", boot_file):
+            with mock.patch.object(node_files, "_BOOT_ID", boot_file):
                 life.run()
         except StoreError:
             # If the first blocks of a log are lost, only an operator can decide that nothing was acknowledged.

@@ -12,7 +12,7 @@ from itertools import pairwise, zip_longest
 from operator import itemgetter
 from pathlib import Path
 
-from pyspark_dledger.common.frozen import changed
+from pyspark_dledger.common.fields import changed
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.java_text import escaped_path, is_utf8
 from pyspark_dledger.common.uris import is_remote

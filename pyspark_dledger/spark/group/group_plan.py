@@ -1,18 +1,25 @@
-"""The plan of a read of a live group: parts of its committed entries, one for each task."""
+"""The batch reader of a live group, and its plan: parts of its committed entries, one for each task."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import Filters
-from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions
-from pyspark_dledger.log.plan import matches_nothing, partition_size
+from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions, option_filters
+from pyspark_dledger.log.plan import matches_nothing, partition_size, scan_template
 from pyspark_dledger.spark.group.group_address import GroupAddress, group_address
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, begin_index, committed_index
-from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan
+from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition
 from pyspark_dledger.spark.group.group_start import GroupStart
+from pyspark_dledger.spark.plain_errors import plain_errors
+from pyspark_dledger.spark.read.batch_reader import PartReader, write_statistics
 
 # Times of messages are those of their leaders' clocks, which differ by less than this, in ms.
 _MAX_CLOCK_SKEW = 10 * 60 * 1000
@@ -77,3 +84,31 @@ def batch_bounds(log: GroupLog, options: ReadOptions, filters: Filters) -> tuple
     if times is not None and times.high < INT64_MAX and first < end:
         end = start.stored_at(times.high // 1000 + 1 + _MAX_CLOCK_SKEW, first, end - 1)
     return (log.entry(first), log.entry(end - 1)) if first < end and not matches_nothing(filters) else None
+
+
+class GroupReader(PartReader, DataSourceReader):
+    """Reads what is committed when the read is planned. Tasks connect to members themselves."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(schema)
+        self.options = options
+        self.filters = option_filters(options)
+
+    @plain_errors
+    def partitions(self) -> list[InputPartition]:
+        """Plan the entries. Raises GroupError with the error of each member if none responds."""
+        options, address = self.options, address_of(self.options)
+        request = scan_template(self.columns, options, self.filters)
+        engine = get_engine(options.engine).NAME
+        scan = GroupScan(address, request, engine, options.fail_on_data_loss, is_stream=False)
+        with GroupLog(address) as log:
+            bounds = batch_bounds(log, options, self.filters)
+            if bounds is None:
+                return []
+            first, last = bounds
+            parts = [InputPartition(part) for part in group_parts(log, scan, options, first, last)]
+        write_statistics(parts, last.index - first.index + 1, last.end - first.pos)
+        return parts
+
+    def read_part(self, part: GroupPartition) -> Iterator[pa.RecordBatch]:
+        return read_group_partition(part)

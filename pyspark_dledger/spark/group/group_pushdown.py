@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_dledger.spark.group.group_reader import GroupReader
+from pyspark_dledger.spark.group.group_plan import GroupReader
 from pyspark_dledger.spark.read.pushdown import FilterPushdown
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_dledger.common.collector import collector_paused
+from pyspark_dledger.common.process_memory import collector_paused
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.origin import Origin, check_origin, origin_of

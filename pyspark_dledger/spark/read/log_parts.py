@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_dledger.common.frozen import changed, changes
+from pyspark_dledger.common.fields import changed, changes
 from pyspark_dledger.format.spec import Fingerprint, FollowingEntry, ScanRequest
 from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.plan import Partition

@@ -19,7 +19,7 @@ from pyspark_dledger.format.encode.identities import content_keys, numbered_id, 
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.client.results import PutResult
-from pyspark_dledger.spark.sink.job_claim import JobClaim
+from pyspark_dledger.spark.sink.job_identity import JobClaim
 
 _CODEC = "zstd"
 # Bytes of messages that are put together.

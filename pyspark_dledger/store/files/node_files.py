@@ -228,3 +228,53 @@ class StoreLock:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+_BOOT = "boot"
+_COPIES = (f"{CHECKPOINT}.bak", f"{CURRTERM}.bak")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """The id of the machine's current run; "" if the system has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class Boot(NamedTuple):
+    """The run of the machine in which a node of this package last opened the store, and its ``flush``.
+
+    A restart of the machine since then loses what was not on disk. Both are "" if not known, ``flush`` also if a Java
+    node has written since: when it replaces ``checkpoint`` or ``currterm``, it keeps the old one as ``.bak``, at the
+    latest after 3 s or when it stops. A node of this package leaves no such copy.
+    """
+
+    id: str
+    flush: str
+
+
+def load_boot(node_dir: Path) -> Boot:
+    """What the last node of this package recorded, as far as that is still right.
+
+    Raises StoreError for a wrong checksum.
+    """
+    try:
+        found = load_properties(node_dir / _BOOT)
+    except (OSError, ValueError):
+        found = {}
+    return Boot(found.get("bootId", ""), "" if _copies(node_dir) else found.get("flush", ""))
+
+
+def write_boot(node_dir: Path, flush: str) -> None:
+    """Record the machine's current run and the flush mode, durably. This node has written ``checkpoint`` before."""
+    write_properties(node_dir / _BOOT, {"bootId": boot_id(), "flush": flush})
+    if copies := _copies(node_dir):
+        for file in copies:
+            file.unlink()
+        sync_dir(node_dir)
+
+
+def _copies(node_dir: Path) -> list[Path]:
+    return [node_dir / name for name in _COPIES if (node_dir / name).exists()]

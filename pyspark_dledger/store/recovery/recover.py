@@ -20,9 +20,8 @@ from pyspark_dledger.format.state_files import Checkpoint
 from pyspark_dledger.log.io.files import data_extents
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.files.node_files import load_members, write_checkpoint
-from pyspark_dledger.store.recovery.contradictions import Contradiction
 from pyspark_dledger.store.recovery.log_view import BLANK, LogView, describe, segment_of
-from pyspark_dledger.store.recovery.log_walk import LogWalk, NextEntry
+from pyspark_dledger.store.recovery.log_walk import Contradiction, LogWalk, NextEntry
 
 _COPIED_BYTES = 8 * 1024 * 1024
 
