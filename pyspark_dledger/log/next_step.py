@@ -24,6 +24,8 @@ COPY = "copy"
 """Something is damaged in stores that no salvage writes: where the copies differ."""
 SALVAGE = "salvage"
 """Write what the plan shows."""
+EMPTY = "empty"
+"""No store has an intact entry, so there is nothing to salvage."""
 UNDECIDED = "undecided"
 """Write it, with a decision for the entries of which nothing says that a copy is right."""
 CHECK = "check"
@@ -102,11 +104,17 @@ class Condition:
 
 
 def next_step(
-    members: Sequence[Condition], *, is_lost: bool = False, can_salvage: bool = True, log_of: str | None = None
+    members: Sequence[Condition],
+    *,
+    is_lost: bool = False,
+    can_salvage: bool = True,
+    is_empty: bool = False,
+    log_of: str | None = None,
 ) -> NextStep:
     """The next step for the stores of a group, or for one store, by the first rule that applies.
 
     `is_lost`: no member has all that the group had. `can_salvage` is false for stores that a salvage does not write.
+    `is_empty`: the group lost all that it had.
     `log_of` is the member whose log is restored if the logs diverged.
     """
     damaged = [each for each in members if each.is_damaged]
@@ -120,6 +128,8 @@ def next_step(
     if in_use and (is_lost or damaged or any(each.rebuild for each in members)):
         return _step(STOP, ["check", *_paths(members)], in_use)
     if damaged or is_lost:
+        if is_empty:
+            return NextStep(EMPTY, names=tuple(each.name for each in members))
         if not can_salvage:
             return _step(COPY, ["diff" if len(members) > 1 else "verify", *paths], damaged)
         chosen = ["--log-of", log_of] if log_of is not None else []

@@ -162,7 +162,10 @@ def _kept_end(group: Group, name: str) -> float:
 
 
 def check_walk(group: Group) -> None:
-    """From `check` on, each command prints the next one, until nothing is left to do."""
+    """From `check` on, each command prints the next one, until nothing is left to do.
+
+    What is left to do after an export is in the line below its command.
+    """
     walk = group.folder / "walk"
     for name in group.stores:
         copy_tree(group.folder / name, walk / name)
@@ -173,7 +176,7 @@ def check_walk(group: Group) -> None:
             group.say("walk", command[0], f"dledger {' '.join(command)}: {ran.err[:200]}")
             return
         lines = ran.out.splitlines()
-        if any(line.startswith("done:") for line in lines):
+        if any(line.startswith("done:") for line in lines) or (command[0] == "export" and ran.code == 0):
             return
         following = next((line for line in lines if line.startswith("next: dledger ")), None)
         if following is None:
@@ -320,6 +323,9 @@ def _check_with_sources(group: Group) -> None:
     if member is None:
         group.say("result", "salvage and diff", "the result is no member")
         return
+    unclear = group.project(member["unclear"]["ranges"])
+    if member["start"] == "unknown" and unclear and unclear <= losses_of_plan(group).unclear:
+        return  # the plan said so
     if member["start"] not in STARTS:
         group.say("result", "salvage and diff", f"start {member['start']}: {member['text'][:160]}")
     elif group.world.kind != LEDGER and member["start"] == "slave" and not group.log_of:

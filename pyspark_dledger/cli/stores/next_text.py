@@ -18,6 +18,7 @@ _SENTENCES = {
     next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: replace {names} by a copy of a complete "
     "member (docs/operations.md, copy a peer)",
     next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
+    next_step.EMPTY: "{names} have nothing that a salvage could restore: restore a backup (dledger restore)",
     next_step.UNDECIDED: "it takes the bytes that most copies have; of two different copies, which are no majority, it "
     "writes a filler: --take INDEX=ID takes the copy of a store instead",
     next_step.CHECK: "it says what may be started, and what is lost: give all replicas of a group",

@@ -57,7 +57,7 @@ class CommitLogComparison:
     verdict. ``rows`` are the first `MAX_LISTED`; ``more_rows`` is the number of further ones. ``epochs`` has the
     extents ``[start, end)`` of each epoch by node; an end of 2^63-1 is after the log's end. ``is_old``: DLedger follows
     the CommitLog. ``lost_ends`` are logs that were longer, also those of no row. ``log_of`` is the replica whose log a
-    salvage is to be told to restore; None if it need not be.
+    salvage is to be told to restore; None if it need not be. ``is_empty``: no replica has an intact message.
     """
 
     states: tuple[CommitLogState, ...]
@@ -72,6 +72,7 @@ class CommitLogComparison:
     more_rows: int
     lost_ends: tuple[LostEnd, ...]
     log_of: str | None
+    is_empty: bool
 
     @property
     def is_lagging_only(self) -> bool:
@@ -122,6 +123,7 @@ def compare_commit_log_group(
         more_rows=max(len(rows) - MAX_LISTED, 0),
         lost_ends=group.lost_ends,
         log_of=group.histories.log_to_choose(group.names, group.foremost),
+        is_empty=not group.histories.found,
     )
 
 

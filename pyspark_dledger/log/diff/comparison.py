@@ -76,7 +76,8 @@ class Comparison:
     ``entries`` counts the indexes of each verdict. ``rows`` are the first `MAX_LISTED` rows of the table ``diff``,
     ``more_rows`` the number of further ones. ``committed_index`` is None if none is proven. ``majority_doubt`` says
     why the majority alone does not prove ``majority_index`` (-1: none) committed; empty if it does. ``log_of`` is the
-    replica whose log a salvage is to be told to restore; None if it need not be.
+    replica whose log a salvage is to be told to restore; None if it need not be. ``is_empty``: no replica has an intact
+    entry.
     """
 
     standings: tuple[ReplicaState, ...]
@@ -95,6 +96,7 @@ class Comparison:
     more_rows: int
     notes: tuple[str, ...]
     log_of: str | None
+    is_empty: bool
 
     @property
     def is_same(self) -> bool:
@@ -147,6 +149,7 @@ def compare_group(group: ReplicaGroup, on_row: Callable[[DiffRow], object] | Non
         more_rows=more_rows,
         notes=tuple(_notes(group)),
         log_of=group.histories.log_to_choose(group.names, group.foremost),
+        is_empty=not group.histories.found,
     )
 
 

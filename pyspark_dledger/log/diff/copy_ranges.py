@@ -123,7 +123,7 @@ class CopyRanges:
         self._has_blank = has_blank
         self._is_indexed = found.source == DLEDGER
         self._paths = [found.of_replica(number) for number in range(len(bounds))]
-        self._logs = [_Extents(each, self._is_indexed, len(bounds)) for each in found.found]
+        self._logs = [_Extents(each, self._is_indexed) for each in found.found]
         damages = found.found[0].log.damages if found.found else ()
         self._damages = [_Damages([each for each in damages if each.source == n]) for n in range(len(bounds))]
 
@@ -183,7 +183,8 @@ class CopyRanges:
         ends = [own for own in self._bounds if own.end >= 0]
         known = [(own.begin, own.end + 1) for own in ends]
         # What a replica without an intact entry had is before the begin, or after the end, of the others.
-        known += [(edges[0], edges[-1]) for log in self._logs[:1] if (edges := sorted(log.edges))]
+        logs = (each.log for each in self._found.found[:1])
+        known += [(log.first_index, log.last_index + 1) if self._is_indexed else (log.base, log.end) for log in logs]
         low, high = min((each[0] for each in known), default=0), max((each[1] for each in known), default=0)
         cuts |= {since for path in self._paths for _, since in path} | self._more_cuts
         return {cut for cut in cuts if low <= cut <= high} | {low, high}
@@ -247,12 +248,14 @@ class CopyRanges:
 class _Extents:
     """The parts of a history by index (position)."""
 
-    def __init__(self, history: History, is_indexed: bool, replicas: int) -> None:
+    def __init__(self, history: History, is_indexed: bool) -> None:
         log = history.log
         self._undecided = {each.pos: each for each in log.undecided}
         self._parts = log.extents
         if not is_indexed:
-            self._parts = sorted([*self._parts, *_blanks(self._parts, log.file_size, replicas)], key=start_of)
+            self._parts = sorted(
+                [*self._parts, *_blanks(self._parts, log.file_size, tuple(sorted(history.since)))], key=start_of
+            )
         keys = [indexes_of(each) if is_indexed else (start_of(each), end_of(each) - 1) for each in self._parts]
         self._firsts, self._lasts = [first for first, _ in keys], [last for _, last in keys]
 
@@ -304,14 +307,14 @@ class _Damages:
         return next((each for each in self._damages[place:] if each.end > start and each.start < end), None)
 
 
-def _blanks(parts: Sequence[Extent], file_size: int, replicas: int) -> Iterator[Piece]:
-    """The blanks at the ends of a CommitLog's files, which any of the replicas can have."""
+def _blanks(parts: Sequence[Extent], file_size: int, sources: tuple[int, ...]) -> Iterator[Piece]:
+    """The blanks at the ends of a CommitLog's files, which any of its replicas can have."""
     for before, after in pairwise([*parts, None]):
         assert before is not None
         file = start_of(before) // file_size
         start, end = end_of(before), start_of(after) if after is not None else (file + 1) * file_size
         if start < end:
-            yield Piece(start, end, start, -1, -1, -1, 0, tuple(range(replicas)), _BLANK)
+            yield Piece(start, end, start, -1, -1, -1, sources[0], sources, _BLANK)
 
 
 def _part_size(extent: Extent, first: int, last: int) -> int:

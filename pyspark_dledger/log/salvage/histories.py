@@ -203,16 +203,23 @@ class _Decider:
         return members
 
     def _commit_log_of(self, runs: list[Run], leader: int, sources: Iterable[int]) -> tuple[_Members, dict[int, int]]:
-        """The members of a CommitLog, and the position from which each other source has another log."""
-        ends = {}
-        for other in sources:
-            is_one = partial(_is_one_message, self._witnesses.read, (leader, other))
-            diverged = diverged_at(*(self._witnesses.epochs.get(number, ()) for number in (leader, other)))
-            end = common_end(runs, leader, other, is_one, diverged) if other != leader else None
-            if end is not None:
-                ends[other] = end
-                if end == diverged:
-                    self._diverged.setdefault(other, end)
+        """The members of a CommitLog, and the position from which each other source has another log.
+
+        A source that shows nothing against the leader's log can contradict another one that is of this log.
+        """
+        ends: dict[int, int] = {}
+        epochs, names = self._witnesses.epochs, self._witnesses.names
+        others = sorted({*sources} - {leader}, key=lambda number: names[number])
+        others.sort(key=lambda number: epochs.get(number, ()) != epochs.get(leader, ()))
+        for place, other in enumerate(others):
+            for member in (leader, *others[:place]):
+                is_one = partial(_is_one_message, self._witnesses.read, (member, other))
+                diverged = diverged_at(epochs.get(member, ()), epochs.get(other, ()))
+                end = common_end(runs, member, other, is_one, diverged)
+                if end is not None and end < min(ends.get(member, INT64_MAX), ends.get(other, INT64_MAX)):
+                    ends[other] = end
+                    if end == diverged:
+                        self._diverged.setdefault(other, end)
         own, rest = _split(runs, lambda run, number: run.start < ends.get(number, INT64_MAX))
         return _Members(leader, dict.fromkeys(sources, -1), own, rest), ends
 

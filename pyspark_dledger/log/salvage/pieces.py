@@ -117,10 +117,10 @@ def _clipped(run: Run, limits: dict[int, int]) -> Run | None:
 
 
 def _donors(run: Run, decide: Decide) -> tuple[tuple[int, ...], str] | None:
-    if _doubt(run) is not None:
-        return decide(run)
-    if run.is_suspect:
-        return None
+    doubt = _doubt(run)
+    if doubt is not None or run.is_suspect:
+        found = decide(run)
+        return found if doubt is not None or (found is not None and found[1] == DECIDED) else None
     if run.is_unconfirmed:
         return run.variants[0], UNCONFIRMED
     return run.variants[0], SAME if len(run.variants[0]) > 1 else ONE

@@ -105,9 +105,10 @@ def step_of(
     leader = next((each.node for each in members if each.start == MASTER), None)
     is_diverged = commit_logs is not None and DIVERGED in commit_logs.bytes
     log_of = leader if is_diverged else None
-    choices = [each.log_of for each in (commit_logs, entries) if each is not None]
-    log_of = next((each for each in (log_of, *choices) if each is not None), None)
-    return next_step(conditions, is_lost=is_lost, can_salvage=can_salvage, log_of=log_of)
+    logs = [each for each in (commit_logs, entries) if each is not None]
+    log_of = next((each for each in (log_of, *(each.log_of for each in logs)) if each is not None), None)
+    is_empty = bool(logs) and all(each.is_empty for each in logs)
+    return next_step(conditions, is_lost=is_lost, can_salvage=can_salvage, is_empty=is_empty, log_of=log_of)
 
 
 def step_after_comparison(found: Comparison | CommitLogComparison, stores: Iterable[StoreView]) -> NextStep:
