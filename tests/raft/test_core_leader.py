@@ -20,6 +20,7 @@ from pyspark_dledger.raft.messages import (
     StatusRequest,
     StatusResponse,
     TransferRequest,
+    TransferResponse,
 )
 from pyspark_dledger.store.memory_store import MemoryStore
 from tests.support.one_core import OneCore, filled, lead_with_equal_peer, problem_of, pushes, respond_push
@@ -81,6 +82,35 @@ def test_a_transfer_without_a_response_ends() -> None:
     assert core.core.transferee is None
     core.tick(30_000)
     assert ResponseCode.NETWORK_ERROR in [response.code for response in core.responses]
+
+
+def test_clients_get_few_transfers_and_none_to_a_member_that_is_down() -> None:
+    core = OneCore(max_heart_beat_leak=10)
+
+    def ask() -> int | None:
+        request = TransferRequest(transfer_id="n0", transferee_id="n1", term=core.core.term)
+        response = core.request(request)
+        return None if response is None else response.code
+
+    def fail() -> None:
+        sent = next(each for each in core.sent if isinstance(each.request, TransferRequest))
+        core.sent.remove(sent)
+        core.core.handle_response(sent.token, TransferResponse(code=ResponseCode.FALL_BEHIND_TOO_MUCH), core.now)
+        core.drain()
+
+    core.lead()
+    for _ in range(3):
+        assert ask() is None
+        fail()
+    assert ask() == ResponseCode.LEADER_TRANSFERRING
+    assert core.append(b"accepted") is None and core.core.transferee is None
+    again = OneCore(max_heart_beat_leak=2, heart_beat_time_interval_ms=100)
+    again.lead()
+    again.tick(200)
+    request = TransferRequest(transfer_id="n0", transferee_id="n1", term=again.core.term)
+    again.now += 1
+    response = again.request(request)
+    assert response is not None and response.code == ResponseCode.NETWORK_ERROR
 
 
 class Damaged(MemoryStore):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,9 @@ _TRANSFER_TIMEOUT_MS = 10_000
 _PREFERRED_INTERVAL_MS = 1000
 # After a preferred leader failed to take over: appends are rejected during each attempt.
 _PREFERRED_PAUSE_MS = 10_000
+# A leader makes at most so many transfers for clients in the time of so many lost leaders: each stops appends shortly.
+_MAX_ASKED = 3
+_ASKED_LEAKS = 10
 
 
 class _SentTransfer(NamedTuple):
@@ -51,6 +55,9 @@ class Transfer:
         # When leadership may be handed over next, and the members that did not take it since.
         self._hand_over_at = member.now
         self._asked: set[str] = set()
+        # When this leader last began transfers for clients.
+        self._for_clients: deque[int] = deque(maxlen=_MAX_ASKED)
+        self._led_at = member.now
         member.role_listeners.append(self._role_changed)
 
     def handle(self, request: TransferRequest, token: object) -> None:
@@ -58,6 +65,7 @@ class Transfer:
         if request.transfer_id == member.self_id:
             code = self._error_code(request)
             if code is None:
+                self._for_clients.append(member.now)
                 self._transfer(request.transferee_id or "", request, token)
                 return
         elif request.transferee_id == member.self_id:
@@ -89,7 +97,15 @@ class Transfer:
             return ResponseCode.UNEXPECTED_ARGUMENT
         if self._lag(transferee) >= member.config.max_leadership_transfer_wait_index:
             return ResponseCode.FALL_BEHIND_TOO_MUCH
-        return None if member.transferee is None else ResponseCode.LEADER_TRANSFERRING
+        if not self._heartbeats.is_live(transferee) and member.now - self._led_at > member.config.leak_ms:
+            return ResponseCode.NETWORK_ERROR
+        return ResponseCode.LEADER_TRANSFERRING if member.transferee is not None or self._is_asked_often else None
+
+    @property
+    def _is_asked_often(self) -> bool:
+        """Whether clients would keep others from being acknowledged, by one transfer after the other."""
+        asked, limit = self._for_clients, _ASKED_LEAKS * self._member.config.leak_ms
+        return len(asked) == _MAX_ASKED and self._member.now - asked[0] < limit
 
     def _lag(self, peer_id: str) -> int:
         return self._member.store.ledger_end_index - self._replication.match_index(peer_id)
@@ -210,6 +226,7 @@ class Transfer:
         """Finish a transfer to this member if its campaign is over (``TakeLeadershipTask``)."""
         member, take_over = self._member, self._take_over
         self._asked.clear()
+        self._led_at = member.now
         if take_over is None:
             return
         if member.term == take_over.term:
