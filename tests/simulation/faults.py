@@ -92,9 +92,16 @@ class Faults:
             node.fsync = 2
             node.paused_until = 0
             self.correct_peers(node)
-            node.is_retired = node.is_retired and node not in world.checker.last_members()
             node.restart()
+        self.start_members()
         self.damage.mend_until_done()
+
+    def start_members(self) -> None:
+        """Start the members that were stopped because an earlier list lacked them."""
+        for node in self.world.checker.last_members():
+            if node.is_retired:
+                node.is_retired = False
+                node.restart()
 
     # Random nodes and times
 

@@ -92,6 +92,7 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
         _is_complete(world, node.store.ledger_end_index, node.store.committed_index)
         for node in world.checker.last_members()
     ):
+        faults.start_members()
         if world.now >= limit:
             ends = ", ".join(f"{n.id} {n.store.committed_index} of {n.store.ledger_end_index}" for n in world.nodes)
             raise Violation(
