@@ -145,9 +145,7 @@ class _PartWriter:
         self._counts: dict[str, int] = {}
         self._closer = ThreadPoolExecutor(1, "dledger-close")
         self._closing: list[Future[FileReport]] = []
-        self._done: list[FileReport] = []
-        self.problems = 0
-        self.skipped = 0
+        self.problems = self.skipped = 0
         self.first_skipped: list[str] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -167,9 +165,9 @@ class _PartWriter:
         for folder in [*self._open, *(folder for folder in self._buffered if folder not in self._open)]:
             self._write(folder)
             self._close(folder)
-        self._wait_for_closing(0)
+        files = [each.result() for each in self._closing]
         self._closer.shutdown()
-        return tuple(sorted(self._done, key=lambda file: file.path))
+        return tuple(sorted(files, key=lambda file: file.path))
 
     def discard(self) -> None:
         """Remove the incomplete files."""
@@ -221,13 +219,10 @@ class _PartWriter:
         return f"{f'{folder}/' if folder else ''}part-{self._number:05d}{f'-{count}' if count else ''}.parquet"
 
     def _close(self, folder: str) -> None:
-        self._wait_for_closing(_MAX_CLOSING_FILES - 1)
+        """Close a file in a thread, which does so in order. Raises what closing an earlier one raised."""
+        if len(self._closing) >= _MAX_CLOSING_FILES:
+            self._closing[-_MAX_CLOSING_FILES].result()
         self._closing.append(self._closer.submit(self._open.pop(folder).close))
-
-    def _wait_for_closing(self, most: int) -> None:
-        """Wait until at most `most` files are being closed. Raises what closing one raised."""
-        while len(self._closing) > most:
-            self._done.append(self._closing.pop(0).result())
 
 
 def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark_dledger.common.durable import PRIVATE_FOLDER, make_dir, open_own, replace_durably, write_at
 from pyspark_dledger.common.fastjson import MAX_FILE_SIZE
@@ -132,14 +132,6 @@ _SUMMARY_RECORD, _RUN_RECORD, _CONFIG_RECORD = 1, 2, 3
 _RECORD = struct.Struct("<BBQI")
 
 
-class Record(NamedTuple):
-    """One content; only config files have a name."""
-
-    kind: int
-    name: str
-    content: memoryview
-
-
 class Snapshot:
     """A stream that is read in parts. Runs are mapped files, so only the rest takes memory."""
 
@@ -169,8 +161,8 @@ def _pieces(kind: int, name: str, content: Buffer) -> tuple[bytes, Buffer]:
     return _RECORD.pack(kind, len(encoded), len(content), crc32(content)) + encoded, content
 
 
-def records_of(stream: memoryview) -> Iterator[Record]:
-    """The records of a whole stream. Raises ValueError for one that is damaged."""
+def records_of(stream: memoryview) -> Iterator[tuple[int, str, memoryview]]:
+    """Kind, name and content of each record of a whole stream. Raises ValueError for one that is damaged."""
     start = 0
     while start < len(stream):
         if start + _RECORD.size > len(stream):
@@ -181,7 +173,7 @@ def records_of(stream: memoryview) -> Iterator[Record]:
         content = stream[begin:start]
         if start > len(stream) or crc32(content) != crc:
             raise ValueError(f"expected a record of {size} bytes with CRC {crc:08x} at byte {begin}, found another")
-        yield Record(kind, bytes(stream[begin - name_size : begin]).decode(), content)
+        yield kind, bytes(stream[begin - name_size : begin]).decode(), content
 
 
 _INCOMING = "summary.incoming"
@@ -230,10 +222,10 @@ class IncomingStream:
     def unpack(self, identities: Path) -> ReceivedSummary:
         """Check the whole stream, and write its runs. Raises ValueError if it is damaged, OSError if the disk fails."""
         records = records_of(map_whole(str(self._file)).view)
-        first = next(records)
-        if first.kind != _SUMMARY_RECORD:
-            raise ValueError(f"expected a summary first, found a record of kind {first.kind}")
-        received = ReceivedSummary(parse_summary(first.content))
+        first, _, data = next(records)
+        if first != _SUMMARY_RECORD:
+            raise ValueError(f"expected a summary first, found a record of kind {first}")
+        received = ReceivedSummary(parse_summary(data))
         for kind, name, content in records:
             if kind == _RUN_RECORD and len(received.runs) == _MAX_RUNS:
                 raise ValueError(f"expected at most {_MAX_RUNS} runs of identities, found more")
