@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger as dl
-from pyspark_dledger.rocketmq.log_files import begin_over_old_log
+from pyspark_dledger.rocketmq.broker.root_files import begin_over_old_log
 from tests.interop.java_store import JavaStore, Received, serving_store
 from tests.interop.message_writer import LONG_TOPIC, TOPICS, Writer, problems, random_rows
 from tests.support.golden import Golden

@@ -28,9 +28,8 @@ from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.broker.root_files import StoreLock, write_store_checkpoint
+from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, StoreLock, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
-from pyspark_dledger.rocketmq.log_files import FileCleaner, LogFiles
 from tests.support.dispatching import (
     LONG_AGO,
     SMALL,

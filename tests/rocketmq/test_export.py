@@ -29,9 +29,8 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import DiskFullError, MalformedError, OptionError, StoreError, StoreInUseError
 from pyspark_dledger.format.columns import DEFAULT_NAMES
 from pyspark_dledger.log.io import remote_reads
-from pyspark_dledger.rocketmq.export import export, parquet
-from pyspark_dledger.rocketmq.export import json_lines as json_lines_form
-from pyspark_dledger.rocketmq.export.parquet import NULL_PARTITION, ColumnChecksums
+from pyspark_dledger.rocketmq.export import export, row_files
+from pyspark_dledger.rocketmq.export.row_files import NULL_PARTITION, ColumnChecksums
 from pyspark_dledger.rocketmq.jobs import map_here
 from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
 from pyspark_dledger.rocketmq.jobs.target_folder import new_file, read_manifest
@@ -56,7 +55,7 @@ SMALL = {"maxPartitionBytes": "65536"}
 # Is killed after the third file is written, before it has its name.
 KILLED = """
 import os, signal, sys
-from pyspark_dledger.rocketmq.export import export, parquet
+from pyspark_dledger.rocketmq.export import export, row_files
 from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
 count = 0
 def dying(call):
@@ -67,7 +66,7 @@ def dying(call):
         if count == 3:
             os.kill(os.getpid(), signal.SIGKILL)
     return called
-parquet.sync_file, DirectFile.finish = dying(parquet.sync_file), dying(DirectFile.finish)
+row_files.sync_file, DirectFile.finish = dying(row_files.sync_file), dying(DirectFile.finish)
 export(sys.argv[1], sys.argv[2], sys.argv[3], maxPartitionBytes=4096)
 """
 # The system limits the size of files for this process.
@@ -281,8 +280,8 @@ def test_without_folders_all_topics_are_there(hostile: Store, tmp_path: Path) ->
 
 
 def test_many_topics_need_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_MAX_OPEN_FILES", 2)
-    monkeypatch.setattr(parquet, "_MAX_BUFFERED_BYTES", 1)
+    monkeypatch.setattr(row_files, "_MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(row_files, "_MAX_BUFFERED_BYTES", 1)
     made = write_dledger(tmp_path / "source", [mq_message(f"T{i % 5}", b"b%d" % i) for i in range(30)])
     report = export(made.path, tmp_path / "out", "parquet", maxBatchRows=10)
     assert parquet_rows(tmp_path / "out") == log_rows(made.path)
@@ -557,7 +556,7 @@ def test_a_byte_that_changes_on_disk_is_an_error(
         write(file, data, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr({"parquet": parquet, "jsonl": json_lines_form}[form], "sync_file", flip)
+        patch.setattr(row_files, "sync_file", flip)
         patch.setattr(DirectFile, "_write", write_wrong)
         with pytest.raises(StoreError, match=r"the file differs when read back: expected .*, found .*: check the disk"):
             export(store.path, tmp_path / "out", form, compression=compression)

@@ -30,8 +30,8 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
+from pyspark_dledger.rocketmq.broker.root_files import LogFiles
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
-from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.service import leader_tables
 from pyspark_dledger.rocketmq.service.leader_tables import covered_range, read_tail
 from pyspark_dledger.rocketmq.service.message_service import MessageService

@@ -21,7 +21,7 @@ from pyspark_dledger.log.io.key_files import hash_slots, index_files, newest_uni
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.units.dispatched import located_message
-from pyspark_dledger.rocketmq.log_files import LogFiles
+from pyspark_dledger.rocketmq.broker.root_files import LogFiles
 
 Status = Literal[
     "FOUND",

@@ -24,10 +24,9 @@ from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
-from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
+from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatch_recovery import DispatchRecovery
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
-from pyspark_dledger.rocketmq.log_files import FileCleaner, LogFiles
 
 _LOG = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import NOTHING, TailOffset
 from pyspark_dledger.log.tail.tail_view import entry_ref
 from pyspark_dledger.rocketmq.export.forms import ExportSettings
-from pyspark_dledger.rocketmq.export.parquet import MAX_NAME_BYTES, TopicDay, by_topic_and_day, folder_of
+from pyspark_dledger.rocketmq.export.row_files import MAX_NAME_BYTES, TopicDay, by_topic_and_day, folder_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -19,9 +19,9 @@ from pyspark_dledger.format.encode.identities import CLAIM, IdentityTable, runs_
 from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
+from pyspark_dledger.rocketmq.broker.root_files import LogFiles
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
-from pyspark_dledger.rocketmq.log_files import LogFiles
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.sorted_run import WORD, EntryRange, IdentityArrays, concatenated, identity_arrays
 

@@ -28,9 +28,8 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, LimitError, TopicLimits
-from pyspark_dledger.rocketmq.broker.root_files import StoreLock
+from pyspark_dledger.rocketmq.broker.root_files import OLD_FOLDER, LogFiles, StoreLock, begin_over_old_log
 from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSettings
-from pyspark_dledger.rocketmq.log_files import OLD_FOLDER, LogFiles, begin_over_old_log
 from pyspark_dledger.rocketmq.service.committed_identities import FOLDER, CommittedIdentities
 from pyspark_dledger.rocketmq.service.leader_tables import (
     DispatchedTables,

@@ -24,7 +24,7 @@ from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.store_paths import list_segments
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
-from pyspark_dledger.rocketmq.log_files import OLD_FOLDER
+from pyspark_dledger.rocketmq.broker.root_files import OLD_FOLDER
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, EntryId
 from pyspark_dledger.rocketmq.service.log_entries import RunningStore, has_entry
