@@ -140,10 +140,10 @@ class IndexFileWriter:
 
     def _seconds(self, stored: Longs) -> Longs:
         """Whole seconds since the file's begin; for the first unit, since the end of the previous file."""
-        begin = np.full(len(stored), self.header.begin_timestamp, np.int64)
+        begin = np.array(self.header.begin_timestamp)
         if self.header.index_count <= 1:
-            begin[1:] = stored[0]
-        return np.where(begin > 0, np.clip((stored - begin) // 1000, 0, INT32_MAX), 0)
+            begin = np.concatenate([[begin], np.full(len(stored) - 1, stored[0])])
+        return np.clip((stored - begin) // 1000, 0, INT32_MAX) * (begin > 0)
 
     def flush(self) -> None:
         """Write the slots, then the header; make everything durable."""

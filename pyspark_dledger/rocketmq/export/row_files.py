@@ -1,8 +1,9 @@
 """The export forms whose files have rows of the log table: ``parquet`` and ``jsonl``.
 
-Parquet files are ``topic=NAME/day=YYYY-MM-DD/part-NNNNN.parquet``, the partitions of Spark and Hive. The day is that of storeTimestamp, in UTC. Rows without a topic (such as noop and corrupt ones) or without a day are in
-the partition for null. As with Spark, the files do not contain the topic. With ``flat`` there are no partitions:
-``part-NNNNN.parquet`` contains the topic, too. ``part-NNNNN.jsonl`` has the lines of ``dledger dump --json``.
+Parquet files are ``topic=NAME/day=YYYY-MM-DD/part-NNNNN.parquet``, the partitions of Spark and Hive. The day is that of
+storeTimestamp, in UTC. Rows without a topic (such as noop and corrupt ones) or without a day are in the partition for
+null. As with Spark, the files do not contain the topic. With ``flat`` there are no partitions: ``part-NNNNN.parquet``
+contains the topic, too. ``part-NNNNN.jsonl`` has the lines of ``dledger dump --json``.
 """
 
 from __future__ import annotations
