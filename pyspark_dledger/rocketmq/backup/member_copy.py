@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from pyspark_dledger.common.durable import make_dir, replace_durably, sync_dir, write_durably
+from pyspark_dledger.common.durable import make_dir, replace_durably, sync_dir
 from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_blank
@@ -391,10 +391,7 @@ class MemberFiles:
         except ValueError as error:
             self.notes.append(f"{self._node_dir / SUMMARY} is damaged, so it is left out: {error}")
             return
-        file = self._target / self._folder / NODE / SUMMARY
-        make_dir(file.parent)
-        write_durably(file, data)
-        self._found.append(self._record(file))
+        self._write(f"{NODE}/{SUMMARY}", (data,), len(data))
 
     def _copy_identities(self) -> None:
         folder = self._node_dir / IDENTITIES

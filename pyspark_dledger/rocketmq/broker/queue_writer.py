@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -400,7 +400,8 @@ class SparseFiles:
         return descriptor
 
     def _create(self, path: Path) -> int:
-        for folder in _missing_folders(path.parent):
+        missing = [folder for folder in path.parents if not folder.is_dir()]
+        for folder in reversed(missing):
             folder.mkdir(PRIVATE_FOLDER)
             self._changed_dirs.add(folder.parent)
         self._changed_dirs.add(path.parent)
@@ -440,10 +441,3 @@ class SparseFiles:
             with suppress(OSError):
                 os.close(descriptor)
         self._open.clear()
-
-
-def _missing_folders(folder: Path) -> Iterator[Path]:
-    """The folder and its parents that do not exist, the topmost first."""
-    if not folder.is_dir():
-        yield from _missing_folders(folder.parent)
-        yield folder

@@ -28,7 +28,6 @@ from pyspark_dledger.rocketmq.export.row_files import MAX_NAME_BYTES, TopicDay, 
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyiceberg.partitioning import PartitionKey
     from pyiceberg.table import Table, Transaction, WriteTask
 
 
@@ -371,23 +370,18 @@ def _is_by_topic_and_day(transaction: Transaction) -> bool:
 def _tasks(transaction: Transaction, rows: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[WriteTask]:
     """A file for each topic and day."""
     from pyiceberg.io.pyarrow import pyarrow_to_schema
+    from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
     from pyiceberg.table import WriteTask
 
-    mapping = transaction.table_metadata.schema().name_mapping
-    file_schema = pyarrow_to_schema(schema, mapping, format_version=transaction.table_metadata.format_version)
+    metadata = transaction.table_metadata
+    mapping, version = metadata.schema().name_mapping, metadata.format_version
+    file_schema = pyarrow_to_schema(schema, mapping, format_version=version)
     groups: dict[TopicDay, list[pa.RecordBatch]] = {}
     for batch in rows:
         for each, part in by_topic_and_day(batch):
             groups.setdefault(each, []).append(part)
     commit, numbers = uuid.uuid4(), itertools.count()
     for each, batches in groups.items():
-        key = _partition_key(transaction, each)
+        values = [PartitionFieldValue(*pair) for pair in zip(metadata.spec().fields, each, strict=True)]
+        key = PartitionKey(values, metadata.spec(), metadata.schema())
         yield WriteTask(commit, next(numbers), file_schema, batches, partition_key=key)
-
-
-def _partition_key(transaction: Transaction, values: TopicDay) -> PartitionKey:
-    from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
-
-    metadata = transaction.table_metadata
-    fields = [PartitionFieldValue(*each) for each in zip(metadata.spec().fields, values, strict=True)]
-    return PartitionKey(fields, metadata.spec(), metadata.schema())

@@ -36,7 +36,7 @@ class EntryId(NamedTuple):
     term: int
 
 
-_NOTHING = EntryId(-1, -1)
+NO_ENTRY = EntryId(-1, -1)
 
 
 class TopicQueues(dict[QueueName, int]):
@@ -60,7 +60,7 @@ class DispatchedTables:
         self._lock = threading.Lock()
         self._queues = TopicQueues()
         self._pos = 0
-        self._dispatched = self._complete = _NOTHING
+        self._dispatched = self._complete = NO_ENTRY
         self._log_begin: Callable[[], int] = lambda: -1
 
     def begin(self, dispatcher: Dispatcher, log_begin: Callable[[], int]) -> None:

@@ -26,7 +26,7 @@ from pyspark_dledger.log.io.store_paths import list_segments
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
 from pyspark_dledger.rocketmq.broker.root_files import OLD_FOLDER
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, EntryId
+from pyspark_dledger.rocketmq.service.leader_tables import NO_ENTRY, DispatchedTables, EntryId
 from pyspark_dledger.rocketmq.service.log_entries import RunningStore, has_entry
 from pyspark_dledger.rocketmq.service.summary import (
     IncomingStream,
@@ -46,7 +46,6 @@ _FLUSH_SECONDS = 1.0
 _POLL_SECONDS = 0.005
 # Of the log's begin and end, in which an identity shows that a node of this package served messages.
 _SEARCHED_BYTES = 256 * 1024
-_NOTHING = EntryId(-1, -1)
 
 
 class SummaryKeeper:
@@ -94,12 +93,12 @@ class SummaryKeeper:
         has_old_log = any(segment.size for segment in (list_segments([old], COMMITLOG, True) if old.is_dir() else ()))
         self._knows_old_log = summary is not None or has_old_log
         self.check_begin()
+        last = NO_ENTRY
         if summary is not None:
             self._written_index = summary.index
-            is_enough = self.log_begin() <= summary.index + 1
-            self._dispatched.merge(EntryId(summary.index, summary.term) if is_enough else _NOTHING, summary.ends)
-        else:
-            self._dispatched.merge(_NOTHING, {})
+            if self.log_begin() <= summary.index + 1:
+                last = EntryId(summary.index, summary.term)
+        self._dispatched.merge(last, summary.ends if summary is not None else {})
         if self._is_missing() and not is_served and self._is_of_broker(store):
             self._accept("state of a broker")
         elif self._is_missing() and accept_lost_state:
@@ -133,7 +132,7 @@ class SummaryKeeper:
 
     def _is_of_broker(self, store: RunningStore) -> bool:
         """Whether a Java broker served this store, so that its queues have all ends, and no message has an identity."""
-        if not any(queue.files for queue in queues(self._root)):
+        if not queues(self._root):
             return False
         last = max(store.ledger_end_index - 100, store.ledger_begin_index)
         try:
