@@ -20,7 +20,7 @@ from IPython.display import display
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.report import drawing
-from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table, table_dataset
+from pyspark_dledger.rocketmq.tables import TABLES, read_table, table_dataset
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -24,8 +24,8 @@ from pyspark_dledger.raft.node.metrics.catalogue import GROUPS, Metric
 from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS, LAKES
+from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
-from pyspark_dledger.rocketmq.tables.registry import TABLES as READ_TABLES
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
 from tools import cli_docs, real_bytes
 

@@ -46,7 +46,7 @@ def column_types(table: str) -> dict[str, pa.DataType]:
     """Return the Arrow type of each column of a table."""
     if table == LOG:
         return {name: column.type for name, column in COLUMN_BY_NAME.items()}
-    from pyspark_dledger.rocketmq.tables.registry import TABLES
+    from pyspark_dledger.rocketmq.tables import TABLES
 
     return {column.name: column.type for column in TABLES[table].columns}
 

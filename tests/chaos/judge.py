@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyspark_dledger as dl
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from tests.chaos.damage import problems, units
 from tests.chaos.group import Group
 from tests.chaos.load import TOPIC

@@ -38,7 +38,7 @@ from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.check.store_facts import MAX_EXAMPLES
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from tests.support.generate import YEAR_1, YEAR_10000, mq_message, write_commitlog, write_dledger
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree

@@ -16,7 +16,7 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.rocketmq.tables.registry import TABLES
+from pyspark_dledger.rocketmq.tables import TABLES
 from tests.support import golden
 from tests.support.generate import mq_message, raw, write_dledger
 

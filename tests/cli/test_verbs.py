@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.rocketmq.tables.registry import TABLES
+from pyspark_dledger.rocketmq.tables import TABLES
 from tests.support.command_line import Ran
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.sparse_copy import copy_tree

@@ -52,7 +52,7 @@ from pyspark_dledger.rocketmq.rebuild import compare as rebuild_compare
 from pyspark_dledger.rocketmq.rebuild import rebuild
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from tests.salvage.groups import damage, differences, golden_group
 from tests.salvage.heal import healed_rows
 from tests.support import generate

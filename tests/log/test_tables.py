@@ -27,7 +27,7 @@ from pyspark_dledger.log.io.key_files import hash_slots, index_files
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import TABLES as NAMES
-from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
+from pyspark_dledger.rocketmq.tables import TABLES, read_table
 from pyspark_dledger.spark import schema as schemas
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, GOLDENS, Golden

@@ -22,7 +22,7 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import DLedgerError, StoreError, UnreadableError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.verify.findings import INFO
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from tests.support import golden
 
 NOBODY = 65534

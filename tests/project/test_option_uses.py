@@ -40,7 +40,7 @@ from pyspark_dledger.log.options import (
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, stream_options
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.spark.schema import whole_schema
 from tests.support.generate import mq_message, write_consume_queue, write_dledger
 

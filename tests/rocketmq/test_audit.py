@@ -20,9 +20,8 @@ from pyspark_dledger.format.layout import FLAG_INNER_BATCH
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.state_files import StoreCheckpoint
 from pyspark_dledger.rocketmq.rebuild import compare
-from pyspark_dledger.rocketmq.tables import audit_table
+from pyspark_dledger.rocketmq.tables import TABLES, audit_table, read_table
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
-from pyspark_dledger.rocketmq.tables.registry import TABLES, read_table
 from tests.support.generate import (
     Payload,
     Store,

@@ -35,7 +35,7 @@ from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.service import leader_tables
 from pyspark_dledger.rocketmq.service.leader_tables import covered_range, read_tail
 from pyspark_dledger.rocketmq.service.message_service import MessageService
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.files.node_files import load_members, write_members
 from tests.support.generate import mq_message, write_commitlog, write_dledger

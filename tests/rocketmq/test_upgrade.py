@@ -18,7 +18,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, begin_over_old_log
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.files.services import CleanSpaceService
 from tests.support.dispatching import Messages, dispatch, dispatcher, units

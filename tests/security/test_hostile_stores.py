@@ -28,7 +28,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.queue_files import queues
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.rocketmq.backup.member_copy import ROOT
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.known_defects import should
 from tests.security.small_store import write_store

@@ -14,7 +14,7 @@ from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher, DispatchSettings
-from pyspark_dledger.rocketmq.tables.registry import read_table
+from pyspark_dledger.rocketmq.tables import read_table
 from tests.support.generate import Payload, Store, mq_message, raw
 
 SMALL = DispatchSettings(units_per_file=10, hash_slots=7, index_units=20, chunk_bytes=1500, engine="native")

@@ -116,7 +116,7 @@ def _all_columns(options: ReadOptions) -> tuple[str, ...]:
         from pyspark_dledger.format.columns import COLUMN_BY_NAME  # loads pyarrow
 
         return tuple(COLUMN_BY_NAME)
-    from pyspark_dledger.rocketmq.tables.registry import TABLES
+    from pyspark_dledger.rocketmq.tables import TABLES
 
     return tuple(TABLES[options.table].schema.names)
 
@@ -152,7 +152,7 @@ def is_finding(table: str, row: Row) -> bool:
 
 def table_batches(log: Log, name: str, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
     """The batches of a table, part by part; without those that cannot be read, if the log leaves such out."""
-    from pyspark_dledger.rocketmq.tables.registry import TABLES
+    from pyspark_dledger.rocketmq.tables import TABLES
 
     table = TABLES[name]
     parts = table.plan(log, log.options)

@@ -73,7 +73,7 @@ def _rows(log: Log, args: argparse.Namespace) -> Iterator[Row]:
 
 
 def _register(connection: duckdb.DuckDBPyConnection, log: Log) -> None:
-    from pyspark_dledger.rocketmq.tables.registry import TABLES, table_dataset
+    from pyspark_dledger.rocketmq.tables import TABLES, table_dataset
 
     connection.register("log", log.dataset())
     for name in TABLES:

@@ -1,4 +1,4 @@
-"""The definition of a table: its columns, its parts, and how a part is read. All are in `rocketmq.tables.registry`."""
+"""The definition of a table: its columns, its parts, and how a part is read. All are in `rocketmq.tables`."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class TableReader(PartReader, DataSourceReader):
         return self._table().read(part.part)
 
     def _table(self) -> Table:
-        from pyspark_dledger.rocketmq.tables.registry import TABLES
+        from pyspark_dledger.rocketmq.tables import TABLES
 
         return TABLES[self.options.table]
 
