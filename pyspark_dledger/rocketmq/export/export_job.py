@@ -84,11 +84,12 @@ def export(
     """Export the log of the store at `source` to the folder `target`, in the form `to`.
 
     `options` are those of a read and of an export, by their names. The target is a new or empty folder, or one with an
-    interrupted export of the same, which is continued. For ``iceberg`` and ``delta`` it is a table, see `append_new`.
-    Errors name the command `verb`.
+    interrupted export of the same, which is continued. For ``iceberg`` and ``delta`` it is a table, to which a run
+    appends what the log has committed after the table's position. Errors name the command `verb`.
 
-    Raises OptionError for wrong options, StoreError if the source or the target cannot be used, MalformedError with
-    mode=FAILFAST.
+    Raises OptionError for wrong options, StoreError if the source or the target cannot be used or a table has another
+    log, StoreInUseError if another run appends at the same time, DataLossError if entries after the position are no
+    longer in the log unless failOnDataLoss is false, MalformedError with mode=FAILFAST.
     """
     began = time.monotonic()
     name = forms.parse_form(to)
@@ -99,7 +100,7 @@ def export(
         if run is not map_here:
             raise OptionError(f"an export to {name} runs in one process: leave out spark")
         settings = ExportSettings(read, 0, 0, None, **export_options)
-        return append_new(path, os.fspath(target), name, settings, progress)
+        return _Append(path, os.fspath(target), name, settings).run(began, progress)
     module, class_name = _FORMS[name].split(".")
     form: Form = getattr(import_module(f"pyspark_dledger.rocketmq.export.{module}"), class_name)()
     log = open_store(path, read)
@@ -346,46 +347,20 @@ _MAX_TRIES = 5
 _PROBLEM = "problem"
 
 
-def append_new(
-    source: str, target: str, form: str, settings: ExportSettings, progress: Progress | None
-) -> ExportReport:
-    """Append to the table `target` what the log at `source` has committed after the table's position.
+class _Append:
+    """One run that appends to a table, and what it has appended so far: see `ExportReport`."""
 
-    Raises DataLossError if entries after the position are no longer in the log, unless failOnDataLoss is false;
-    StoreError if the table has another log; StoreInUseError if another run appends at the same time.
-    """
-    began = time.monotonic()
-    run = _Run(source, target, settings, _TABLES[form](target, settings))
-    run.append_all(progress)
-    return ExportReport(
-        source=source,
-        target=target,
-        form=form,
-        rows=run.rows,
-        problems=run.problems,
-        lost_is_all=not run.problems,
-        committed_index=run.tail.progress().committed,
-        parts=run.commits,
-        source_bytes=run.source_bytes,
-        seconds=round(time.monotonic() - began, 3),
-        notes=tuple(run.notes()),
-    )
-
-
-class _Run:
-    """One run, and what it has appended so far: see `ExportReport`."""
-
-    def __init__(self, source: str, target: str, settings: ExportSettings, table: LakeTable) -> None:
+    def __init__(self, source: str, target: str, form: str, settings: ExportSettings) -> None:
+        table = _TABLES[form](target, settings)
         options = stream_options(settings.options, {"startingOffsets": settings.options.starting_offsets})
         log = StoreView(source, options)  # before a table is created
         if table.place is not None and is_local(table.place):
             check_apart(log, (source,), Path(os.path.realpath(local_target(table.place))))
-        self._target, self._table = target, table
+        self._source, self._target, self._form, self._table = source, target, form, table
         self._names = tuple(dict.fromkeys((*settings.names, *PARTITION_COLUMNS)))
-        self._columns = tuple(dict.fromkeys((*self._names, _PROBLEM)))
         self._commit_bytes = settings.commit_bytes
-        self.tail = StoreTail(source, options, self._columns)
-        self.tail.remedy = "restore the log, export to a new table"
+        self._tail = StoreTail(source, options, tuple(dict.fromkeys((*self._names, _PROBLEM))))
+        self._tail.remedy = "restore the log, export to a new table"
         self._schema = arrow_schema(self._names)
         table.load(self._schema)
         self._position = table.position()
@@ -397,30 +372,43 @@ class _Run:
                     f"{target}: the table was written with other filters (topic, queueId, tags, mode=DROPMALFORMED): "
                     "use the same, or export to a new table"
                 )
-        self.rows = self.problems = self.commits = self.source_bytes = 0
+        self._rows = self._problems = self._commits = self._source_bytes = 0
 
-    def append_all(self, progress: Progress | None) -> None:
+    def run(self, began: float, progress: Progress | None) -> ExportReport:
         """Append what is committed at this moment."""
-        until = self.tail.available()
+        until = self._tail.available()
         begin = pos = self._offset.pos or 0
-        while (end := self.tail.latest(self._offset, Limits(size=self._commit_bytes, until=until))) != self._offset:
-            parts: Sequence[Partition] = self.tail.plan(self._offset, end)
+        while (end := self._tail.latest(self._offset, Limits(size=self._commit_bytes, until=until))) != self._offset:
+            parts: Sequence[Partition] = self._tail.plan(self._offset, end)
             batches = [batch for part in parts for batch in read_once(part) if batch.num_rows]
             self._commit([batch.select(self._names) for batch in batches], end)
-            self.rows += sum(batch.num_rows for batch in batches)
-            self.problems += sum(batch.num_rows - batch[_PROBLEM].null_count for batch in batches)
-            self.source_bytes += sum(part.size for part in parts)
+            self._rows += sum(batch.num_rows for batch in batches)
+            self._problems += sum(batch.num_rows - batch[_PROBLEM].null_count for batch in batches)
+            self._source_bytes += sum(part.size for part in parts)
             pos = max(pos, end.pos or 0)
             if progress is not None:
                 progress(pos - begin, max((until.pos or 0), pos) - begin)
+        return ExportReport(
+            source=self._source,
+            target=self._target,
+            form=self._form,
+            rows=self._rows,
+            problems=self._problems,
+            lost_is_all=not self._problems,
+            committed_index=self._tail.progress().committed,
+            parts=self._commits,
+            source_bytes=self._source_bytes,
+            seconds=round(time.monotonic() - began, 3),
+            notes=tuple(self._notes()),
+        )
 
-    def notes(self) -> Iterator[str]:
+    def _notes(self) -> Iterator[str]:
         """Where the next run begins, and what this one skipped."""
         if not self._offset.is_entry:
             yield "no committed entry is known: the table has none"
         else:
             yield f"the table has the log up to {self._offset}"
-        if expired := self.tail.progress().expired:
+        if expired := self._tail.progress().expired:
             yield f"skipped: {expired} expired entries (failOnDataLoss=false)"
 
     @property
@@ -442,6 +430,6 @@ class _Run:
                     ) from None
             else:
                 self._position = position
-                self.commits += 1
+                self._commits += 1
                 return
         raise StoreError(f"{self._target}: the table was changed during each of {_MAX_TRIES} commits: try again later")
