@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
@@ -13,6 +13,7 @@ from pyspark_dledger.cli.output.rows import Row, cell, print_fields, print_table
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.common.fields import fields_row
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.options import parse_size
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
@@ -70,41 +71,47 @@ def run_recovery(args: argparse.Namespace, out: Output) -> int:
 def _print_recovery(args: argparse.Namespace, out: Output, log: Log) -> int:
     from pyspark_dledger.log.recovery.recovery_preview import silent_damage
 
-    silent = list(silent_damage(log))
-    if args.java is None and log.paths.is_plain:
-        _check_plain(args)
-        return _print_plain_recoveries(out, log, silent, args.rocketmq, args.data_file_size, args.json)
-    found = list(_recoveries(args, log))
-    unread = log.unread.texts()
-    is_trouble = silent or unread or any(item.is_trouble for item in found)
-    code = FINDINGS if is_trouble else CLEAN
+    silent, unread = list(silent_damage(log)), log.unread.texts()
+    is_plain = args.java is None and log.paths.is_plain
+    found: Sequence[Any] = _plain_recoveries(args, log) if is_plain else _recoveries(args, log)
+    # Versions older than the store cannot have run on it.
+    known = [item for item in found if args.rocketmq is not None or not getattr(item, "is_too_old", False)]
+    is_trouble = bool(unread) or any(item.is_trouble or _kept(item, silent) for item in known)
     if args.json:
-        more = {"silentDamage": [fields_row(each) for each in silent], "unreadable": unread}
         for item in found:
-            out.line(json_line({"path": log.path, "node": log.paths.node, **item.as_json(), **more}))
-        return code
+            kept = [fields_row(each) for each in _kept(item, silent)]
+            row = {"path": log.path, "node": log.paths.node, **item.as_json()}
+            out.line(json_line({**row, "silentDamage": kept, "unreadable": unread}))
+        return FINDINGS if is_trouble else CLEAN
     for text in log.unread.lines("what a start does"):
         out.line(text)
+    print_all = _print_plain_recoveries if is_plain else _print_ledger_recoveries
+    print_all(out, log, found, known)
+    shown = [each for each in silent if any(each in _kept(item, silent) for item in known)]
+    for text in _warnings(shown, is_plain):
+        out.line(text)
+    return FINDINGS if is_trouble else CLEAN
+
+
+def _print_ledger_recoveries(out: Output, log: Log, found: Sequence[RecoveryPreview], _: object) -> None:
     if len(found) == 1:
         print_fields(out, _for_text(found[0]))
-    else:
-        out.line(f"{log.path}: if Java DLedger of these versions opened it")
-        print_table(out, [_short(item) for item in found])
-        for text in dict.fromkeys(text for item in found for text in item.notes):
-            out.line(f"note: {text}")
-    head = (
-        f"{counted(len(silent), 'damaged entry looks', 'damaged entries look')} whole. No version of Java notices: "
-        "this member would serve what is damaged, and as leader push it to the others."
-    )
-    for text in _warnings(head, silent):
-        out.line(text)
-    return code
+        return
+    out.line(f"{log.path}: if Java DLedger of these versions opened it")
+    print_table(out, [_short(item) for item in found])
+    for text in dict.fromkeys(text for item in found for text in item.notes):
+        out.line(f"note: {text}")
 
 
-def _warnings(head: str, silent: list[SilentDamage]) -> Iterator[str]:
+def _warnings(silent: Sequence[SilentDamage], is_plain: bool) -> Iterator[str]:
     """A sentence about damaged entries that Java keeps, and the first ones."""
-    if silent:
-        yield f"warning: {head} Before a start, run dledger check with all replicas:"
+    if not silent:
+        return
+    head = f"{counted(len(silent), 'damaged entry looks', 'damaged entries look')} whole. No version of Java notices: "
+    head += "this member would serve what is damaged, and as leader push it to the others."
+    if is_plain:
+        head = f"damaged messages that a broker keeps: {len(silent)}. A master would send them to slaves and consumers."
+    yield f"warning: {head} Before a start, run dledger check with all replicas:"
     for each in silent[:_MAX_WARNINGS]:
         where = f"index {each.index}" if each.index is not None else f"pos {each.pos}"
         yield f"  {where}, in {cell('/'.join(Path(each.file).parts[-2:]))}: {each.text}"
@@ -112,21 +119,24 @@ def _warnings(head: str, silent: list[SilentDamage]) -> Iterator[str]:
         yield f"  and {len(silent) - _MAX_WARNINGS} more: see dledger verify"
 
 
-def _check_plain(args: argparse.Namespace) -> None:
-    if args.index_file_size is not None:
-        raise OptionError("--index-file-size has no effect on a store without DLedger: leave it out")
-
-
-def _recoveries(args: argparse.Namespace, log: Log) -> Iterator[RecoveryPreview]:
+def _recoveries(args: argparse.Namespace, log: Log) -> Sequence[RecoveryPreview]:
     from pyspark_dledger.log.recovery.recovery_preview import LINES, preview
 
+    sizes = args.data_file_size, args.index_file_size
     if args.rocketmq is not None:
         from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 
-        yield preview_broker(log, args.rocketmq, args.data_file_size, args.index_file_size)
-    else:
-        for version in [args.java] if args.java is not None else LINES:
-            yield preview(log, version, args.data_file_size, args.index_file_size)
+        return [preview_broker(log, args.rocketmq, *sizes)]
+    return [preview(log, version, *sizes) for version in ([args.java] if args.java is not None else LINES)]
+
+
+def _plain_recoveries(args: argparse.Namespace, log: Log) -> Sequence[PlainRecovery]:
+    from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, preview_plain
+
+    if args.index_file_size is not None:
+        raise OptionError("--index-file-size has no effect on a store without DLedger: leave it out")
+    versions = [args.rocketmq] if args.rocketmq is not None else LINES
+    return [preview_plain(log, version, args.data_file_size) for version in versions]
 
 
 def _for_text(item: RecoveryPreview) -> Row:
@@ -157,47 +167,20 @@ def _ranges(item: RecoveryPreview | PlainRecovery) -> Row:
 
 
 def _print_plain_recoveries(
-    out: Output,
-    log: Log,
-    silent: list[SilentDamage],
-    version: str | None,
-    file_size: int | None,
-    as_json: bool,
-) -> int:
-    """Print the recovery of a store by one version of RocketMQ, or one for each family of versions that do the same.
+    out: Output, log: Log, found: Sequence[PlainRecovery], known: Sequence[PlainRecovery]
+) -> None:
+    """Print the recovery of a store by each family of versions that do the same."""
+    from pyspark_dledger.rocketmq.recovery.plain_recovery import families
 
-    Returns `FINDINGS` where a broker does not start, loses messages, or keeps damaged ones. Raises OptionError and
-    StoreError as `preview_plain`.
-    """
-    from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, families, preview_plain
-
-    found = [preview_plain(log, line, file_size) for line in ([version] if version is not None else LINES)]
-    unread = log.unread.texts()
-    # Versions older than the store cannot have run on it.
-    known = [item for item in found if version is not None or not item.is_too_old]
-    is_trouble = unread or any(item.is_trouble or _kept(item, silent) for item in known)
-    if as_json:
-        for item in found:
-            kept = [fields_row(each) for each in _kept(item, silent)]
-            more = {"silentDamage": kept, "unreadable": unread}
-            out.line(json_line({"path": log.path, "node": None, **item.as_json(), **more}))
-        return FINDINGS if is_trouble else CLEAN
-    for text in log.unread.lines("what a start does"):
-        out.line(text)
     answers = families(known)
-    agree = "" if version is not None else ": all versions do the same" if len(answers) == 1 else ": versions differ"
-    out.line(f"{log.path}: if a broker started on it, without DLedger{agree}")
+    agree = ": all versions do the same" if len(answers) == 1 else ": versions differ"
+    out.line(f"{log.path}: if a broker started on it, without DLedger{agree if len(found) > 1 else ''}")
     for family in answers:
         _print_family(out, family)
     for family in families(item for item in found if item not in known):
         out.line("")
         end = family[0].max_phy_offset
         out.line(f"too old for this store: RocketMQ {_versions(family)}, which would truncate it at {end}")
-    shown = [each for each in silent if any(each in _kept(item, silent) for item in known)]
-    head = f"damaged messages that a broker keeps: {len(shown)}. A master would send them to slaves and consumers."
-    for text in _warnings(head, shown):
-        out.line(text)
-    return FINDINGS if is_trouble else CLEAN
 
 
 def _print_family(out: Output, family: Sequence[PlainRecovery]) -> None:
@@ -230,9 +213,10 @@ def _print_queues(out: Output, item: PlainRecovery) -> None:
         out.line(f"{counted(same, 'queue ends', 'queues end')} as before: dledger state --queues")
 
 
-def _kept(item: PlainRecovery, silent: list[SilentDamage]) -> list[SilentDamage]:
+def _kept(item: RecoveryPreview | PlainRecovery, silent: Sequence[SilentDamage]) -> list[SilentDamage]:
     """The damaged messages that stay in the log: in files that are not checked, or in bytes that no check covers."""
-    return [each for each in silent if item.max_phy_offset is not None and each.pos < item.max_phy_offset]
+    end = getattr(item, "max_phy_offset", INT64_MAX)
+    return [each for each in silent if end is not None and each.pos < end]
 
 
 def _family_row(family: Sequence[PlainRecovery]) -> Row:
