@@ -151,6 +151,12 @@ def check_member(args: argparse.Namespace, serves_messages: object) -> None:
         raise OptionError("--producer-id-expiry-ms has no effect without messages: leave it out, or add --messages")
 
 
+def given_without(args: argparse.Namespace, flag: str, *texts: str) -> list[str]:
+    """The arguments after the verb as the user gave them, without a flag, what abbreviates it, and other texts."""
+    given = [text for text in args.given[1:] if text not in texts]
+    return [text for text in given if not (len(text) > 2 and flag.startswith(text))]
+
+
 def natural(text: str) -> int:
     """The type of an argument that is a number, 0 or more."""
     if not (text.isascii() and text.isdecimal() and len(text) < 19):

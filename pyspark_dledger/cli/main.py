@@ -133,7 +133,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         near = similar(verb, VERBS, _VERB_SIMILARITY)
         nearest = f"nearest: {near}; " if near else ""
         parser.exit(ERROR, f"dledger: no verb {verb!r}; {nearest}dledger --help lists them\n")
-    return parser.parse_args(arguments)
+    return parser.parse_args(arguments, argparse.Namespace(given=tuple(arguments)))
 
 
 class _NoPandas:

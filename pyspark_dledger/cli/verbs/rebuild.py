@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, parts_at
+from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, given_without, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, REBUILD_EXITS
 from pyspark_dledger.cli.output.rows import print_rows, print_table
 from pyspark_dledger.cli.output.stream import Output, note
@@ -70,19 +69,9 @@ def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
             note(text)
     else:
         _print_compared(out, found)
-        for text in next_lines(after_comparison([*_given(args)], found.is_equal)):
+        for text in next_lines(after_comparison(["rebuild", *given_without(args, "--dry-run")], found.is_equal)):
             out.line(text)
     return CLEAN if found.is_equal else FINDINGS
-
-
-def _given(args: argparse.Namespace) -> Iterator[str]:
-    """The arguments that a comparison was made with, for the command that rebuilds."""
-    yield from ("rebuild", args.what, args.path)
-    for flag, name in (*dict.fromkeys(args.flags.values()), ("--broker-conf", "brokerConf")):
-        if (value := getattr(args, name)) is not None:
-            yield from (flag, value)
-    for text in args.option:
-        yield from ("--option", text)
 
 
 def _print_compared(out: Output, found: CompareReport) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.cli.arguments import add_json, add_option, parts_at
+from pyspark_dledger.cli.arguments import add_json, add_option, given_without, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, FINDINGS, SALVAGE_EXITS
 from pyspark_dledger.cli.output.rows import print_rows
 from pyspark_dledger.cli.output.stream import Output, note
@@ -96,7 +95,8 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     except ChoiceError as error:
         out.progress.clear()
         note(str(error))
-        for text in () if args.json else next_lines(after_choice([*_given(args)], error.log_of)):
+        given = given_without(args, "--plan", "--to", f"--to={args.to}", args.to)
+        for text in () if args.json else next_lines(after_choice(given, error.log_of)):
             out.line(text)
         return ERROR
 
@@ -122,24 +122,9 @@ def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts
         print_rows(
             out, ({**row, "sources": "+".join(row["sources"]), "problems": _problems(row)} for row in rows), False
         )
-        for text in next_lines(after_plan([*_given(args)], bool(found.refused))):
+        for text in next_lines(after_plan(given_without(args, "--plan"), bool(found.refused))):
             out.line(text)
     return CLEAN if found.is_lossless else FINDINGS
-
-
-def _given(args: argparse.Namespace) -> Iterator[str]:
-    """The arguments that a plan was made with, for the command that writes it."""
-    yield from args.path
-    values = {"--id": args.node, "--log-of": args.log_of, "--as": args.store_as, "--spark": args.spark}
-    for flag, value in values.items():
-        yield from () if value is None else (flag, value)
-    if args.undecided != _UNDECIDED[0]:
-        yield from ("--undecided", args.undecided)
-    for text in args.take:
-        yield from ("--take", text)
-    for text in args.option:
-        yield from ("--option", text)
-    yield from ("--topics-from-log",) if args.topics_from_log else ()
 
 
 def _index_and_id(text: str) -> tuple[int, str]:
