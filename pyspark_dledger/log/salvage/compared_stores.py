@@ -101,8 +101,7 @@ class ComparedStores:
             decided = _decided(listed, (run for each in evidence for run in each.runs))
             self._confirmed[source] = decided | _confirmed(self.stores, contested, source)
         choose = (decide or decided_by_units)(self._confirmed[source])
-        alone = self.stores[min(self._once)] if len(self._once) == 1 else None
-        judge = partial(judged, stores=self.stores, source=source, alone=alone)
+        judge = partial(judged, stores=self.stores, source=source)
         chosen = self.duplicates.get(log_of, log_of) if log_of is not None else None
         found = decide_histories(evidence, size, self._witnesses(source, size), choose, judge, chosen)
         found = found.with_copies(self.duplicates) if self.duplicates else found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,52 +45,47 @@ class _Entries(NamedTuple):
     is_checked: _Bools
 
 
-class _Judge(Protocol):
-    def is_doubtful(self, run: Run) -> bool:
-        """Whether the entries of a run with one source must be judged."""
-
-    def states(self, run: Run, entries: _Entries) -> _Longs:
-        """Whether each entry is confirmed, unconfirmed or contradicted."""
-
-
 def judged(
     runs: Sequence[Run],
     extents: Mapping[int, tuple[int, int]],
     stores: Sequence[StoreView],
     source: str,
-    alone: StoreView | None,
 ) -> list[Run]:
     """The runs of one log; last copies that nothing confirms are runs of their own.
 
-    `extents` are the positions ``[start, end)`` in which the replicas belong to the log. Of a store that is `alone`,
-    the messages count as contradicted that its queue has at another place than they say.
+    `extents` are the positions ``[start, end)`` in which the replicas belong to the log. Last copies count as
+    contradicted, too, if the queue of their replica has the message at another place than they say.
     """
-    judge: _Judge = _Elsewhere(alone, source) if alone is not None else _LastCopies(stores, source, runs, extents)
+    judge = _LastCopies(stores, source, runs, extents)
     is_indexed = source == DLEDGER and any(store.dialect == "0.4" for store in stores)
+    elsewhere = _Elsewhere(stores, source, is_indexed)
     found: list[Run] = []
     for run in runs:
-        is_doubtful = len(run.sources) == 1 and not run.is_suspect and judge.is_doubtful(run)
-        found += _parts(run, judge, stores, source, is_indexed) if is_doubtful else [run]
+        if len(run.sources) > 1 or run.is_suspect or not (judge.is_doubtful(run) or elsewhere.is_doubtful(run)):
+            found.append(run)
+            continue
+        for entries in _read(stores[run.sources[0]], source, run, is_indexed):
+            states = np.maximum(judge.states(run, entries), elsewhere.states(run, entries))
+            found += _parts(run, entries, states)
     return found
 
 
-def _parts(run: Run, judge: _Judge, stores: Sequence[StoreView], source: str, is_indexed: bool) -> Iterator[Run]:
-    for entries in _read(stores[run.sources[0]], source, run, is_indexed):
-        states = judge.states(run, entries)
-        cuts = (np.flatnonzero((np.diff(states) != 0) | (states[1:] == _CONTRADICTED)) + 1).tolist()
-        for low, high in zip([0, *cuts], [*cuts, len(states)], strict=True):
-            last = high - 1
-            yield run._replace(
-                start=int(entries.place[low]),
-                end=int(entries.place[last] + entries.length[last]),
-                last_pos=int(entries.place[last]),
-                first_index=int(entries.index[low]),
-                last_index=int(entries.index[last]),
-                confirmed=min(run.confirmed, high - low),
-                messages=int(entries.is_message[low:high].sum()),
-                is_unconfirmed=bool(states[low] == _UNCONFIRMED),
-                is_contradicted=bool(states[low] == _CONTRADICTED),
-            )
+def _parts(run: Run, entries: _Entries, states: _Longs) -> Iterator[Run]:
+    """The entries of a run in parts of the same state; each contradicted one is a part."""
+    cuts = (np.flatnonzero((np.diff(states) != 0) | (states[1:] == _CONTRADICTED)) + 1).tolist()
+    for low, high in zip([0, *cuts], [*cuts, len(states)], strict=True):
+        last = high - 1
+        yield run._replace(
+            start=int(entries.place[low]),
+            end=int(entries.place[last] + entries.length[last]),
+            last_pos=int(entries.place[last]),
+            first_index=int(entries.index[low]),
+            last_index=int(entries.index[last]),
+            confirmed=min(run.confirmed, high - low),
+            messages=int(entries.is_message[low:high].sum()),
+            is_unconfirmed=bool(states[low] == _UNCONFIRMED),
+            is_contradicted=bool(states[low] == _CONTRADICTED),
+        )
 
 
 def _read(store: StoreView, source: str, run: Run, is_indexed: bool) -> Iterator[_Entries]:
@@ -161,19 +156,41 @@ class _LastCopies:
 
 
 class _Elsewhere:
-    """The messages of a store that its queue has at another place."""
+    """The messages that the queue of their replica has at another place."""
 
-    def __init__(self, store: StoreView, source: str) -> None:
-        parts = plan_findings(store) if not is_remote(store.path) else []
-        checks = (part for part in parts if isinstance(part, SegmentCheckPart) and part.segment.source == source)
-        self._starts = np.array(sorted(start for part in checks for start, _ in messages_elsewhere(part)), np.int64)
+    def __init__(self, stores: Sequence[StoreView], source: str, is_indexed: bool) -> None:
+        self._stores, self._source, self._is_indexed = stores, source, is_indexed
+        self._parts: dict[int, list[SegmentCheckPart]] = {}
+        self._starts: dict[tuple[int, int], _Longs] = {}
 
     def is_doubtful(self, run: Run) -> bool:
-        first, last = np.searchsorted(self._starts, [run.start, run.end])
-        return bool(first < last)
+        """Whether the queue of the replica has a message of a run at another place."""
+        starts = self._starts_of(run)
+        first, last = np.searchsorted(starts, [run.start, run.end])
+        return bool(len(starts) if self._is_indexed else first < last)
 
-    def states(self, _: Run, entries: _Entries) -> _Longs:
-        return np.where(np.isin(entries.pos, self._starts), _CONTRADICTED, _CONFIRMED)
+    def states(self, run: Run, entries: _Entries) -> _Longs:
+        """Whether each entry is confirmed or contradicted."""
+        return np.where(np.isin(entries.pos, self._starts_of(run)), _CONTRADICTED, _CONFIRMED)
+
+    def _starts_of(self, run: Run) -> _Longs:
+        """Where the contradicted messages begin in the segments with a run: only these are read again."""
+        number = run.sources[0]
+        if number not in self._parts:
+            store = self._stores[number]
+            parts = plan_findings(store) if not is_remote(store.path) else []
+            self._parts[number] = [
+                part for part in parts if isinstance(part, SegmentCheckPart) and part.segment.source == self._source
+            ]
+        found = [np.empty(0, np.int64)]
+        for part in self._parts[number]:
+            key = number, part.segment.base
+            if not (self._is_indexed or part.segment.base <= run.start < part.segment.end):
+                continue
+            if key not in self._starts:
+                self._starts[key] = np.array([start for start, _ in messages_elsewhere(part)], np.int64)
+            found.append(self._starts[key])
+        return np.concatenate(found)
 
 
 def _intact(runs: Sequence[Run], source: int) -> tuple[_Longs, _Longs]:
