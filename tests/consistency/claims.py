@@ -104,8 +104,11 @@ class Group:
         """The entries of a row of a plan or of `lost`."""
         if self.world.kind == LEDGER:
             first = row["firstIndex"] if "firstIndex" in row else row["index"]
-            last = row.get("lastIndex", first)
-            return set() if first is None else self.project([(first, last)])
+            if first is None:  # a row of `lost` for bytes, of which only the position is known
+                known = [each for each in self.world.main if entries is None] + list(entries or ())
+                end = row["pos"] + (row["size"] or 1)
+                return {each.number for each in known if each.pos < end and each.end > row["pos"]}
+            return self.project([(first, row.get("lastIndex", first + (row.get("entries") or 1) - 1))])
         return self.project([(row["pos"], row["pos"] + (row["size"] or 1) - 1)], entries)
 
     @cached_property
@@ -216,8 +219,7 @@ def claims(group: Group) -> Iterator[Claim]:
     yield from _claims_of_diff(group)
     for verb, ran in (("lost", group.lost), *((f"lost {name} alone", ran) for name, ran in group.alone.items())):
         for row in rows_of_kind(group, ran):
-            on = row["lostOn"] if verb == "lost" else [verb.split()[1]]
-            states = [(DAMAGED, on), (INTACT, row["intactOn"]), (UNCLEAR, row["unclearOn"])]
+            states = [(DAMAGED, row["lostOn"]), (INTACT, row["intactOn"]), (UNCLEAR, row["unclearOn"])]
             for state, names in states:
                 for name in names:
                     yield from _claim(
@@ -291,14 +293,18 @@ def _claim(
         yield Claim(verb, replica.name, state, frozenset(found))
 
 
+def on_disk(replica: Replica, entry: Entry) -> bytes:
+    """The bytes of a replica where it has an entry, or would have it; fewer if a file ends before."""
+    files = {int(path.name): path for path in replica.files()}
+    base = max((each for each in files if each <= entry.pos), default=None)
+    return files[base].read_bytes()[entry.pos - base : entry.end - base] if base is not None else b""
+
+
 def surely_damaged(replica: Replica) -> set[Number]:
     """The entries of a replica whose damage every check shows: bytes are not there, or magic or size are wrong."""
-    files = {int(path.name): path.read_bytes() for path in replica.files()}
-    bases = sorted(files, reverse=True)
     found: set[Number] = set()
     for entry in replica.entries:
-        base = next((each for each in bases if each <= entry.pos), None)
-        data = files[base][entry.pos - base : entry.end - base] if base is not None else b""
+        data = on_disk(replica, entry)
         if len(data) < len(entry.data) or data[:8] != entry.data[:8]:
             found.add(entry.number)
     return found

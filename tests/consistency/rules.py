@@ -26,6 +26,7 @@ from tests.consistency.claims import (
     claims,
     losses,
     losses_of_plan,
+    on_disk,
     rows_of_kind,
     shown,
     surely_damaged,
@@ -241,7 +242,11 @@ def _queue_damages(group: Group, name: str) -> list[str]:
 
 
 def check_alone(group: Group) -> None:
-    """What `lost` says of one replica alone it also says with others: lost there, or unclear."""
+    """What `lost` says of one replica alone it also says with others, which may show more.
+
+    What is lost alone is lost or unclear with others, too, unless they show that the log of the replica had ended: it
+    is behind. What is unclear alone can be intact only if another replica has the same bytes.
+    """
     together: dict[str, set[Number]] = defaultdict(set)
     for row in rows_of_kind(group, group.lost):
         for name in (own_name(each, group.stores) for each in (*row["lostOn"], *row["unclearOn"])):
@@ -255,9 +260,38 @@ def check_alone(group: Group) -> None:
         assert replica is not None
         alone: set[Number] = set()
         for row in rows_of_kind(group, ran):
-            alone |= group.project_row(row, replica.entries)
-        if missing := alone & {each.number for each in replica.entries} - together[name] - unclear:
+            found = group.project_row(row, replica.entries)
+            alone |= found if row["lostOn"] else found - _numbers_of_others(group, name)
+        own = {each.number for each in replica.entries} - _behind(group, name)
+        if missing := alone & own - together[name] - unclear:
             group.say("lost alone and together", "lost", f"{name}: {shown(missing)} only alone")
+
+
+def _numbers_of_others(group: Group, name: str) -> set[Number]:
+    """The entries of which another replica has the same bytes on disk."""
+    replica = group.replica(name)
+    others = [each for each in group.given if each.name != name]
+    return {
+        entry.number
+        for entry in (replica.entries if replica is not None else ())
+        if (data := on_disk(replica, entry)) and any(on_disk(each, entry) == data for each in others)
+    }
+
+
+def _behind(group: Group, name: str) -> set[Number]:
+    """The entries after the end of a replica's log, as `diff` says: it has neither them nor later ones."""
+    if group.verdict is None:
+        return set()
+    key = "lastIndex" if group.world.kind == LEDGER else "lastPos"
+    rows = [row for row in group.verdict.rows if row["verdict"] not in ("committed", "onMajority", "stale")]
+    having = [row[key] for row in rows if name in {own_name(n, group.stores) for n in _having(row)}]
+    return {each.number for each in group.replica(name).entries if each.number > max(having, default=-1)}
+
+
+def _having(row: Row) -> list[str]:
+    """The replicas whose logs have the entries of a row of `diff`, intact or not."""
+    about = row["nodes"] if row["verdict"] in ("filler", "otherBytes", "unreadable") else []
+    return [*row["damaged"], *row["intact"], *row["terms"], *about]
 
 
 def check_all_clear(group: Group) -> None:

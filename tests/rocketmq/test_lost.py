@@ -326,6 +326,44 @@ def test_a_message_that_its_queue_knows_by_another_topic_is_lost(tmp_path: Path)
     patch(store, row, row["entryBody"].index(b"Orders"))
     (found,) = lost_of(tmp_path)
     assert [found[name] for name in ("pos", "topic", "queueOffset")] == [row["pos"], "Orders", 7]
+    assert (found["lostOn"], found["unclearOn"]) == ([], [tmp_path.name]), "a salvage cannot decide about it either"
+
+
+def test_a_last_copy_that_its_queue_contradicts_is_unclear_alone_and_in_a_group(tmp_path: Path) -> None:
+    """The other replica is behind, so that it has no evidence of its own."""
+    messages = [mq_message("Orders", b"x" * 90, queue_offset=n) for n in range(20)]
+    for name, count in (("a", 20), ("b", 10)):
+        store = write_commitlog(tmp_path / name, messages[:count])
+        write_consume_queue(tmp_path / name, store.rows)
+        if name == "a":
+            row = store.rows[15]
+            patch(store, row, row["entryBody"].index(b"Orders"))
+    alone, together = lost_of(tmp_path / "a"), lost_of(tmp_path / "b", tmp_path / "a")
+    assert [(each["pos"], each["lostOn"], each["unclearOn"]) for each in alone] == [(row["pos"], [], ["a"])]
+    assert [(each["pos"], each["lostOn"], each["unclearOn"]) for each in together] == [(row["pos"], [], ["a"])]
+
+
+def test_a_damaged_entry_of_a_diverged_tail_is_not_committed(tmp_path: Path) -> None:
+    """It has its own row, although others have another entry at its index."""
+    ours = [mq_message("Orders", b"x" * n, queue_offset=n) for n in range(1, 21)]
+    others = [mq_message("Orders", b"y" * n, queue_offset=n) for n in range(1, 21)]
+    for name, term in (("a", 3), ("b", 2), ("c", 3)):
+        bodies = ours if term == 3 else [*ours[:15], *others[15:]]
+        store = write_dledger(tmp_path / name, bodies, terms=[1] * 15 + [term] * 5, node=name)
+        if name == "b":
+            change(tmp_path / "b", store.rows[17]["pos"] + 60, b"\xee" * 40)
+    (found,) = lost_of(*(tmp_path / name for name in "abc"))
+    assert (found["index"], found["term"], found["committed"]) == (17, 2, False)
+    assert (found["lostOn"], found["intactOn"], found["unclearOn"]) == (["b"], [], [])
+
+
+def test_a_store_without_an_intact_entry_has_lost_what_its_index_knows(tmp_path: Path) -> None:
+    store = write_dledger(tmp_path, [mq_message("Orders", b"x" * n, queue_offset=n) for n in range(1, 9)])
+    for row in store.rows:
+        change(tmp_path, row["pos"], b"\xee" * row["size"])
+    found = lost_of(tmp_path)
+    assert [row["index"] for row in found if row["entries"] == 1] == [row["index"] for row in store.rows]
+    assert {tuple(row["lostOn"]) for row in found} == {("n0",)}
 
 
 def test_a_blank_that_another_replica_has_is_no_lost_message(tmp_path: Path) -> None:

@@ -215,9 +215,8 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
 
     With trustKeyIndex only if these lead to none.
     """
-    from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
     from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
-    from pyspark_dledger.rocketmq.lost.pointers import offsets_of_keys, pointers_to
+    from pyspark_dledger.rocketmq.lost.pointers import damaged_rows, offsets_of_keys, pointers_to
 
     log, damaged = search.log, 0
     columns = ("kind", "pos", "size", "keys", "uniqKey", "problem", "problemCode")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -157,13 +157,9 @@ class CopyRanges:
         place = bisect_right(path, key, key=lambda each: each[1]) - 1
         return path[place][0] if place >= 0 else -1
 
-    def parts_at(self, start: int, end: int, numbers: Collection[int]) -> Iterator[tuple[int, int, int]]:
-        """First and last index and history of what the logs of replicas have at the positions ``[start, end)``."""
-        for number, log in enumerate(self._logs):
-            for extent in log.within_positions(start, end):
-                first, last = indexes_of(extent)
-                if any(self.history_of(each, max(first, 0)) == number for each in numbers):
-                    yield first, last, number
+    def parts(self, history: int, first: int, last: int) -> list[Extent]:
+        """The parts of a history that overlap ``[first, last]``."""
+        return self._logs[history].within(first, last)
 
     def term_at(self, history: int, index: int) -> int:
         """The term of an entry in a history; -1 where it is unknown."""
@@ -269,12 +265,8 @@ class _Extents:
 
     def within(self, first: int, last: int) -> list[Extent]:
         """The parts that overlap ``[first, last]``."""
-        start = max(bisect_right(self._firsts, first) - 1, 0)
-        return [each for each in self._parts[start : bisect_right(self._firsts, last)] if end_of(each) > first]
-
-    def within_positions(self, start: int, end: int) -> list[Extent]:
-        """The parts that overlap the positions ``[start, end)``."""
-        return [each for each in self._parts if start_of(each) < end and start < end_of(each)]
+        start, stop = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        return self._parts[start:stop]
 
     def undecided_at(self, extent: Extent) -> Undecided | None:
         return self._undecided.get(extent.pos) if isinstance(extent, LostEntry) else None

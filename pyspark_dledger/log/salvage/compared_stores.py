@@ -81,6 +81,10 @@ class ComparedStores:
         pairs = sorted((self.names[copy], self.names[first]) for copy, first in self.duplicates.items())
         return [f"{copy} is a copy of {first}: what both have counts once" for copy, first in pairs]
 
+    def damages(self, source: str) -> list[Damage]:
+        """What is damaged in the logs of a kind."""
+        return [damage for each in self._evidence if each.source == source for damage in each.damages]
+
     def histories(
         self, source: str, decide: Callable[[Confirmed], Decide] | None = None, log_of: int | None = None
     ) -> Histories | None:

@@ -27,7 +27,6 @@ from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.healed_store import open_store
-from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_once, read_partition
@@ -61,8 +60,8 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     parsed,
     target_path,
 )
-from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_ranges
-from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of, lost_messages
+from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
+from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of
 
 _FORMS = {
     "commitlog": "commit_log_form.CommitLogForm",
@@ -230,7 +229,8 @@ def count_lost(log: StoreView, options: ReadOptions, start: int, end: int) -> tu
 
     Scans the range again. Units that cannot be read are no witnesses.
     """
-    found = lost_messages(log, damaged_ranges(log, start, end), ignore_error)
+    listed = lost_in_group(StoreView(log.path, ReadOptions(engine=options.engine))).messages
+    found = [lost for lost in listed if start <= lost.pos < end and lost.lost_on]
     selected = [_is_wanted(lost, options) for lost in found]
     count, is_all = count_of(lost for lost, is_wanted in zip(found, selected, strict=True) if is_wanted)
     return count, is_all and None not in selected

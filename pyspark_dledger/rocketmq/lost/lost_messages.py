@@ -11,18 +11,18 @@ from functools import cached_property
 
 import numpy as np
 
-from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.dispatched_rows import key_hash
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
 from pyspark_dledger.log.io.queue_files import FOLDER, folders_in
 from pyspark_dledger.log.io.queue_units import messages_in
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.lost.damaged_ranges import DamagedRange
+from pyspark_dledger.rocketmq.lost.compared_log import MAX_LISTED, ComparedLog, Place
 from pyspark_dledger.rocketmq.lost.known_units import (
     KnownMessage,
     Places,
@@ -31,9 +31,7 @@ from pyspark_dledger.rocketmq.lost.known_units import (
     entries_of_index,
 )
 
-NEIGHBOURS = "neighbours"
-# More entries that only their neighbours know are one row.
-_MAX_LISTED = 100_000
+NEIGHBOURS, REPLICAS = "neighbours", "replicas"
 
 
 @dataclass(frozen=True)
@@ -77,50 +75,67 @@ class LostMessage:
         """False for an entry of a diverged tail; None if it is not known."""
         return False if self.is_diverged else None
 
-    @classmethod
-    def of_header(cls, index: int, unit: KnownMessage | None, pos: int) -> LostMessage:
-        """An entry whose header is that of another one: what its index `unit` says, or only its position."""
-        known = unit or KnownMessage(pos + ENTRY_HEADER_SIZE)
-        return cls(
-            source=DLEDGER,
-            index=index,
-            term=known.term,
-            pos=known.offset - ENTRY_HEADER_SIZE,
-            size=known.size + ENTRY_HEADER_SIZE if known.size is not None else None,
-            topic=None,
-            queue_id=None,
-            queue_offset=None,
-            tags_code=None,
-            key_hashes=(),
-            first_store_timestamp=None,
-            last_store_timestamp=None,
-            entries=1,
-            witnesses=tuple(known.witnesses) or (NEIGHBOURS,),
-            problem="expected the header of this entry, found another on every replica",
-        )
-
     @property
     def end(self) -> int:
         """The position after it, as far as its size is known."""
         return self.pos + (self.size or 0)
 
 
-def lost_messages(log: StoreView, ranges: list[DamagedRange], on_unreadable: OnUnreadable) -> list[LostMessage]:
-    """What is lost in damaged places, in the order of the log. Raises StoreError for a remote file."""
-    places = Places((each.start, each.end) for each in ranges)
-    known = [_of_index(log, each, on_unreadable) for each in ranges]
-    others: dict[int, KnownMessage] = {message.offset: message for messages in known for message in messages}
-    if log.paths.root is not None and len(places):
-        add_queue_units(log.paths.root, places, others, on_unreadable)
-        add_key_units(log.paths.root, places, others, on_unreadable)
-    lost: list[LostMessage] = []
-    listed = 0  # entries after the last intact one
-    for place, found in zip(ranges, messages_of(ranges, others.values(), log.segments), strict=True):
-        here = _of_end(log, place, found, listed) if place.is_end else _lost_in(place, found)
-        lost += here
-        if place.has_log_end:
-            listed += sum(each.entries or 0 for each in here)
-    return lost
+def lost_messages(log: ComparedLog, on_unreadable: OnUnreadable = ignore_error) -> list[LostMessage]:
+    """What is lost of a log or undecided, in the order of the log. Raises StoreError for a remote file."""
+    places = log.places()
+    found: list[LostMessage] = []
+    for history in sorted({place.history for place in places}):
+        own = [place for place in places if place.history == history]
+        numbers = sorted({number for place in own for number in log.numbers_of(history, place.key)})
+        stores = [log.stores[number] for number in numbers]
+        known = _known(own, sorted(stores, key=lambda store: store.path), on_unreadable)
+        segments = [segment for store in stores for segment in store.segments]
+        for place, messages in zip(own, messages_of(own, known, segments), strict=True):
+            found += [_placed(lost, place, log) for lost in _lost_in(place, messages)]
+    return [lost for lost in found if _is_listed(lost)]
+
+
+def _known(places: list[Place], stores: list[StoreView], on_unreadable: OnUnreadable) -> Iterable[KnownMessage]:
+    """What the units of stores know of messages in places."""
+    known: dict[int, KnownMessage] = {}
+    indexes = sorted((place.first, place.first + (place.entries or 0)) for place in places if place.first is not None)
+    # Bytes of DLedger have no indexes where nothing is intact: any unit can know them.
+    is_any = any(place.source == DLEDGER and place.first is None for place in places)
+    for store in stores:
+        files = store.index_files.files
+        whole = [(files[0].base // INDEX_UNIT_SIZE, files[-1].end // INDEX_UNIT_SIZE)] if files and is_any else []
+        for first, stop in merge_adjacent(whole or indexes, _touching):
+            for each in entries_of_index(store.index_files, first, stop - 1, on_unreadable):
+                known.setdefault(each.offset, each)
+    extents = Places(merge_adjacent(((place.start, place.end) for place in places), _touching))
+    for store in stores:
+        if store.paths.root is not None and len(extents):
+            add_queue_units(store.paths.root, extents, known, on_unreadable)
+            add_key_units(store.paths.root, extents, known, on_unreadable)
+    return known.values()
+
+
+def _touching(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int] | None:
+    return (first[0], max(first[1], second[1])) if second[0] <= first[1] else None
+
+
+def _placed(lost: LostMessage, place: Place, log: ComparedLog) -> LostMessage:
+    """The message with the replicas that lost it, have it, or have a copy that nothing judges."""
+    having = log.having(place.history, lost.pos if place.first is None else lost.index or place.first)
+    return replace(
+        lost,
+        lost_on=having.lost,
+        intact_on=having.intact,
+        unclear_on=having.unclear,
+        restorable_from=place.restorable_from,
+        is_diverged=place.history > 0,
+    )
+
+
+def _is_listed(lost: LostMessage) -> bool:
+    """Whether it can have been a message: less space at the end of a file was a blank."""
+    return lost.entries is not None or lost.size is None or lost.size >= MIN_MESSAGE_SIZE
 
 
 def count_of(found: Iterable[LostMessage]) -> tuple[int, bool]:
@@ -132,44 +147,33 @@ def count_of(found: Iterable[LostMessage]) -> tuple[int, bool]:
     return sum(count or 0 for count in counts), None not in counts
 
 
-def _of_index(log: StoreView, place: DamagedRange, on_unreadable: OnUnreadable) -> list[KnownMessage]:
-    """The entries of a place that the DLedger index knows."""
-    files = log.index_files.files
-    if place.source != DLEDGER or not files or place.row is not None:
-        return []
-    first = place.before.index + 1 if place.before.index is not None else files[0].base // 32
-    if place.is_end:
-        last = log.checkpoint_committed_index  # units of later entries may be stale
-    else:
-        last = place.after.index - 1 if place.after.index is not None else files[-1].end // 32
-    found = entries_of_index(log.index_files, first, last, on_unreadable)
-    return [each for each in found if place.start <= each.offset - ENTRY_HEADER_SIZE and each.end <= place.end]
-
-
-def _lost_in(place: DamagedRange, found: list[KnownMessage]) -> list[LostMessage]:
-    if place.row is not None:
-        return [_of_row(place, found[0] if found else None)]
+def _lost_in(place: Place, found: list[KnownMessage]) -> list[LostMessage]:
+    if place.is_exact:
+        return [_of_entry(place, found[0] if found else None)]
     _number(place, found)
     lost = [_of_message(place, message) for message in found]
-    missing = _missing_indexes(place)
-    unknown = None if missing is None else missing - len(found)
+    unknown = None if place.entries is None else place.entries - len(found)
     if unknown is not None and unknown <= 0:
         return lost
-    if unknown is not None and unknown <= _MAX_LISTED and all(each.index is not None for each in lost):
+    if place.is_end:
+        end = lost[-1].end if lost else place.start
+        rest = replace(_of_bytes(place, end, end, unknown), size=None, witnesses=("checkpoint",))
+        lost.append(replace(rest, index=place.key + len(lost)))
+    elif unknown is not None and unknown <= MAX_LISTED and all(each.index is not None for each in lost):
         lost += _by_neighbours(place, lost)
     else:
         lost += _of_rest(place, lost, unknown)
     return sorted(lost, key=lambda each: (each.pos, each.index or 0))
 
 
-def _by_neighbours(place: DamagedRange, lost: list[LostMessage]) -> Iterator[LostMessage]:
+def _by_neighbours(place: Place, lost: list[LostMessage]) -> Iterator[LostMessage]:
     """The entries that no unit has, by the indexes around them."""
     known = {each.index: each for each in lost}
-    first, stop = place.before.index, place.after.index
-    assert first is not None and stop is not None
+    assert place.entries is not None
+    stop = place.key + place.entries
     at = place.start
     run: list[int] = []
-    for index in range(first + 1, stop + 1):
+    for index in range(place.key, stop + 1):
         if index < stop and index not in known:
             run.append(index)
             continue
@@ -182,7 +186,7 @@ def _by_neighbours(place: DamagedRange, lost: list[LostMessage]) -> Iterator[Los
         at = known[index].end if index < stop else end
 
 
-def _of_rest(place: DamagedRange, lost: list[LostMessage], unknown: int | None) -> Iterator[LostMessage]:
+def _of_rest(place: Place, lost: list[LostMessage], unknown: int | None) -> Iterator[LostMessage]:
     """The bytes that no unit has; the largest piece stands for all entries that are not known."""
     rest = sorted(_uncovered(place, lost), key=lambda piece: piece[0] - piece[1])
     minimum = ENTRY_HEADER_SIZE if place.source == DLEDGER else MIN_MESSAGE_SIZE
@@ -191,22 +195,26 @@ def _of_rest(place: DamagedRange, lost: list[LostMessage], unknown: int | None) 
             yield _of_bytes(place, start, end, unknown)
 
 
-def _missing_indexes(place: DamagedRange) -> int | None:
-    """How many entries the indexes around a place leave; None if they do not say it."""
-    if place.before.index is None or place.after.index is None:
-        return None
-    return max(place.after.index - place.before.index - 1, 0)
+def _number(place: Place, found: list[KnownMessage]) -> None:
+    """Give indexes to messages that only queues know: if all are known, else from the ends of the place on."""
+    if place.first is None or place.last is None:
+        return
+    is_all = len(found) == place.entries
+    at, index = place.start, place.first
+    for message in found:
+        if not is_all and (message.offset - place.header != at or message.size is None):
+            break
+        message.index = index
+        at, index = message.end, index + 1
+    at, index = place.end, place.last
+    for message in reversed(found):
+        if message.index is not None or message.end != at:
+            break
+        message.index = index
+        at, index = message.offset - place.header, index - 1
 
 
-def _number(place: DamagedRange, found: list[KnownMessage]) -> None:
-    """Give indexes to messages that only queues know, where as many indexes are missing."""
-    missing = _missing_indexes(place)
-    if missing == len(found) and place.before.index is not None:
-        for number, message in enumerate(found):
-            message.index = place.before.index + 1 + number
-
-
-def _uncovered(place: DamagedRange, lost: list[LostMessage]) -> list[tuple[int, int]]:
+def _uncovered(place: Place, lost: list[LostMessage]) -> list[tuple[int, int]]:
     """The bytes of a place that no known message has."""
     at, pieces = place.start, []
     for each in lost:
@@ -215,7 +223,7 @@ def _uncovered(place: DamagedRange, lost: list[LostMessage]) -> list[tuple[int, 
     return [piece for piece in [*pieces, (at, place.end)] if piece[0] < piece[1]]
 
 
-def _of_message(place: DamagedRange, message: KnownMessage) -> LostMessage:
+def _of_message(place: Place, message: KnownMessage) -> LostMessage:
     first, last = _time_of(place, message)
     return LostMessage(
         source=place.source,
@@ -236,53 +244,51 @@ def _of_message(place: DamagedRange, message: KnownMessage) -> LostMessage:
     )
 
 
-def _time_of(place: DamagedRange, message: KnownMessage) -> tuple[int | None, int | None]:
+def _time_of(place: Place, message: KnownMessage) -> tuple[int | None, int | None]:
     """Between which times it was stored: by its IndexFile unit and its neighbours, or by those that are known."""
-    firsts = [time for time in (message.first_stored, place.before.stored) if time is not None]
-    lasts = [time for time in (message.last_stored, place.after.stored) if time is not None]
+    firsts = [time for time in (message.first_stored, place.stored_before) if time is not None]
+    lasts = [time for time in (message.last_stored, place.stored_after) if time is not None]
     first, last = max(firsts, default=None), min(lasts, default=None)
     if message.first_stored is not None and first is not None and last is not None and first > last:
         return message.first_stored, message.last_stored  # the neighbours were stored by another clock
     return first, last
 
 
-def _of_row(place: DamagedRange, message: KnownMessage | None) -> LostMessage:
-    """An entry whose header is intact: its own values count where no unit has them."""
-    row = place.row
-    assert row is not None
+def _of_entry(place: Place, message: KnownMessage | None) -> LostMessage:
+    """One entry: the values of its row count where no unit has them."""
     lost = _of_message(place, message or KnownMessage(place.start + place.header))
-    stored = (row["storeTimestamp"],) * 2 if row["storeTimestamp"] is not None else (None, None)
-    first, last = (lost.first_store_timestamp, lost.last_store_timestamp)
-    if message is None or message.first_stored is None:
-        first, last = stored if stored[0] is not None else (first, last)
+    witnesses = lost.witnesses
+    row = place.row
+    if row is None:
+        witnesses = witnesses or ((NEIGHBOURS,) if place.first is not None else ())
+    elif not place.is_held:
+        witnesses = ("log", *witnesses)
+    elif lost.topic is None:
+        witnesses = (*(witnesses or ((NEIGHBOURS,) if place.first is not None else ())), REPLICAS)
+    lost = replace(
+        lost,
+        index=place.first,
+        term=place.term if lost.term is None else lost.term,
+        pos=place.start,
+        size=place.end - place.start,
+        witnesses=witnesses,
+    )
+    if row is None:
+        return lost
+    stored = row["storeTimestamp"]
+    is_dated = stored is None or (not place.is_held and lost.first_store_timestamp is not None)
     has_queue = lost.topic is not None
     return replace(
         lost,
-        index=row["index"],
-        pos=row["pos"],
-        size=row["size"],
         topic=lost.topic if has_queue else row["topic"],
         queue_id=lost.queue_id if has_queue else row["queueId"],
         queue_offset=lost.queue_offset if has_queue else row["queueOffset"],
-        first_store_timestamp=first,
-        last_store_timestamp=last,
-        witnesses=("log", *lost.witnesses),
+        first_store_timestamp=lost.first_store_timestamp if is_dated else stored,
+        last_store_timestamp=lost.last_store_timestamp if is_dated else stored,
     )
 
 
-def _of_end(log: StoreView, place: DamagedRange, found: list[KnownMessage], listed: int) -> list[LostMessage]:
-    """What was committed after the end of the log; `listed` entries after its last intact one are known before."""
-    lost = [_of_message(place, message) for message in found]
-    last = place.before.index
-    missing = log.checkpoint_committed_index - last if last is not None and log.checkpoint is not None else 0
-    known = listed + (sum(each.index is not None for each in lost) or len(lost))
-    if missing > known:
-        end = lost[-1].end if lost else place.start
-        lost.append(replace(_of_bytes(place, end, INT64_MAX, missing - known), size=None, witnesses=("checkpoint",)))
-    return lost
-
-
-def _of_bytes(place: DamagedRange, start: int, end: int, entries: int | None) -> LostMessage:
+def _of_bytes(place: Place, start: int, end: int, entries: int | None) -> LostMessage:
     unknown = _of_message(place, KnownMessage(start + place.header))
     return replace(unknown, pos=start, size=end - start, entries=entries)
 
@@ -292,7 +298,7 @@ _MAX_LOST_END = 2**44
 
 
 def messages_of(
-    ranges: Sequence[DamagedRange], known: Iterable[KnownMessage], segments: list[Segment]
+    ranges: Sequence[Place], known: Iterable[KnownMessage], segments: list[Segment]
 ) -> list[list[KnownMessage]]:
     """The messages of each of the ascending ranges, by offset.
 
@@ -312,14 +318,17 @@ def messages_of(
     ]
 
 
-def _is_inside(message: KnownMessage, place: DamagedRange) -> bool:
+def _is_inside(message: KnownMessage, place: Place) -> bool:
     start = message.offset - place.header
-    if place.row is not None:
+    entries = range(place.key, place.key + (place.entries or 0))
+    if place.first is not None and message.index is not None and message.index not in entries:
+        return False
+    if place.is_exact:
         return start == place.start and message.size in (None, place.end - message.offset)
     return start >= place.start and message.end <= place.end
 
 
-def _next_to_others(found: list[KnownMessage], place: DamagedRange, segments: list[Segment]) -> list[KnownMessage]:
+def _next_to_others(found: list[KnownMessage], place: Place, segments: list[Segment]) -> list[KnownMessage]:
     starts = {message.offset - place.header for message in found} | {place.end}
     ends = {message.end for message in found if message.size is not None} | {place.start}
     return [

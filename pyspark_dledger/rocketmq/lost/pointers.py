@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pyspark_dledger.format.arrow_functions import values_of
 from pyspark_dledger.format.dispatched_rows import Longs, key_hash
+from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.json_text import printable
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Filters, Segment
+from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.io.queue_files import queues
@@ -21,7 +24,6 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_judged
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import queue_root
-from pyspark_dledger.rocketmq.lost.damaged_ranges import damaged_rows
 from pyspark_dledger.rocketmq.lost.known_units import (
     CONSUME_QUEUE,
     KnownMessage,
@@ -58,6 +60,12 @@ def _known(message: KnownMessage) -> Iterator[str]:
         )
     if message.key_hashes:
         yield f"the index of keys has the hash at commitLogOffset {message.offset}"
+
+
+def damaged_rows(batch: pa.RecordBatch) -> list[int]:
+    """The numbers of the rows with a column problemCode whose bytes are damaged."""
+    numbers: list[int] = np.flatnonzero(is_damage(batch["problemCode"], {ProblemCode.BORN_TIME})).tolist()
+    return numbers
 
 
 def offsets_of_keys(log: StoreView, keys: Iterable[str]) -> list[int]:
