@@ -61,8 +61,14 @@ QUEUE_CODES = frozenset(
 )
 KEY_CODES = frozenset(("keyIndexHeader", "keyIndexUnit"))
 """Findings that a rebuild of the queues or of the index of keys repairs."""
-BESIDE_LOG = frozenset(("configInvalid", "indexFileMissing", "indexUnit", "indexUnitMissing", "epochFileUnreadable"))
-"""Further errors of files other than the log, with which Java starts."""
+BESIDE_LOG = frozenset(
+    (
+        *("configInvalid", "indexFileMissing", "indexUnit", "indexUnitMissing", "epochFileUnreadable"),
+        "messageQueue",
+    )
+)
+"""Further errors of files other than the log, with which Java starts; replicas judge a message that its queue has at
+another place."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ _WITNESSES = (
 
 COLUMNS = (
     TableColumn("source", pa.string(), "`dledger` or `commitlog`"),
-    TableColumn("index", pa.int64(), "of its entry, or of the first of its `entries`; null if unknown"),
+    TableColumn("index", pa.int64(), "of its first entry; null if unknown"),
     TableColumn("term", pa.int64(), "of its entry"),
     TableColumn("pos", pa.int64(), "where its row or the lost bytes began"),
     TableColumn("size", pa.int64(), "bytes of its row or the lost bytes; null if unknown"),
@@ -33,7 +33,7 @@ COLUMNS = (
     TableColumn("entries", pa.int64(), "1; of lost bytes, how many the indexes around them leave, or null"),
     TableColumn("witnesses", pa.list_(pa.string()), _WITNESSES),
     TableColumn("problem", pa.string(), "what was expected and found"),
-    TableColumn("lostOn", pa.list_(pa.string()), "replicas that lost it; none if the last copy is unclear"),
+    TableColumn("lostOn", pa.list_(pa.string()), "replicas that lost it; none if only `unclearOn` has it"),
     TableColumn(
         "intactOn", pa.list_(pa.string()), "replicas that have it; lost for good if none, and the next two are empty"
     ),
