@@ -9,7 +9,7 @@ import heapq
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -63,7 +63,6 @@ class Consumers:
 
     groups: list[Row] = field(default_factory=list)
     furthest: list[Row] = field(default_factory=list)
-    queues: int = 0
     reason: str | None = None
 
 
@@ -243,32 +242,24 @@ def _recoveries(log: Log) -> tuple[list[Row], str | None]:
 
 def _consumers(log: Log, progress: ProgressBar) -> Consumers:
     groups: dict[str, Row] = {}
-    furthest: list[tuple[int, int, int, Row]] = []
-    count = 0
+
+    def counted() -> Iterator[Row]:
+        for row in _rows(log, "consumers", progress):
+            name = row["consumerGroup"]
+            group = groups.setdefault(name, {"consumerGroup": name, "queues": 0, "lag": 0, "lost": 0})
+            if row["topic"] is not None:
+                group["queues"] += 1
+                group["lag"] += max(row["lag"] or 0, 0)
+                group["lost"] += row["lost"] or 0
+                yield row
+
     try:
-        for count, row in enumerate(_rows(log, "consumers", progress), 1):
-            _add_consumer(groups, row)
-            behind = (row["lost"] or 0, row["lag"] or 0, -count, row)
-            if row["topic"] is None:
-                continue
-            if len(furthest) < _MAX_CONSUMERS:
-                heapq.heappush(furthest, behind)
-            else:
-                heapq.heappushpop(furthest, behind)
+        furthest = heapq.nlargest(_MAX_CONSUMERS, counted(), lambda row: (row["lost"] or 0, row["lag"] or 0))
     except DLedgerError as error:
         return Consumers(reason=str(error))
-    rows = [row for *_, row in sorted(furthest, key=lambda item: item[:3], reverse=True)]
-    ordered = sorted(groups.values(), key=lambda row: (-row["lost"], -row["lag"], row["consumerGroup"]))
-    return Consumers(ordered, rows, count)
-
-
-def _add_consumer(groups: dict[str, Row], row: Row) -> None:
-    name = row["consumerGroup"]
-    group = groups.setdefault(name, {"consumerGroup": name, "queues": 0, "lag": 0, "lost": 0})
-    if row["topic"] is not None:
-        group["queues"] += 1
-        group["lag"] += max(row["lag"] or 0, 0)
-        group["lost"] += row["lost"] or 0
+    return Consumers(
+        sorted(groups.values(), key=lambda row: (-row["lost"], -row["lag"], row["consumerGroup"])), furthest
+    )
 
 
 _Value = TypeVar("_Value")

@@ -6,6 +6,7 @@ text are shown as escapes.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
@@ -282,41 +283,37 @@ class _Drawing:
     svg: Markup
 
 
-class _Drawings:
-    """The figures of a page, by section."""
-
-    def __init__(self, prefix: str = "") -> None:
-        self._prefix = prefix
-        self.by_section: dict[str, list[_Drawing]] = {"files": [], "time": [], "topics": [], "replicas": []}
-
-    def add(self, section: str, name: str, question: str, figure: Figure) -> None:
-        title, svg = drawing.svg(figure, self._prefix + name)
-        # matplotlib escapes every text in it.
-        self.by_section[section].append(_Drawing(question, title, Markup(svg)))  # noqa: S704
+def _drawn(prefix: str, *wanted: tuple[str, str, Callable[[Any], Figure], Any]) -> Iterator[_Drawing]:
+    """The figures that have data. Each is wanted by its name, the question that it answers, and how it is drawn."""
+    for name, question, draw, data in wanted:
+        if data:
+            title, svg = drawing.svg(draw(data), prefix + name)
+            # matplotlib escapes every text in it.
+            yield _Drawing(question, title, Markup(svg))  # noqa: S704
 
 
 def _file_figures(facts: Facts, prefix: str) -> list[_Drawing]:
-    drawings = _Drawings(prefix)
-    if facts.segments:
-        drawings.add("files", "bytes", "what is in the files?", store_figures.bytes_by_file(facts.segments))
-    if any(row["firstStoreTimestamp"] is not None for row in facts.segments):
-        drawings.add("files", "retention", "which times are in the files?", store_figures.retention(facts.segments))
-    return drawings.by_section["files"]
+    timed = [row for row in facts.segments if row["firstStoreTimestamp"] is not None]
+    bytes_drawing = "bytes", "what is in the files?", store_figures.bytes_by_file, facts.segments
+    times_drawing = "retention", "which times are in the files?", store_figures.retention, timed
+    return list(_drawn(prefix, bytes_drawing, times_drawing))
 
 
 def _figures(facts: Facts) -> dict[str, list[_Drawing]]:
-    timeline, drawings = facts.timeline, _Drawings()
-    if timeline.messages:
-        drawings.add("time", "throughput", "how much was stored when?", time_figures.throughput(timeline))
-    if timeline.timed:
-        drawings.add("time", "latency", "how long did it take to store messages?", time_figures.latency_map(timeline))
+    """The figures about all stores, by section."""
+    stored = facts.timeline if facts.timeline.messages else None
+    timed = facts.timeline if facts.timeline.timed else None
     named = [row for row in facts.topics if row["topic"] is not None]
-    if named:
-        drawings.add("topics", "shares", "which topics are largest?", store_figures.topic_shares(named))
-    if facts.commit_logs is not None:
-        positions = store_figures.replica_positions(facts.commit_logs)
-        drawings.add("replicas", "positions", "which bytes does each replica have?", positions)
-    if facts.comparison is not None and not facts.is_plain:
-        ranges = store_figures.replica_ranges(facts.comparison)
-        drawings.add("replicas", "ranges", "which indexes does each replica have?", ranges)
-    return drawings.by_section
+    positions, ranges = store_figures.replica_positions, store_figures.replica_ranges
+    wanted: dict[str, list[tuple[str, str, Callable[[Any], Figure], Any]]] = {
+        "time": [
+            ("throughput", "how much was stored when?", time_figures.throughput, stored),
+            ("latency", "how long did it take to store messages?", time_figures.latency_map, timed),
+        ],
+        "topics": [("shares", "which topics are largest?", store_figures.topic_shares, named)],
+        "replicas": [
+            ("positions", "which bytes does each replica have?", positions, facts.commit_logs),
+            ("ranges", "which indexes does each replica have?", ranges, facts.comparison),
+        ],
+    }
+    return {section: list(_drawn("", *listed)) for section, listed in wanted.items()}
