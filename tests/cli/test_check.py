@@ -145,6 +145,25 @@ def test_check_verify_and_audit_agree_that_all_queues_are_missing(
     assert any(line.startswith(f"consumers miss: {len(audited.rows)} messages ") for line in lines)
 
 
+def test_what_was_before_the_first_file_of_one_store_expired_or_is_lost(tmp_path: Path, run: Run) -> None:
+    store = write_dledger(tmp_path / "root", [raw(b"x" * 500)] * 30)
+    min((tmp_path / "root").glob("dledger-*/data/*")).unlink()
+    _, lines = checked(run, tmp_path / "root")
+    begin = store.segments[1].base
+    lost = "lost for good: nothing"
+    assert f"{lost}; what was before position {begin} expired, or its files are lost: cannot tell" in lines
+
+
+def test_a_file_of_a_queue_with_a_wrong_size_is_rebuilt(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    root = shutil.copytree(case_folder("mq-53-single"), tmp_path / "root")
+    file = min(root.glob("consumequeue/*/*/*"))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    _, lines = checked(run, root)
+    assert f"next: dledger rebuild consumequeue {root} --dry-run" in lines
+
+
 def test_a_store_in_use_is_said(broker: Store, run: Run) -> None:
     assert "in use" not in checked(run, broker.path)[1][0]
     with locked(broker.path):

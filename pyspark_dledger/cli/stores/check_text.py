@@ -74,6 +74,10 @@ def lost_for_good(report: CheckReport) -> str:
     if report.known_losses and NOTHING in parts:
         parts.remove(NOTHING)
     parts += [f"known: {_known_text(name, loss)}" for name, loss in report.known_losses.items()]
+    state = report.members[0].facts.state
+    if len(report.members) == 1 and state.min_offset > 0:
+        parts = parts or [NOTHING]
+        parts.append(f"what was before position {state.min_offset} expired, or its files are lost: cannot tell")
     if len(report.members) == 1 and report.lost_in_logs != NOTHING:
         parts.append("give the paths of all replicas, which can have it")
     return "; ".join(parts) or NOTHING

@@ -25,6 +25,7 @@ from pyspark_dledger.log.io.state_files import (
     is_of_controller_mode,
     read_store_checkpoint,
 )
+from pyspark_dledger.log.io.store_paths import usual_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.report import Report
 
@@ -163,14 +164,7 @@ def _list(dirs: Iterable[Path], report: Report | None) -> list[_File]:
 
 
 def _usual_size(files: list[_File]) -> int:
-    """The size in bytes that files are created with: that of most files, else the usual distance of two names."""
-    if not files:
-        return 0
-    size, count = Counter(file.size for file in files).most_common(1)[0]
-    if 2 * count > len(files) or len(files) == 1:
-        return size
-    distances = Counter(after.base - before.base for before, after in pairwise(files) if after.base > before.base)
-    return distances.most_common(1)[0][0] if distances else size
+    return usual_size({file.base: file.size for file in files})
 
 
 def _strays(files: list[_File], usual: int, source: str, check_pos: bool) -> list[_File]:
