@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark_dledger.format.message import CopiedMessages, Longs
 
 ENGINES = ("auto", "native", "python")
+OF_SEGMENTS = ("log_end", "split", "seek", "term_runs", "copy_messages")
+"""The calls whose first argument is a segment."""
 
 _NATIVE_MODULE = "pyspark_dledger.format.native_engine"
 _PYTHON_MODULE = "pyspark_dledger.format.python_engine"

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+from pyspark_dledger.common.integers import MAX_TIMESTAMP, MIN_TIMESTAMP
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -62,7 +64,6 @@ def time_texts(column: pa.Array) -> list[str | None]:
     import pyarrow as pa
 
     from pyspark_dledger.format.arrow_functions import compute as pc
-    from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 
     times = pc.cast(column, pa.timestamp("ms"), safe=False)
     for found in pc.min_max(pc.cast(times, pa.int64())).as_py().values():

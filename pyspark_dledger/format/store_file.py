@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pyspark_dledger.errors import StoreError
 
@@ -16,89 +17,50 @@ _Engine = TypeVar("_Engine")
 Extents = tuple[tuple[int, int], ...]
 
 
-class StoreFile(Protocol):
-    """A file of a store: picklable, hashable, and compared by value.
+class StoreFile(ABC):
+    """A file of a store: picklable, hashable, and compared by value. ``path`` is its name in messages.
 
-    A file that is neither local nor remote has bytes of several others. ``opened`` is the file that an engine opens,
-    and ``extents`` are the bytes that it has: see `PartialFile`.
+    A file that is neither local nor remote has bytes of several others. ``extents`` are the bytes that a partial copy
+    has: see `PartialFile`.
     """
 
-    is_local: bool
-    is_remote: bool
+    path: str
+    is_local = False
+    is_remote = False
+    extents: Extents | None = None
 
     @property
-    def path(self) -> str:
-        """Its name in messages; the path of a local file."""
-
-    @property
-    def opened(self) -> str: ...
-
-    @property
-    def extents(self) -> Extents | None: ...
+    def opened(self) -> str:
+        """The file that an engine opens."""
+        return self.path
 
     @property
     def whole(self) -> StoreFile:
         """The file itself; of a partial copy, the file that it is a copy of."""
+        return self
 
+    @abstractmethod
     def read(self, offset: int, size: int) -> bytes:
         """The bytes at `offset`; fewer at the file's end, none if it cannot be read.
 
         Raises StoreError if a remote file cannot be read, because it may exist.
         """
 
+    @abstractmethod
     def size(self) -> int | None:
         """Its size in bytes; None if it is no file, or no longer exists. Raises StoreError if that is not known."""
 
     def over(self, engine: _Engine) -> _Engine:
         """The engine that reads this file by means of `engine`, which reads local ones."""
-
-
-@dataclass(frozen=True)
-class LocalFile:
-    """A file on this machine."""
-
-    path: str
-
-    is_local = True
-    is_remote = False
-    extents = None
-
-    @property
-    def opened(self) -> str:
-        return self.path
-
-    @property
-    def whole(self) -> LocalFile:
-        return self
-
-    def read(self, offset: int, size: int) -> bytes:
-        return read_ranges(self.path, ((offset, size),))[0]
-
-    def size(self) -> int | None:
-        return regular_size(self.path, Path(self.path).stat)
-
-    def over(self, engine: _Engine) -> _Engine:
         return engine
 
 
 @dataclass(frozen=True)
-class PartialFile:
-    """A local copy of some extents of the file ``whole``, with that file's size.
+class LocalFile(StoreFile):
+    """A file on this machine."""
 
-    ``extents`` are ``(start, end)`` in bytes of the file: ascending, disjoint, and whole MiB except at the file's end.
-    An engine that needs other bytes raises `segment_file.MissingBytes`.
-    """
-
-    whole: StoreFile
-    opened: str
-    extents: Extents
-
-    is_local = False
-    is_remote = False
-
-    @property
-    def path(self) -> str:
-        return self.whole.path
+    path: str
+    is_local = True
 
     def read(self, offset: int, size: int) -> bytes:
         return read_ranges(self.opened, ((offset, size),))[0]
@@ -106,8 +68,66 @@ class PartialFile:
     def size(self) -> int | None:
         return regular_size(self.path, Path(self.opened).stat)
 
-    def over(self, engine: _Engine) -> _Engine:
-        return engine
+
+@dataclass(frozen=True)
+class PartialFile(LocalFile):
+    """A local copy of some extents of a file, with the size and the ``path`` of that file.
+
+    ``extents`` are ``(start, end)`` in bytes of the file: ascending, disjoint, and whole MiB except at the file's end.
+    An engine that needs other bytes raises `segment_file.MissingBytes`.
+    """
+
+    original: StoreFile
+    copy: str
+    extents: Extents
+    is_local = False
+
+    @classmethod
+    def of(cls, original: StoreFile, copy: str, extents: Extents) -> PartialFile:
+        """The extents of `original` that are in the file `copy`."""
+        return cls(original.path, original, copy, extents)
+
+    @property
+    def opened(self) -> str:
+        return self.copy
+
+    @property
+    def whole(self) -> StoreFile:
+        return self.original
+
+
+class OpenFile(ABC):
+    """A file that is open for reading. Its reads raise OSError, those of a remote file StoreError."""
+
+    TAIL_BLOCK = 64 * 1024
+    """Bytes of one read when a file is read backwards from its end."""
+    read_offset: int | None = None
+    """That of the last read, if errors need it."""
+
+    def __enter__(self) -> OpenFile:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - a remote file owns nothing
+        """Close it."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Its size in bytes."""
+
+    @abstractmethod
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes at `offset`; fewer at the file's end."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Read the bytes at `offset` into a buffer. Returns their number."""
+        data = self.read(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of ``[start, end)`` that are not holes, ascending."""
+        if start < end:
+            yield start, end
 
 
 def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -23,7 +23,6 @@ import numpy as np
 from pyspark_dledger.common.fields import changed
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.codec import ConsumeQueueUnit
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import message_in
@@ -39,14 +38,8 @@ from pyspark_dledger.log.io.key_files import (
     index_files,
     newest_unit,
 )
-from pyspark_dledger.log.io.queue_files import (
-    FILLER_SIZE,
-    FOLDER,
-    QueueFile,
-    queue_files,
-    readable_units,
-    written_units,
-)
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, FOLDER, Queue, queue_files
+from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import RowRange, StoreView
 
@@ -98,40 +91,33 @@ def queue_window(store: StoreView, filters: Filters, offsets: IntFilter) -> tupl
     root = store.paths.root
     if root is None or not 0 < len(names) <= _MAX_QUEUES:
         return whole
-    windows = [_Queue(store, *name).window(offsets) for name in names]
+    try:
+        windows = [_Queue(store, root, *name).window(offsets) for name in names]
+    except StoreError:
+        return whole
     return min(start for start, _ in windows), max(end for _, end in windows)
 
 
 class _Queue:
     """The units of one queue of a store, and the messages that they point to."""
 
-    def __init__(self, store: StoreView, topic: str, queue_id: int) -> None:
+    def __init__(self, store: StoreView, root: Path, topic: str, queue_id: int) -> None:
         self._store = store
         self._topic = topic
         self._queue_id = queue_id
-        self._files = _files(store, topic, queue_id)
+        files = queue_files(root / FOLDER / topic / str(queue_id), ignore_error) if "/" not in topic else ()
+        self._units = QueueUnits(Queue(topic, queue_id, files), ignore_error)
 
     def window(self, offsets: IntFilter) -> tuple[int, int]:
         """The positions that have all messages of the queue with these offsets."""
-        if not self._files:
+        if not self._units.count:
             return 0, INT64_MAX
-        first, last = self._files[0].first, self._last_written()
+        first, last = self._units.queue_offset(0), self._units.end - 1
         low, high = min(offsets.low, last), max(offsets.high, first)
         before = self._confirmed(range(low, max(low - _MAX_TRIED, first - 1), -1))
         after = self._confirmed(range(high, min(high + _MAX_TRIED, last + 1)))
         start, end = before[0] if before is not None else 0, after[1] if after is not None else INT64_MAX
         return (start, end) if start < end else (0, INT64_MAX)
-
-    def _last_written(self) -> int:
-        """The offset of the last unit; of files that cannot be read, -1."""
-        for file in reversed(self._files):
-            try:
-                written = written_units(file)
-            except UnreadableError:
-                return -1
-            if written:
-                return file.first + written - 1
-        return -1
 
     def _confirmed(self, numbers: Iterable[int]) -> tuple[int, int] | None:
         """Where the entry of the first of these queue offsets begins and ends of which the log confirms the unit."""
@@ -139,10 +125,9 @@ class _Queue:
         return next((each for each in found if each is not None), None)
 
     def _entry_of(self, number: int) -> tuple[int, int] | None:
-        unit = self._unit(number)
-        if unit is None or not MIN_MESSAGE_SIZE <= unit.size < FILLER_SIZE:
+        offset, size, _ = self._units.at(number, 1)[0].tolist()
+        if not MIN_MESSAGE_SIZE <= size < FILLER_SIZE:
             return None
-        offset, size = unit.commit_log_offset, unit.size
         row, segment = self._store.row_of_message(offset), segment_at(self._store.segments, offset)
         if row is None or segment is None or offset + size != row.end or row.end > self._store.segment_end(segment):
             return None
@@ -152,23 +137,6 @@ class _Queue:
             return None
         is_wanted = (message.topic, message.queue_id, message.queue_offset) == (self._topic, self._queue_id, number)
         return row if is_wanted else None
-
-    def _unit(self, number: int) -> ConsumeQueueUnit | None:
-        file = next((file for file in self._files if file.first <= number < file.first + file.units), None)
-        if file is None:
-            return None
-        at = number - file.first
-        units = next(readable_units(file, at, at + 1), None)
-        return ConsumeQueueUnit(*units[0].tolist()) if units is not None else None
-
-
-def _files(store: StoreView, topic: str, queue_id: int) -> tuple[QueueFile, ...]:
-    if store.paths.root is None or "/" in topic:
-        return ()
-    try:
-        return queue_files(store.paths.root / FOLDER / topic / str(queue_id), ignore_error)
-    except StoreError:
-        return ()
 
 
 _MAX_CHAIN = 10_000

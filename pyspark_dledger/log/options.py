@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from pyspark_dledger.common.integers import INT32_MAX, INT32_MIN, INT64_MAX
+from pyspark_dledger.common.integers import INT32_MAX, INT32_MIN, INT64_MAX, MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.common.options import (
     BOOLEAN,
     COUNT,
@@ -70,8 +70,6 @@ _MEBIBYTE = 1024 * 1024
 _MAX_BATCH_BYTES = 512 * _MEBIBYTE
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
-MS_MIN, MS_MAX = -62135596800000, 253402300799999
-"""The years 1 to 9999 in milliseconds since 1970. A time outside is null."""
 
 _ISO_8601 = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)? ?(Z|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
@@ -142,7 +140,7 @@ def _parse_timestamp(value: object) -> int:
         return microseconds(datetime(value.year, value.month, value.day, tzinfo=timezone.utc))
     match = _ISO_8601.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        return 1000 * checked(parse_integer(value), MS_MIN, MS_MAX)
+        return 1000 * checked(parse_integer(value), MIN_TIMESTAMP, MAX_TIMESTAMP)
     day, minute, second, fraction, zone = match.groups()
     text = f"{day} {minute or '00:00'}:{second or '00'}.{fraction or '':0<6}"
     zone = "+00:00" if zone is None or zone in "Zz" else f"{zone[:3]}:{zone[-2:]}"

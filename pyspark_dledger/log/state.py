@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark_dledger.common.integers import MAX_TIMESTAMP
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_current_term, read_epochs, read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
-
-# The end of the year 9999, in milliseconds since 1970.
-_MAX_TIME = 253402300799999
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def _queue_end(root: Path) -> int:
 
 def _time(milliseconds: int) -> int | None:
     """A time of a checkpoint; None for 0, which means none, and outside the years 1970 to 9999."""
-    return milliseconds if 0 < milliseconds <= _MAX_TIME else None
+    return milliseconds if 0 < milliseconds <= MAX_TIMESTAMP else None
 
 
 def _problem(store: StoreView) -> str | None:

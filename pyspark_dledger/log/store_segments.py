@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.fields import changed
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.process_memory import collector_paused
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import UnreadableError
@@ -244,15 +246,13 @@ def last_unit_below(index: DLedgerIndex, pos: int) -> int:
     """The last index whose unit has a position below `pos`, by binary search; -1 without one."""
     if not index.files:
         return -1
-    low, high = index.files[0].base // INDEX_UNIT_SIZE, index.files[-1].end // INDEX_UNIT_SIZE
-    while low < high:
-        middle = (low + high) // 2
-        unit = index.unit(middle)
-        if unit is not None and unit.pos < pos:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+
+    def pos_of(number: int) -> int:
+        unit = index.unit(number)
+        return INT64_MAX if unit is None else unit.pos
+
+    numbers = range(index.files[0].base // INDEX_UNIT_SIZE, index.files[-1].end // INDEX_UNIT_SIZE)
+    return numbers.start + bisect_left(numbers, pos, key=pos_of) - 1
 
 
 def _of(source: str, unread: Iterable[UnreadSegment]) -> Iterator[Segment]:

@@ -13,11 +13,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from pyspark_dledger.common.adjacent import merge_adjacent
+from pyspark_dledger.common.integers import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import STORED_SIZE, stored_at
 from pyspark_dledger.format.spec import DLEDGER, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import entry_in
-from pyspark_dledger.log.options import MS_MAX, MS_MIN
 from pyspark_dledger.log.store_view import StoreView
 
 # A part is not divided below this size: reading it costs less.
@@ -185,7 +185,7 @@ class _TimeSearch:
             else:
                 term, size, skipped = None, int.from_bytes(data[:4], "big"), 0
             stored = stored_at(data, skipped, size - skipped, pos + skipped)
-            if stored is not None and MS_MIN <= stored <= MS_MAX:
+            if stored is not None and MIN_TIMESTAMP <= stored <= MAX_TIMESTAMP:
                 yield term, index, stored * 1000
             elif stored is None and term is None:
                 return

@@ -124,7 +124,7 @@ def test_a_damaged_segment_asks_once_per_call(reader: Engine, tmp_path: Path) ->
 def test_missing_bytes_of_a_copy_are_no_damage(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * 100)] * 600, file_size=16 * mmap.PAGESIZE)
     segment = store.segments[0]
-    copy = PartialFile(segment.file, segment.path, ((0, mmap.PAGESIZE),))
+    copy = PartialFile.of(segment.file, segment.path, ((0, mmap.PAGESIZE),))
     segment = dataclasses.replace(segment, file=copy, witness=NeverAsked())
     with pytest.raises(MissingBytes):
         scan(reader, segment, 0, segment.end)

@@ -685,7 +685,7 @@ from pyspark_dledger.format.scan.segment_file import MissingBytes
 from pyspark_dledger.format.spec import ScanRequest, Segment
 from pyspark_dledger.format.store_file import LocalFile, PartialFile
 path, size = {store.segments[0].path!r}, {store.segments[0].size}
-file = PartialFile(LocalFile("s3://x"), path, ((0, {mmap.PAGESIZE}),))
+file = PartialFile.of(LocalFile("s3://x"), path, ((0, {mmap.PAGESIZE}),))
 segment = Segment(file, "0", 0, size, "dledger")
 scan = _native.Scan(ScanRequest(segment, 0, size, ("index",), max_batch_rows=1))
 assert scan.next() is not None

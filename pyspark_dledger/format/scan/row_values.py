@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from pyspark_dledger.common.integers import microseconds
 from pyspark_dledger.common.java_text import host_text
 from pyspark_dledger.errors import MalformedError
 from pyspark_dledger.format import layout
@@ -25,10 +26,6 @@ from pyspark_dledger.format.message import (
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.scan.walk import Span
 from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment
-
-# Timestamps of the years 1 to 9999, in milliseconds since 1970.
-MIN_TIMESTAMP = -62135596800000
-MAX_TIMESTAMP = 253402300799999
 
 _KINDS = {layout.MAGIC_NOOP: "noop", layout.MAGIC_CONFIG_CHANGE: "config"}
 _CONTROL_KINDS = {NOOP: "noop", MEMBERS: "config"}
@@ -162,9 +159,9 @@ def _message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[
             computed = _crc_of_range(row.data, start, end) & MESSAGE_CRC_MASK
             if computed != stored:
                 yield Fact(ProblemCode.PROPERTY_CRC, 0, stored, computed)
-    if _micros(message.born_timestamp) is None:
+    if microseconds(message.born_timestamp) is None:
         yield Fact(ProblemCode.BORN_TIME, 0, 0, message.born_timestamp)
-    if _micros(message.store_timestamp) is None:
+    if microseconds(message.store_timestamp) is None:
         yield Fact(ProblemCode.STORE_TIME, 0, 0, message.store_timestamp)
 
 
@@ -173,11 +170,6 @@ def _crc_of_range(data: SegmentFile, start: int, stop: int) -> int:
     for at in range(start, stop, _CRC_CHUNK):
         crc = crc32(data[at : min(at + _CRC_CHUNK, stop)], crc)
     return crc
-
-
-def _micros(millis: int) -> int | None:
-    """Microseconds of a timestamp; None outside the years that Spark and Python support."""
-    return millis * 1000 if MIN_TIMESTAMP <= millis <= MAX_TIMESTAMP else None
 
 
 Reader = Callable[[Row], Any]
@@ -214,8 +206,8 @@ COLUMN_READERS: dict[str, Reader] = {
     "flag": _message(lambda message: message.flag),
     "sysFlag": _message(lambda message: message.sys_flag),
     "reconsumeTimes": _message(lambda message: message.reconsume_times),
-    "bornTimestamp": _message(lambda message: _micros(message.born_timestamp)),
-    "storeTimestamp": _message(lambda message: _micros(message.store_timestamp)),
+    "bornTimestamp": _message(lambda message: microseconds(message.born_timestamp)),
+    "storeTimestamp": _message(lambda message: microseconds(message.store_timestamp)),
     "bornHost": _message(lambda message: host_text(message.born_host)),
     "storeHost": _message(lambda message: host_text(message.store_host)),
     "messageCrc": _message(lambda message: message.body_crc),

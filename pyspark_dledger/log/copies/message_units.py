@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.integers import INT64_MAX, MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.arrow_functions import distinct
@@ -22,7 +22,6 @@ from pyspark_dledger.format.layout import (
     TRANSACTIONS_OUTSIDE_QUEUES,
 )
 from pyspark_dledger.format.message import Message, message_in
-from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import hash_of_tags, hashes_of_keys, key_units

@@ -9,7 +9,8 @@ from io import FileIO
 import numpy as np
 
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.format.store_file import OpenFile
+from pyspark_dledger.log.io.files import open_file
 
 WINDOW = 256 * 1024
 _SECTOR = 512

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.codec import (
     EntryHeader,
@@ -27,7 +28,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from pyspark_dledger.log.io.files import OnUnreadable, file_at, ignore_error, open_file, unreadable
+from pyspark_dledger.log.io.files import OnUnreadable, file_at, ignore_error, opened_existing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, Listing, listing
 
 if TYPE_CHECKING:
@@ -49,20 +50,10 @@ def read_existing(path: str, offset: int, size: int) -> bytes:
 
     Raises UnreadableError if it exists but cannot be read, StoreError for a remote file.
     """
-    file = file_at(path)
-    if file.is_remote:
-        return file.read(offset, size)
-    try:
-        opened = open_file(path)
-    except OSError as error:
-        if problem := unreadable(path, error):
-            raise problem from None
-        return b""
-    with opened:
-        try:
-            return opened.read(offset, size)
-        except OSError as error:
-            raise UnreadableError(path, error.strerror or str(error), offset) from None
+    if is_remote(path):
+        return file_at(path).read(offset, size)
+    with opened_existing(path) as file:
+        return file.read(offset, size) if file is not None else b""
 
 
 def entry_at(segment: Segment, pos: int) -> EntryHeader | None:
@@ -195,35 +186,30 @@ class DLedgerIndex:
     def extents(self) -> Iterator[tuple[Segment, int, int]]:
         """The first and the last index, exclusive, of the parts of files that are not holes. Raises UnreadableError."""
         for file in self.files:
-            try:
-                opened = open_file(file.path)
-            except OSError as error:
-                if problem := unreadable(file.path, error):
-                    raise problem from None
-                continue
-            with opened:
-                size = min(file.size, opened.size())
-                for start, end in opened.extents(0, size):
+            with opened_existing(file.path) as opened:
+                size = min(file.size, opened.size()) if opened is not None else 0
+                for start, end in opened.extents(0, size) if opened is not None else ():
                     first = (file.base + start) // INDEX_UNIT_SIZE
                     yield file, first, (file.base + min(end + INDEX_UNIT_SIZE - 1, size)) // INDEX_UNIT_SIZE
 
 
 def _blocks(file: Segment, start: int, end: int, on_unreadable: OnUnreadable, with_holes: bool) -> Iterator[UnitBlock]:
     """The units in ``[start, end)`` of a file, block by block."""
-    at = None
+    at = start
     try:
-        with open_file(file.path) as opened:
+        with opened_existing(file.path) as opened:
+            if opened is None:
+                return
             for low, high in ((start, end),) if with_holes else opened.extents(start, end):
-                at = max(at or start, low - low % INDEX_UNIT_SIZE)
+                at = max(at, low - low % INDEX_UNIT_SIZE)
                 while at < high:
                     units = decode_records(opened.read(at, min(_BLOCK_BYTES, end - at)), INDEX_UNIT)
                     if not len(units):
                         return
                     yield UnitBlock(file, (file.base + at) // INDEX_UNIT_SIZE, units)
                     at += units.nbytes
-    except OSError as error:
-        if problem := unreadable(file.path, error, at):
-            on_unreadable(problem)
+    except UnreadableError as error:
+        on_unreadable(error)
 
 
 def unnamed_segment(file: Path, source: str) -> Segment:

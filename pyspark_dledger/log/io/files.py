@@ -9,24 +9,23 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar, cast, final
 
 from pyspark_dledger.common.uris import RemoteUri, as_uri, is_remote, without_file_scheme
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.store_file import LocalFile, StoreFile
+from pyspark_dledger.format.store_file import LocalFile, OpenFile, StoreFile
 
 MAX_STATE_SIZE = 64 * 1024
 """Bytes that are read of a file of a few lines, such as ``checkpoint``."""
-
-_TAIL_BLOCK = 64 * 1024
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 class FolderEntry(Protocol):
-    """The part of ``os.DirEntry`` that the entries of a folder have."""
+    """The part of ``os.DirEntry`` that the entries of a folder have, and a RemotePath."""
 
     @property
     def name(self) -> str: ...
@@ -41,40 +40,12 @@ class FolderEntry(Protocol):
     def stat(self) -> os.stat_result: ...
 
 
-class OpenFile(Protocol):
-    """A file that is open for reading."""
-
-    TAIL_BLOCK: int
-    """Bytes of one read when a file is read backwards from its end."""
-
-    def __enter__(self) -> OpenFile: ...  # noqa: PYI034 - Self needs Python 3.11
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def size(self) -> int:
-        """Its size in bytes."""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes at `offset`; fewer at the file's end. Raises OSError, for a remote file StoreError."""
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read the bytes at `offset` into a buffer. Returns their number, and raises, as `read`."""
-
-    def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of ``[start, end)`` that are not holes, ascending."""
-
-
 @final
-class OpenLocalFile:
+class OpenLocalFile(OpenFile):
     """A local file. It owns its descriptor."""
-
-    TAIL_BLOCK = _TAIL_BLOCK
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-
-    def __enter__(self) -> OpenLocalFile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
@@ -83,6 +54,7 @@ class OpenLocalFile:
         return os.fstat(self._descriptor).st_size
 
     def read(self, offset: int, size: int) -> bytes:
+        self.read_offset = offset
         return os.pread(self._descriptor, size, offset)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -146,7 +118,7 @@ def names_in(folder: Path) -> list[str]:
 def scan_folder(folder: Path) -> list[FolderEntry]:
     """The entries of a folder, in no order. Raises OSError, for a remote folder StoreError."""
     if is_remote_path(folder):
-        return list(folder.entries())  # type: ignore[attr-defined]
+        return cast("list[FolderEntry]", list(folder.iterdir()))
     with os.scandir(folder) as entries:
         return list(entries)
 
@@ -197,6 +169,23 @@ def unreadable(path: str | Path, error: OSError, offset: int | None = None) -> U
         return None
     reason = "expected a folder, found a file" if isinstance(error, NotADirectoryError) else error.strerror
     return UnreadableError(str(path), reason or str(error), offset)
+
+
+@contextmanager
+def opened_existing(path: str) -> Iterator[OpenFile | None]:
+    """A file that is open for reading; None if it does not exist. Errors of its reads become an UnreadableError."""
+    try:
+        file = open_file(path)
+    except OSError as error:
+        if problem := unreadable(path, error):
+            raise problem from None
+        yield None
+        return
+    with file:
+        try:
+            yield file
+        except OSError as error:
+            raise UnreadableError(path, error.strerror or str(error), file.read_offset) from None
 
 
 def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path: str) -> Iterator[_Result]:

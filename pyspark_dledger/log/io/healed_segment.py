@@ -15,7 +15,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.scan.row_values import malformed
 from pyspark_dledger.format.spec import Compressed, ScanRequest, Segment
-from pyspark_dledger.format.store_file import PartialFile
+from pyspark_dledger.format.store_file import PartialFile, StoreFile
 from pyspark_dledger.log.gaps import FileGap, gap_batches
 from pyspark_dledger.log.io.store_engine import StoreEngine
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.format.message import CopiedMessages, Longs
 
 _Batch = tuple["pa.RecordBatch", list[Compressed]]
-_OF_SEGMENTS = ("log_end", "term_runs", "survey")
+_UNUSED = ("log_end", "term_runs", "survey")
 _Engine = TypeVar("_Engine")
 
 
@@ -46,24 +46,16 @@ class HealedPart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HealedFile:
-    """The file of a healed segment, see `store_file.StoreFile`: its ``parts`` by position, from ``base`` on."""
+class HealedFile(StoreFile):
+    """The file of a healed segment: its ``parts`` by position, from ``base`` on."""
 
     path: str
     base: int
     parts: tuple[HealedPart, ...] = field(hash=False)
 
-    is_local = False
-    is_remote = False
-    extents = None
-
     @property
     def opened(self) -> str:
         raise NotImplementedError(f"{self.path}: a healed segment is not one file")
-
-    @property
-    def whole(self) -> HealedFile:
-        return self
 
     def __repr__(self) -> str:
         """The path with a digest of its parts: the plan of an export is compared by it."""
@@ -107,7 +99,7 @@ class _HealedEngine:
         self._engine = engine
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OF_SEGMENTS:
+        if name in _UNUSED:
             raise NotImplementedError(f"{name} of a healed segment")
         return getattr(self._engine, name)
 
@@ -215,5 +207,5 @@ def _opened(part: HealedPart, segment: Segment) -> Iterator[Segment]:
         file.write(part.header + body)
         file.flush()
         size = part.end - part.start
-        copy = PartialFile(segment.file, f"/dev/fd/{file.fileno()}", ((0, size),))
+        copy = PartialFile.of(segment.file, f"/dev/fd/{file.fileno()}", ((0, size),))
         yield replace(segment, file=copy, base=part.start, size=size, before=None, witness=None)

@@ -8,6 +8,7 @@ Sources: RocketMQ 5.3.3 ``IndexFile`` (with ``selectPhyOffset``), ``IndexHeader`
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,21 +211,18 @@ class KeyFile:
 
     def offsets_in(self, start: int, end: int) -> Iterator[npt.NDArray[np.int64]]:
         """The positions of messages in ``[start, end)`` of the log: units are in its order, some can be damaged."""
-        low, high = 0, -(-self.stop // _PROBE)
-        while low < high:
-            middle = (low + high) // 2
-            offsets = self._offsets(middle)
-            if not len(offsets) or np.median(offsets) < start:
-                low = middle + 1
-            else:
-                high = middle
-        first = max(low - 1, 0)
-        for probe in range(first, -(-self.stop // _PROBE)):
+        probes = range(-(-self.stop // _PROBE))
+        first = max(bisect_left(probes, start, key=self._median) - 1, 0)
+        for probe in probes[first:]:
             offsets = self._offsets(probe)
             is_inside = (offsets >= start) & (offsets < end)
             if probe > first + 1 and not is_inside.any():
                 return
             yield offsets[is_inside]
+
+    def _median(self, probe: int) -> int:
+        offsets = self._offsets(probe)
+        return int(np.median(offsets)) if len(offsets) else -1
 
     def _offsets(self, probe: int) -> npt.NDArray[np.int64]:
         units = self.read(max(probe * _PROBE, 1), min((probe + 1) * _PROBE, self.stop))

@@ -35,7 +35,7 @@ from pyspark_dledger.log.io.files import (
     ignore_error,
     last_data,
     map_reads,
-    open_file,
+    opened_existing,
     path_of,
     raise_error,
     scan_folder,
@@ -169,20 +169,10 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
     file becomes shorter or is deleted. Raises UnreadableError.
     """
     stop = written_units(file) if stop is None else min(stop, file.units)
-    try:
-        opened = open_file(file.path)
-    except OSError as error:
-        if problem := unreadable(file.path, error):
-            raise problem from None
-        return
-    with opened:
-        while start < stop:
-            at = start * CONSUME_QUEUE_UNIT_SIZE
-            try:
-                data = opened.read(at, min(UNITS_AT_ONCE, stop - start) * CONSUME_QUEUE_UNIT_SIZE)
-            except OSError as error:
-                raise UnreadableError(file.path, error.strerror or str(error), at) from None
-            units = decode_records(data, CONSUME_QUEUE_UNIT)
+    with opened_existing(file.path) as opened:
+        while start < stop and opened is not None:
+            size = min(UNITS_AT_ONCE, stop - start) * CONSUME_QUEUE_UNIT_SIZE
+            units = decode_records(opened.read(start * CONSUME_QUEUE_UNIT_SIZE, size), CONSUME_QUEUE_UNIT)
             if not len(units):
                 return
             yield units
@@ -202,17 +192,8 @@ def written_units(file: QueueFile) -> int:
 
     Searched from the end; holes are skipped. Raises UnreadableError.
     """
-    try:
-        opened = open_file(file.path)
-    except OSError as error:
-        if problem := unreadable(file.path, error):
-            raise problem from None
-        return 0
-    with opened:
-        try:
-            end = last_data(opened, 0, opened.size())
-        except OSError as error:
-            raise UnreadableError(file.path, error.strerror or str(error), 0) from None
+    with opened_existing(file.path) as opened:
+        end = last_data(opened, 0, opened.size()) if opened is not None else 0
     return min(-(-end // CONSUME_QUEUE_UNIT_SIZE), file.units)
 
 

@@ -15,10 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.log.io.files import OnUnreadable, OpenFile, ignore_error, map_reads, open_file, raise_error
+from pyspark_dledger.format.store_file import OpenFile
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error, map_reads, open_file, raise_error
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     UNIT_DTYPE,
@@ -196,7 +198,6 @@ class QueueUnits:
         A binary search, because the units of a queue ascend. The result never falls as `offset` rises, even if the
         units do not ascend.
         """
-        high = self.count
         with ExitStack() as opened:
             files: dict[int, OpenFile] = {}
 
@@ -205,41 +206,32 @@ class QueueUnits:
                     files[number] = opened.enter_context(open_file(self.files[number].path))
                 return files[number]
 
-            low = self._leading_fillers(file)
+            # Leading fillers are skipped.
+            low, _ = self._first(0, file, lambda units: ~is_filler(units))
+            high = self.count
             while low < high:
                 middle = (low + high) // 2
-                found = self._next_message(middle, file)
-                if found is not None and found[1] < offset:
-                    low = found[0] + 1
+                rank, pos = self._first(middle, file, has_message)
+                if pos is not None and pos < offset:
+                    low = rank + 1
                 else:
                     high = middle
         return low
 
-    def _leading_fillers(self, file: Callable[[int], OpenFile]) -> int:
-        """How many fillers precede all other units."""
-        rank, count = 0, _FIRST_READ_UNITS
-        while rank < self.count:
-            units = self._read_in_file(rank, count, file)
-            others = np.flatnonzero(~is_filler(units))
-            if len(others):
-                return rank + int(others[0])
-            if not len(units):
-                return rank
-            rank, count = rank + len(units), min(2 * count, UNITS_AT_ONCE)
-        return rank
-
-    def _next_message(self, rank: int, file: Callable[[int], OpenFile]) -> tuple[int, int] | None:
-        """The rank and commitLogOffset of the first unit from `rank` on that points to a message."""
+    def _first(
+        self, rank: int, file: Callable[[int], OpenFile], is_wanted: Callable[[Units], Bools]
+    ) -> tuple[int, int | None]:
+        """The rank and commitLogOffset of the first wanted unit from `rank` on; without one, where the search ended."""
         count = _FIRST_READ_UNITS
         while rank < self.count:
             units = self._read_in_file(rank, count, file)
-            found = np.flatnonzero(has_message(units))
+            found = np.flatnonzero(is_wanted(units))
             if len(found):
                 return rank + int(found[0]), int(units["commitLogOffset"][found[0]])
             if not len(units):
-                return None
+                break
             rank, count = rank + len(units), min(2 * count, UNITS_AT_ONCE)
-        return None
+        return rank, None
 
     def _read_in_file(self, rank: int, count: int, file: Callable[[int], OpenFile]) -> Units:
         """Up to `count` units of one file, from a rank on; none where they cannot be read."""
@@ -255,13 +247,7 @@ class QueueUnits:
 
     def pointing_into(self, start: int, end: int) -> QueueMessages:
         """The possible messages that begin in ``[start, end)`` of the log, found although units may be damaged."""
-        low, high = 0, -(-self.count // _PROBE)
-        while low < high:
-            middle = (low + high) // 2
-            if self._is_probe_before(middle, start):
-                low = middle + 1
-            else:
-                high = middle
+        low = bisect_left(range(-(-self.count // _PROBE)), start, key=self._median)
         parts = [_NO_MESSAGES, *self._messages_from(max(low - 1, 0), start, end)]
         return QueueMessages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
@@ -279,13 +265,14 @@ class QueueUnits:
             if empty > _MAX_EMPTY or (len(pos) and np.median(pos) >= end):
                 return
 
-    def _is_probe_before(self, probe: int, pos: int) -> bool:
-        """Whether most units of a probe point below a position."""
+    def _median(self, probe: int) -> int:
+        """The position to which most units of a probe point at least."""
         blocks = [units for _, units in self._blocks(probe * _PROBE, (probe + 1) * _PROBE, ignore_error)]
         units = np.concatenate([_NO_UNITS, *blocks])
         found = units["commitLogOffset"][is_possible(units)]
         # Fillers stand before the first unit of a queue.
-        return bool(np.median(found) < pos) if len(found) else bool((units["size"] == FILLER_SIZE).any())
+        without = -1 if (units["size"] == FILLER_SIZE).any() else INT64_MAX
+        return int(np.median(found)) if len(found) else without
 
 
 def messages_by_queue(

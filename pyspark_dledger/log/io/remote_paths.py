@@ -134,6 +134,9 @@ class RemotePath:
     def __str__(self) -> str:
         return self.uri
 
+    path = uri
+    """Its URI, as of an ``os.DirEntry``."""
+
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"
 
@@ -237,10 +240,6 @@ class RemotePath:
     def iterdir(self) -> Iterator[RemotePath]:
         return (self / name for name in self._listings.folder(self._subpath))
 
-    def entries(self) -> list[RemoteEntry]:
-        """The contents of the folder, as from ``os.scandir``."""
-        return [RemoteEntry(path) for path in self.iterdir()]
-
     def glob(self, pattern: str) -> Iterator[RemotePath]:
         """The paths below that match `pattern`, name by name; ``**`` is not supported."""
         first, _, rest = pattern.partition("/")
@@ -261,24 +260,3 @@ class RemotePath:
         """The whole file. Raises FileNotFoundError if it does not exist."""
         with self.open("rb") as stream:
             return stream.read()
-
-
-class RemoteEntry:
-    """A file or folder in a remote folder, with the calls of an ``os.DirEntry``."""
-
-    def __init__(self, path: RemotePath) -> None:
-        self._path = path
-        self.name = path.name
-
-    @property
-    def path(self) -> str:
-        return str(self._path)
-
-    def is_dir(self) -> bool:
-        return self._path.is_dir()
-
-    def is_file(self) -> bool:
-        return self._path.is_file()
-
-    def stat(self) -> _Status:
-        return self._path.stat()

@@ -19,6 +19,7 @@ from pyarrow import fs
 
 from pyspark_dledger.common.uris import RemoteUri, Stamp, masked, parsable
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.store_file import OpenFile
 
 # Seconds for one attempt. The number of attempts is pyarrow's default (three on S3).
 CONNECT_TIMEOUT = 10.0
@@ -228,34 +229,19 @@ def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item])
 
 
 @final
-class OpenRemoteFile:
-    """A remote file, opened for reading; see `files.OpenFile`. It has no holes: all of it is data."""
+class OpenRemoteFile(OpenFile):
+    """A remote file, opened for reading; see `store_file.OpenFile`."""
 
     TAIL_BLOCK = 1024 * 1024
 
     def __init__(self, uri: RemoteUri) -> None:
         self._uri = uri
 
-    def __enter__(self) -> OpenRemoteFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def size(self) -> int:
         return size_of(self._uri)
 
     def read(self, offset: int, size: int) -> bytes:
         return read_remote(self._uri, offset, size)
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        data = self.read(offset, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        if start < end:
-            yield start, end
 
 
 class RemoteStream(io.RawIOBase):

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 from pyspark_dledger.common.durable import write_at
 from pyspark_dledger.common.uris import RemoteUri
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.engine import Engine
+from pyspark_dledger.format.engine import OF_SEGMENTS, Engine
 from pyspark_dledger.format.scan.segment_file import MissingBytes
-from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
-from pyspark_dledger.format.store_file import PartialFile
+from pyspark_dledger.format.spec import Compressed, ScanRequest, Segment, Survey, SurveyRequest, TermRun
+from pyspark_dledger.format.store_file import PartialFile, StoreFile
 from pyspark_dledger.log.io.remote_reads import check_unchanged, fetch_later, read_remote, size_of
 
 if TYPE_CHECKING:
@@ -36,39 +36,26 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """A file on a remote file system; see `store_file.StoreFile`."""
+class RemoteFile(StoreFile):
+    """A file on a remote file system."""
 
-    uri: RemoteUri
-
-    is_local = False
+    path: RemoteUri
     is_remote = True
-    extents = None
-
-    @property
-    def path(self) -> str:
-        return self.uri
-
-    opened = path
-
-    @property
-    def whole(self) -> RemoteFile:
-        return self
 
     def read(self, offset: int, size: int) -> bytes:
         try:
-            return read_remote(self.uri, offset, size)
+            return read_remote(self.path, offset, size)
         except FileNotFoundError:
             return b""
 
     def size(self) -> int | None:
         try:
-            return size_of(self.uri)
+            return size_of(self.path)
         except FileNotFoundError:
             return None
 
     def over(self, engine: _Result) -> _Result:
-        return cast("_Result", _RemoteEngine(cast("Engine", engine)))
+        return cast(_Result, _RemoteEngine(cast(Engine, engine)))
 
 
 def no_room(uri: RemoteUri, error: OSError) -> StoreError:
@@ -88,7 +75,7 @@ class FetchedSegment:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._uri = cast("RemoteFile", segment.file).uri
+        self._uri = cast("RemoteFile", segment.file).path
         check_unchanged(self._uri)
         self._size = size_of(self._uri)
         self._chunks: dict[int, Future[None]] = {}
@@ -114,7 +101,7 @@ class FetchedSegment:
         """The segment, with the extents that were fetched so far."""
         done = sorted(number for number, chunk in self._chunks.items() if chunk.done() and chunk.exception() is None)
         extents = [(run[0] * CHUNK, min((run[-1] + 1) * CHUNK, self._size)) for run in _adjacent(done)]
-        file = PartialFile(self._segment.file, f"/dev/fd/{self._file.fileno()}", tuple(extents))
+        file = PartialFile.of(self._segment.file, f"/dev/fd/{self._file.fileno()}", tuple(extents))
         return replace(self._segment, file=file)
 
     def prefetch(self, start: int, stop: int) -> None:
@@ -199,7 +186,10 @@ class _RemoteEngine:
         self._scanned: dict[Segment, FetchedSegment] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        call = getattr(self._engine, name)
+        if name not in OF_SEGMENTS:
+            return call
+        return lambda segment, *values: self._on(segment, lambda found: call(found, *values))
 
     def scan(self, request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed]]]:
         end = min(request.end, request.segment.end)
@@ -257,21 +247,12 @@ class _RemoteEngine:
             except MissingBytes as missing:
                 copy.fetch_missing(missing.offset)
 
-    def log_end(self, segment: Segment, start: int, search_all: bool) -> LogEnd:
-        return self._on(segment, lambda found: self._engine.log_end(found, start, search_all))
-
-    def split(self, segment: Segment, start: int, end: int, target_bytes: int) -> list[int]:
-        return self._on(segment, lambda found: self._engine.split(found, start, end, target_bytes))
-
-    def seek(self, segment: Segment, start: int, end: int, index: int) -> int:
-        return self._on(segment, lambda found: self._engine.seek(found, start, end, index))
-
-    def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]:
-        return self._on(segment, lambda found: self._engine.term_runs(found, start, end), (start, end))
-
     def survey(self, request: SurveyRequest) -> Survey:
         whole = request.segment.base, request.segment.end
         return self._on(request.segment, lambda found: self._engine.survey(replace(request, segment=found)), whole)
+
+    def term_runs(self, segment: Segment, start: int, end: int) -> list[TermRun]:
+        return self._on(segment, lambda found: self._engine.term_runs(found, start, end), (start, end))
 
     def copy_messages(
         self, segment: Segment, starts: Longs, sizes: Longs, into: bytearray | memoryview, position: int

@@ -6,7 +6,7 @@ RocketMQ overwrites the numbers at its beginning. Source: RocketMQ 5.3.3 ``Store
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -32,42 +32,52 @@ from pyspark_dledger.log.io.files import OnUnreadable, is_there, raise_error, re
 # Java writes about fifty bytes.
 _MAX_BYTES = 64 * 1024
 
-Parsed = TypeVar("Parsed", Checkpoint, CurrentTerm)
+_Parsed = TypeVar("_Parsed")
 
 
 def read_checkpoint(node_dir: Path) -> tuple[Checkpoint | None, str]:
     """The checkpoint and the name of its file; without a readable one, None and the reason."""
-    return _read_replaced(node_dir, "checkpoint", parse_checkpoint)
+    return _first_valid(
+        node_dir, _replaced("checkpoint"), lambda data: (found := parse_checkpoint(data)).problem or found, _MAX_BYTES
+    )
 
 
 def read_current_term(node_dir: Path) -> tuple[CurrentTerm | None, str]:
     """The current term and vote and the name of their file; without a readable one, None and the reason."""
-    return _read_replaced(node_dir, "currterm", parse_current_term)
+    return _first_valid(
+        node_dir, _replaced("currterm"), lambda data: (found := parse_current_term(data)).problem or found, _MAX_BYTES
+    )
 
 
-def _read_replaced(node_dir: Path, name: str, parse: Callable[[bytes], Parsed]) -> tuple[Parsed | None, str]:
-    """Read a file that Java replaces: it writes .tmp, copies the old file to .bak, deletes it, and renames .tmp.
+def _replaced(name: str) -> tuple[str, ...]:
+    """The names of a file that Java replaces: it writes .tmp, copies the old file to .bak, deletes it, and renames .tmp.
 
     A crash in between leaves .tmp, which is newer, and .bak (IOUtils.string2File).
     """
+    return name, f"{name}.tmp", f"{name}.bak"
+
+
+def _first_valid(
+    folder: Path, names: Sequence[str], parse: Callable[[bytes], _Parsed | str], max_bytes: int
+) -> tuple[_Parsed | None, str]:
+    """The first file that `parse` takes, and its name; else None and the problems. `parse` returns one as text."""
     problems = []
-    for candidate in (name, f"{name}.tmp", f"{name}.bak"):
-        file = node_dir / candidate
+    for name in names:
+        file = folder / name
         try:
             if not file.exists():
                 continue
             if not file.is_file():
-                problems.append(f"{candidate} is no file")
+                problems.append(f"{name} is no file")
                 continue
-            data = read_start(file, _MAX_BYTES)
+            parsed = parse(read_start(file, max_bytes))
         except OSError as error:
-            problems.append(f"{candidate} cannot be read ({error.strerror})")
+            problems.append(f"{name} cannot be read ({error.strerror})")
             continue
-        parsed = parse(data)
-        if parsed.problem is None:
-            return parsed, candidate
-        problems.append(f"{candidate}: {parsed.problem}")
-    return None, "; ".join(problems) or f"no {name} file"
+        if not isinstance(parsed, str):
+            return parsed, name
+        problems.append(f"{name}: {parsed}")
+    return None, "; ".join(problems) or f"no {names[0]} file"
 
 
 CHECKPOINT = "checkpoint"
@@ -147,20 +157,8 @@ def read_epochs(root: Path) -> tuple[tuple[Epoch, ...], str]:
 
     Java reads ``.bak`` where the file has no epochs or is damaged.
     """
-    problems = []
-    for name in EPOCH_FILES:
-        file = root / name
-        try:
-            if not file.is_file():
-                continue
-            found = parse_epochs(read_start(file, _MAX_EPOCH_BYTES))
-        except OSError as error:
-            problems.append(f"{name} cannot be read ({error.strerror})")
-            continue
-        if not isinstance(found, str) and found:
-            return in_order(found), name
-        problems.append(f"{name}: {found if isinstance(found, str) else 'no epoch'}")
-    return (), "; ".join(problems) or f"no {EPOCH_FILE} file"
+    found, text = _first_valid(root, EPOCH_FILES, lambda data: parse_epochs(data) or "no epoch", _MAX_EPOCH_BYTES)
+    return in_order(found or ()), text
 
 
 def confirmed_end(root: Path, on_unreadable: OnUnreadable = raise_error) -> int:

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark_dledger.common.durable import drop_cached
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.engine import Engine, get_engine, map_whole
+from pyspark_dledger.format.engine import OF_SEGMENTS, Engine, get_engine, map_whole
 from pyspark_dledger.format.spec import Compressed, ScanRequest, Segment, Survey, SurveyRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-_OF_SEGMENTS = ("log_end", "split", "seek", "term_runs", "copy_messages")
 
 
 def store_engine(name: str) -> Engine:
@@ -50,7 +47,7 @@ class StoreEngine:
         self._engines: dict[type, Engine] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _OF_SEGMENTS:
+        if name not in OF_SEGMENTS:
             return getattr(self._engine, name)
         return lambda segment, *values: getattr(self._of(segment), name)(segment, *values)
 

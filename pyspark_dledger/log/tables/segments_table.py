@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_dledger.common.integers import microseconds
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.spec import Survey, SurveyRequest
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -18,7 +19,6 @@ from pyspark_dledger.log.tables.table import (
     Table,
     TableColumn,
     batches_of,
-    microseconds,
     relative_file,
     table_schema,
 )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.common.integers import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.log.io.files import path_of
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.io.store_paths import StorePaths
     from pyspark_dledger.log.options import ReadOptions
     from pyspark_dledger.log.store_view import StoreView
-
-# The years 1 to 9999, the range of Spark's timestamps, in milliseconds since 1970.
-_MS_MIN, _MS_MAX = -62135596800000, 253402300799999
 
 
 class TableColumn(NamedTuple):
@@ -74,14 +72,9 @@ def snake_case(name: str) -> str:
     return re.sub("[A-Z]", lambda match: "_" + match.group().lower(), name)
 
 
-def microseconds(milliseconds: int) -> int | None:
-    """A Java time (ms) as a value of a timestamp column; None outside the years 1 to 9999."""
-    return milliseconds * 1000 if _MS_MIN <= milliseconds <= _MS_MAX else None
-
-
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
     """Java times (ms) as a timestamp column; null outside the years 1 to 9999."""
-    is_null = (milliseconds < _MS_MIN) | (milliseconds > _MS_MAX)
+    is_null = (milliseconds < MIN_TIMESTAMP) | (milliseconds > MAX_TIMESTAMP)
     return pa.array(np.where(is_null, 0, milliseconds) * 1000, mask=is_null).view(TIMESTAMP)
 
 

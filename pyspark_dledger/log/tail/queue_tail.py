@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,9 @@ from pyspark_dledger.format.codec import decode_consume_queue_unit
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, segment_name
 from pyspark_dledger.format.message import Message, transaction
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.format.store_file import OpenFile
 from pyspark_dledger.log.io.entry_reads import read_at
-from pyspark_dledger.log.io.files import ignore_error
+from pyspark_dledger.log.io.files import ignore_error, open_file
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     FOLDER,
@@ -55,21 +55,16 @@ class _QueueEnd:
     def refresh(self) -> bool:
         """Read units that were written since. False if the known unit is no longer there."""
         try:
-            descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
+            with open_file(self.file) as file:
+                return self._read(file)
         except OSError:
             return False
-        try:
-            return self._read(descriptor)
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
 
-    def _read(self, descriptor: int) -> bool:
-        self.size = max(self.size, os.fstat(descriptor).st_size)  # a new file is empty at first
+    def _read(self, file: OpenFile) -> bool:
+        self.size = max(self.size, file.size())  # a new file is empty at first
         size = 2 * CONSUME_QUEUE_UNIT_SIZE  # usually there is nothing new
         while True:
-            data = os.pread(descriptor, size, max(self.at, 0))
+            data = file.read(max(self.at, 0), size)
             start = CONSUME_QUEUE_UNIT_SIZE if self.unit else 0
             if data[:start] != self.unit:
                 return False

@@ -12,7 +12,8 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import record_dtype
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, ENTRY_MAGICS
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.format.store_file import OpenFile
+from pyspark_dledger.log.io.files import open_file
 
 Longs = npt.NDArray[np.int64]
 

@@ -14,7 +14,7 @@ A lone unit that contradicts its neighbours is damaged.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, UnitBlock
@@ -80,23 +81,16 @@ class IndexUnits:
 
     def of(self, segment: Segment, start: int) -> SegmentUnits:
         """The units with entries of the segment from `start` on, found by a binary search."""
-        low, high = 0, -(-self._total // _PROBE)
-        while low < high:
-            middle = (low + high) // 2
-            median = self._median(middle)
-            if median is not None and median < start:
-                low = middle + 1
-            else:
-                high = middle
+        low = bisect_left(range(-(-self._total // _PROBE)), start, key=self._median)
         return self._collect(segment, start, max(low - 2, 0) * _PROBE, low * _PROBE)
 
     def all_of(self, segment: Segment, start: int) -> SegmentUnits:
         """The same by reading all units, for a damaged index."""
         return self._collect(segment, start, 0, self._total)
 
-    def _median(self, probe: int) -> int | None:
+    def _median(self, probe: int) -> int:
         units = _joined(self._read(probe * _PROBE, (probe + 1) * _PROBE))
-        return int(np.median(units.pos)) if len(units.pos) else None
+        return int(np.median(units.pos)) if len(units.pos) else INT64_MAX
 
     def _collect(self, segment: Segment, start: int, number: int, at_least: int) -> SegmentUnits:
         """The units from `number` on, to the end of the segment; at least those up to number `at_least`."""

@@ -40,9 +40,10 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.message import STORED_SIZE, filler_message, filler_messages, store_timestamp
 from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.format.store_file import OpenFile
 from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.files import OpenFile, open_file
+from pyspark_dledger.log.io.files import open_file
 from pyspark_dledger.log.io.salvage_fillers import TOPIC
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
