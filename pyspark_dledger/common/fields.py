@@ -7,6 +7,11 @@ import re
 from typing import Any, TypeVar
 
 
+def column(doc: str) -> Any:
+    """A field of a dataclass whose values are rows of a table, with the column's meaning."""
+    return dataclasses.field(metadata={"doc": doc})
+
+
 def camel_case(field: str) -> str:
     """``max_batch_rows`` as ``maxBatchRows``."""
     return re.sub("_(.)", lambda match: match[1].upper(), field)

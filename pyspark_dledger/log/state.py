@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark_dledger.common.fields import column
 from pyspark_dledger.common.integers import MAX_TIMESTAMP
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.log.committed import Bound, committed_bound
@@ -12,46 +13,43 @@ from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_current_term, read_epochs, read_store_checkpoint
 from pyspark_dledger.log.store_view import StoreView
 
+_ON_DISK = "last message whose bytes, ConsumeQueue unit or keys are on disk, by the broker's checkpoint"
+
 
 @dataclass(frozen=True)
 class State:
     """What a store is and where its log begins and ends; -1 for an index or offset that does not exist.
 
-    Offsets are positions in the log, in bytes; indexes are DLedger's. ``committed_index`` is None where no bound is
-    known; ``committed_from`` then gives the reason. ``min_offset`` is where the first row begins, ``max_offset`` where
-    the log ends, ``consume_queue_end`` the end of the last message that a ConsumeQueue points to, -1 without one.
-
-    ``epochs`` are those of controller mode, with the first position of each; None without one. ``confirm_offset`` and
-    the timestamps (milliseconds since 1970) are those of the broker's StoreCheckpoint; None where it has none.
-
-    ``problem`` names the files that cannot be read; the state may differ with them.
+    The fields are the columns of the table ``state``. Offsets are positions in the log, in bytes; indexes are
+    DLedger's. Timestamps are in milliseconds since 1970; None where the broker has none. Where ``problem`` names files
+    that cannot be read, the state may differ with them.
     """
 
-    node: str | None
-    path: str
-    dialect: str
-    begin_index: int
-    end_index: int
-    end_term: int
-    committed_index: int | None
-    committed_from: str | None
-    checkpoint_committed_index: int | None
-    checkpoint_end_index: int | None
-    curr_term: int | None
-    vote_leader: str | None
-    divided_commitlog_offset: int
-    data_file_size: int | None
-    index_file_size: int | None
-    min_offset: int
-    max_offset: int
-    abort: bool
-    epochs: dict[int, int] | None
-    confirm_offset: int | None
-    consume_queue_end: int
-    physic_msg_timestamp: int | None
-    logics_msg_timestamp: int | None
-    index_msg_timestamp: int | None
-    problem: str | None = None
+    node: str | None = column("id of the node; null for a plain CommitLog")
+    path: str = column("as given")
+    dialect: str = column("`0.3` (and before), `0.4` or `commitlog`")
+    begin_index: int = column("first and last index; -1 without entries")
+    end_index: int = column("first and last index; -1 without entries")
+    end_term: int = column("term of the last entry")
+    committed_index: int | None = column("highest index proven committed; null without proof")
+    committed_from: str | None = column("the proof, such as `checkpoint`; or why there is none")
+    checkpoint_committed_index: int | None = column("from the checkpoint; null without one")
+    checkpoint_end_index: int | None = column("from the checkpoint; null without one")
+    curr_term: int | None = column("the node's term")
+    vote_leader: str | None = column("its vote in that term; null for none")
+    divided_commitlog_offset: int = column("where DLedger begins; -1 without DLedger")
+    data_file_size: int | None = column("bytes of a segment file")
+    index_file_size: int | None = column("bytes of an index file; null without one")
+    min_offset: int = column("first position of the log")
+    max_offset: int = column("position after the last entry")
+    abort: bool = column("the broker runs, or was not stopped cleanly")
+    epochs: dict[int, int] | None = column("controller mode: first position of each master epoch; else null")
+    confirm_offset: int | None = column("end of the confirmed log at the broker's last checkpoint (from 5.1.1)")
+    consume_queue_end: int = column("end of the last message in a ConsumeQueue; -1 without one")
+    physic_msg_timestamp: int | None = column(_ON_DISK)
+    logics_msg_timestamp: int | None = column(_ON_DISK)
+    index_msg_timestamp: int | None = column(_ON_DISK)
+    problem: str | None = column("files that cannot be read; null if all can")
 
 
 def state_of(store: StoreView) -> State:

@@ -37,7 +37,7 @@ from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison
 from pyspark_dledger.log.diff.comparison import Comparison
-from pyspark_dledger.log.tables.findings_table import COLUMNS as FINDING_COLUMNS
+from pyspark_dledger.log.tables.store_tables import FINDING_COLUMNS
 from pyspark_dledger.log.tables.table import row_of
 from pyspark_dledger.rocketmq.check import CheckReport, MemberCheck, check_stores
 from pyspark_dledger.rocketmq.check.restart import all_versions, restart_of

@@ -50,7 +50,7 @@ def read_current_term(node_dir: Path) -> tuple[CurrentTerm | None, str]:
 
 
 def _replaced(name: str) -> tuple[str, ...]:
-    """The names of a file that Java replaces: it writes .tmp, copies the old file to .bak, deletes it, and renames .tmp.
+    """The names of a file that Java replaces: it writes .tmp, copies the file to .bak, deletes it, and renames .tmp.
 
     A crash in between leaves .tmp, which is newer, and .bak (IOUtils.string2File).
     """

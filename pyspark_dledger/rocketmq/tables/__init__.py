@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.arrow.log_dataset import LogDataset
 
 _MODULES = {
-    "segments": "log.tables.segments_table",
-    "state": "log.tables.state_table",
-    "findings": "log.tables.findings_table",
+    "segments": "log.tables.store_tables:SEGMENTS",
+    "state": "log.tables.store_tables:STATE",
+    "findings": "log.tables.store_tables:FINDINGS",
     "indexUnits": "log.tables.index_units_table",
     "consumeQueue": "rocketmq.tables.broker_tables:CONSUME_QUEUE",
     "indexFile": "rocketmq.tables.broker_tables:INDEX_FILE",

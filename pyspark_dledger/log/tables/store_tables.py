@@ -1,30 +1,58 @@
-"""The ``segments`` table: the contents of each file of the log, down to the byte."""
+"""The tables about a store and the files of its log: ``state``, ``segments`` and ``findings``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pyspark_dledger.common.fields import camel_case
 from pyspark_dledger.common.integers import microseconds
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.spec import Survey, SurveyRequest
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.io.unread_files import check_whole
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import (
-    Table,
-    TableColumn,
-    batches_of,
-    relative_file,
-    table_schema,
-)
+from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, relative_file, row_of, table_schema
 from pyspark_dledger.log.verify.findings import CODES, INFO
 
-COLUMNS = (
+if TYPE_CHECKING:
+    from pyspark_dledger.log.verify.verify_store import FindingsPart
+
+_MAX_BATCH_ROWS = ReadOptions().max_batch_rows
+_ARROW = {"int": pa.int64(), "str": pa.string(), "bool": pa.bool_(), "dict[int, int]": pa.map_(pa.int64(), pa.int64())}
+
+STATE_COLUMNS = tuple(
+    TableColumn(
+        camel_case(field.name),
+        TIMESTAMP if field.name.endswith("timestamp") else _ARROW[str(field.type).removesuffix(" | None")],
+        field.metadata["doc"],
+    )
+    for field in fields(State)
+)
+
+
+def _read_state(state: State) -> Iterator[pa.RecordBatch]:
+    row = row_of(STATE_COLUMNS, state)
+    row["epochs"] = list(state.epochs.items()) if state.epochs is not None else None
+    for name in (column.name for column in STATE_COLUMNS if column.type == TIMESTAMP):
+        row[name] = 1000 * row[name] if row[name] is not None else None
+    yield from batches_of(table_schema(STATE_COLUMNS), [row], 1)
+
+
+STATE = Table(
+    "state",
+    "one row: what the store is and how far it goes",
+    STATE_COLUMNS,
+    lambda log, _: [state_of(log)],
+    _read_state,
+)
+
+SEGMENT_COLUMNS = (
     TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
     TableColumn("source", pa.string(), "`dledger`, or `commitlog` before dividedCommitlogOffset"),
     TableColumn("file", pa.string(), "relative to the store's root"),
@@ -45,7 +73,6 @@ COLUMNS = (
     TableColumn("lastStoreTimestamp", TIMESTAMP, "of the first and last message"),
     TableColumn("findings", pa.int64(), "number of warnings and errors here"),
 )
-_SCHEMA = table_schema(COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -58,7 +85,7 @@ class SegmentPart:
     request: SurveyRequest
 
 
-def plan(store: StoreView, options: ReadOptions) -> list[SegmentPart]:
+def _plan_segments(store: StoreView, options: ReadOptions) -> list[SegmentPart]:
     """One part for each file of the log. Raises StoreError."""
     store.check_segments(gaps_are_rows=False)
     return [
@@ -72,15 +99,15 @@ def plan(store: StoreView, options: ReadOptions) -> list[SegmentPart]:
     ]
 
 
-def read(part: SegmentPart) -> Iterator[pa.RecordBatch]:
+def _read_segment(part: SegmentPart) -> Iterator[pa.RecordBatch]:
     """The row of a file. Raises UnreadableError if bytes of it cannot be read."""
     survey = engine_of(part.engine, part.request.segment).survey(part.request)
     if "unreadableFile" in survey.counts:
         check_whole(part.request.segment)
-    yield from batches_of(_SCHEMA, [_row(part, survey)], 1)
+    yield from batches_of(table_schema(SEGMENT_COLUMNS), [_segment_row(part, survey)], 1)
 
 
-def _row(part: SegmentPart, survey: Survey) -> dict[str, Any]:
+def _segment_row(part: SegmentPart, survey: Survey) -> dict[str, Any]:
     segment = part.request.segment
     has_index = survey.entries > 0 and survey.first_index >= 0
     return {
@@ -107,10 +134,41 @@ def _timestamp(milliseconds: int) -> int | None:
     return microseconds(milliseconds) if milliseconds != -1 else None
 
 
-TABLE = Table(
+SEGMENTS = Table(
     "segments",
     "one row per file of the log; its byte counts add up to the segment",
-    COLUMNS,
-    plan,
-    read,
+    SEGMENT_COLUMNS,
+    _plan_segments,
+    _read_segment,
 )
+
+FINDING_COLUMNS = (
+    TableColumn("severity", pa.string(), "`info`, `warning` or `error`"),
+    TableColumn("code", pa.string(), "see [findings.md](findings.md)"),
+    TableColumn("node", pa.string(), "id of the node; null for a plain CommitLog"),
+    TableColumn("file", pa.string(), "relative to the store's root"),
+    TableColumn("offset", pa.int64(), "byte in the file, or null"),
+    TableColumn("index", pa.int64(), "of the entry, or null"),
+    TableColumn("pos", pa.int64(), "position in the log"),
+    TableColumn("size", pa.int64(), "damaged or missing bytes there"),
+    TableColumn("expected", pa.string(), "what was expected"),
+    TableColumn("found", pa.string(), "what was found"),
+    TableColumn("javaDoes", pa.string(), "what Java does about it"),
+)
+
+
+def _plan_findings(log: StoreView, options: ReadOptions) -> list[FindingsPart]:
+    """The parts, with files that cannot be read: they have findings."""
+    from pyspark_dledger.log.verify.verify_store import plan_findings  # loads all checks
+
+    return plan_findings(log if options.unread is None else StoreView(log.path, replace(options, unread=None)))
+
+
+def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
+    from pyspark_dledger.log.verify.verify_store import read_findings  # loads all checks
+
+    rows = (row_of(FINDING_COLUMNS, finding) for finding in read_findings(part))
+    yield from batches_of(table_schema(FINDING_COLUMNS), rows, _MAX_BATCH_ROWS)
+
+
+FINDINGS = Table("findings", "one row per finding", FINDING_COLUMNS, _plan_findings, _read_findings)
