@@ -33,6 +33,9 @@ _DIRECT = {
 
 
 def _call(name: str, *arguments: Any, **options: Any) -> Any:
+    if name.startswith("match_substring"):
+        values, pattern = arguments
+        return _core().call_function(name, [values], _core().MatchSubstringOptions(pattern))
     if name in _DIRECT and not options:
         return _core().call_function(_DIRECT[name], list(arguments))
     return getattr(import_module("pyarrow.compute"), name)(*arguments, **options)
@@ -69,16 +72,6 @@ class _Compute:
     @staticmethod
     def fill_null(values: pa.Array, fill_value: Any) -> pa.Array:
         return _core().call_function("coalesce", [values, pa.scalar(fill_value, values.type)])
-
-    @staticmethod
-    def match_substring(values: pa.Array, pattern: str) -> pa.Array:
-        core = _core()
-        return core.call_function("match_substring", [values], core.MatchSubstringOptions(pattern))
-
-    @staticmethod
-    def match_substring_regex(values: pa.Array, pattern: str) -> pa.Array:
-        core = _core()
-        return core.call_function("match_substring_regex", [values], core.MatchSubstringOptions(pattern))
 
     @staticmethod
     def map_lookup(values: pa.Array, key: str, occurrence: str) -> pa.Array:

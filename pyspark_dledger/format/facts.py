@@ -105,6 +105,9 @@ class ProblemCode(IntEnum):
 PROBLEM_CODES = tuple(ProblemCode)
 """A code has the number of its place, counted from 1."""
 
+PROBLEM_COLUMNS = ("problem", "problemCode", "problemExpected", "problemFound", "problemErrno")
+"""The columns of a row that say what its problem is; null in others."""
+
 TIMES = frozenset((ProblemCode.BORN_TIME, ProblemCode.STORE_TIME))
 """Problems of messages that are whole: producers set the time of birth. A copy with a valid time is better."""
 
@@ -128,3 +131,9 @@ class Fact(NamedTuple):
         if self.code is ProblemCode.UNREADABLE:
             reason = os.strerror(self.also_found)
         return self.code.sentence.format(**self._asdict(), name=name, reason=reason)
+
+    def columns(self, name: str = "", reason: str = "") -> dict[str, int | str | None]:
+        """The values of `PROBLEM_COLUMNS`."""
+        errno = self.also_found if self.code is ProblemCode.UNREADABLE else None
+        values = self.sentence(name, reason), int(self.code), self.expected, self.found, errno
+        return dict(zip(PROBLEM_COLUMNS, values, strict=True))

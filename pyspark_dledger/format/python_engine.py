@@ -20,11 +20,11 @@ from pyspark_dledger.format.columns import SCANNED_COLUMNS, arrow_schema
 from pyspark_dledger.format.dispatched_rows import dispatched_rows as dispatched_rows
 from pyspark_dledger.format.encode import entry_encoding, identities, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.facts import PROBLEM_COLUMNS
 from pyspark_dledger.format.message import CopiedMessages, compression_type
 from pyspark_dledger.format.scan.frames import Frames, frames_of
 from pyspark_dledger.format.scan.row_values import (
     COLUMN_READERS,
-    FACT_READERS,
     Row,
     first_problem,
     malformed,
@@ -84,9 +84,9 @@ class _Needs(NamedTuple):
         filtered = any(getattr(request.filters, name) is not None for name in _MESSAGE_FILTERS)
         return cls(
             message=strict or filtered or any(SCANNED_COLUMNS[name].origin == "message" for name in columns),
-            problem=strict or not columns.isdisjoint(FACT_READERS),
+            problem=strict or not columns.isdisjoint(PROBLEM_COLUMNS),
             bodies=not columns.isdisjoint({"body", "entryBody"}),
-            compressed=strict or not columns.isdisjoint({"body", *FACT_READERS}),
+            compressed=strict or not columns.isdisjoint({"body", *PROBLEM_COLUMNS}),
         )
 
 
@@ -151,10 +151,8 @@ def _record(row: Row, request: ScanRequest, needs: _Needs) -> _Record | None:
         raise malformed(request, row.kind, row.span.pos, problem.sentence(row.segment.name))
     if problem and request.mode == "DROPMALFORMED":
         return None
-    values = tuple(
-        COLUMN_READERS[name](row) if name in COLUMN_READERS else problem and FACT_READERS[name](problem, row.segment)
-        for name in request.columns
-    )
+    known = problem.columns(row.segment.name) if problem else {}
+    values = tuple(COLUMN_READERS[name](row) if name in COLUMN_READERS else known.get(name) for name in request.columns)
     message = row.message
     compressed = None
     if needs.compressed and message and message.has_compressed_body:

@@ -89,10 +89,7 @@ def _rows(gap: FileGap) -> Iterator[dict[str, object]]:
             "pos": pos,
             "size": min(row_size, gap.end - pos),
             "committed": True if gap.source == COMMITLOG else None,
-            "problem": gap.problem,
-            "problemCode": int(gap.fact.code),
-            "problemExpected": gap.fact.expected,
-            "problemFound": gap.fact.found,
+            **gap.fact.columns(gap.name),
             "segment": gap.name,
         }
 

@@ -12,11 +12,10 @@ from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.common.uris import store_path
 from pyspark_dledger.errors import StoreError, UnreadableError
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment, SurveyRequest, TermRun
 from pyspark_dledger.format.state_files import Checkpoint
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, row_at, segment_at
 from pyspark_dledger.log.io.files import OnUnreadable, map_reads, raise_error
 from pyspark_dledger.log.io.state_files import read_checkpoint
 from pyspark_dledger.log.io.store_engine import engine_over
@@ -290,17 +289,12 @@ class StoreView:
 
         ConsumeQueues, IndexFiles and offsetMsgIds have such offsets.
         """
-        segment = segment_at(self.segments, offset)
+        segment, pos, limit = segment_at(self.segments, offset), offset, INT64_MAX
         if segment is None or segment.source != COMMITLOG:
-            pos = offset - ENTRY_HEADER_SIZE
+            pos, limit = offset - ENTRY_HEADER_SIZE, self.end.pos
             segment = segment_at(self.ledger_segments, pos)
-            header = entry_at(segment, pos) if segment is not None else None
-            return RowRange(pos, pos + header.size) if header is not None and pos < self.end.pos else None
-        head = segment.read(offset, MIN_MESSAGE_SIZE)
-        size = int.from_bytes(head[:4], "big", signed=True)
-        if len(head) < MIN_MESSAGE_SIZE or not has_message_magic(head, 0, len(head)) or size < MIN_MESSAGE_SIZE:
-            return None
-        return RowRange(offset, offset + size)
+        found = row_at(segment, pos)
+        return RowRange(pos, found.end) if found is not None and pos < limit else None
 
     def term_runs(self) -> list[TermRun]:
         """The terms of all DLedger entries, each with its first index and number of entries."""

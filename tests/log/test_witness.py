@@ -432,9 +432,9 @@ def test_headers_are_the_same_without_the_native_module(tmp_path: Path, monkeypa
     segment = Segment.local(str(file), file.name, 4096, 8192, DLEDGER)
     ends = [4096 + 8192 - 48, 4096 + 8192 - 47, 2**62]
     pos = np.array([5000, 4096, 4095, 0, *range(12000, 4200, -7), *ends], np.int64)
-    expected = headers.read_headers(segment, pos, headers.ENTRY_DTYPE)
+    expected = headers.read_headers(segment, pos, headers.HEADER_DTYPE)
     missing = replace(segment, file=LocalFile(str(tmp_path / "missing")))
-    assert not headers.read_headers(missing, pos, headers.ENTRY_DTYPE)["size"].any()
+    assert not headers.read_headers(missing, pos, headers.HEADER_DTYPE)["size"].any()
     monkeypatch.setattr(headers, "_gather", None)
-    assert headers.read_headers(segment, pos, headers.ENTRY_DTYPE).tolist() == expected.tolist()
+    assert headers.read_headers(segment, pos, headers.HEADER_DTYPE).tolist() == expected.tolist()
     assert [int(row["size"] != 0) for row in expected[[0, 1, 2, 3, -3, -2, -1]]] == [1, 1, 0, 0, 1, 0, 0]

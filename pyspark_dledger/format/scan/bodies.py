@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pyspark_dledger.errors import DLedgerError
-from pyspark_dledger.format.facts import Fact, ProblemCode
+from pyspark_dledger.format.facts import PROBLEM_COLUMNS, Fact, ProblemCode
 from pyspark_dledger.format.layout import COMPRESSIONS
-from pyspark_dledger.format.scan.row_values import FACT_READERS, malformed
+from pyspark_dledger.format.scan.row_values import malformed
 from pyspark_dledger.format.spec import Compressed, ScanRequest
 
 # The largest value of Arrow's binary type, in bytes.
@@ -30,18 +30,6 @@ class _Body(NamedTuple):
     problem: Fact | None = None
     name: str = ""  # of the codec, for the problem's sentence
     reason: str = ""
-
-    @property
-    def values(self) -> dict[str, int | str]:
-        """The values of the columns of the problem."""
-        assert self.problem
-        fact = self.problem
-        return {
-            "problem": fact.sentence(self.name, self.reason),
-            "problemCode": int(fact.code),
-            "problemExpected": fact.expected,
-            "problemFound": fact.found,
-        }
 
 
 def expand(
@@ -68,7 +56,7 @@ def _expand(batch: pa.RecordBatch, compressed: list[Compressed], request: ScanRe
     for item in compressed:
         body = _decompress(item, request.max_body_bytes, keep_data)
         if body.problem and request.mode == "FAILFAST":
-            failure = malformed(request, "message", item.pos, str(body.values["problem"]))
+            failure = malformed(request, "message", item.pos, body.problem.sentence(body.name, body.reason))
             batch = batch.slice(0, item.row)
             break
         length = len(body.data or b"")
@@ -107,17 +95,19 @@ def _rebuild(
 ) -> Iterator[pa.RecordBatch]:
     """Put bodies and their problems into ``batch``, which begins at row ``begin`` of the scan's batch."""
     by_row = {row - begin: body for row, body in bodies.items()}
-    problems = {row: body.values for row, body in by_row.items() if body.problem}
+    problems = {
+        row: body.problem.columns(body.name, body.reason) for row, body in by_row.items() if body.problem is not None
+    }
     if request.mode == "DROPMALFORMED" and problems:
         kept = [row for row in range(batch.num_rows) if row not in problems]
         by_row = {new: by_row[old] for new, old in enumerate(kept) if old in by_row}
         batch, problems = batch.take(pa.array(kept, pa.int64())), {}
     if "body" in request.columns:
         batch = _replace(batch, "body", {row: body.data for row, body in by_row.items()})
-    for name in FACT_READERS:
+    for name in PROBLEM_COLUMNS:
         if name in request.columns:
             known = batch.column(name)
-            new = {row: values[name] for row, values in problems.items() if name in values and not known[row].is_valid}
+            new = {row: values[name] for row, values in problems.items() if not known[row].is_valid}
             batch = _replace(batch, name, new)
     if batch.num_rows:
         yield batch

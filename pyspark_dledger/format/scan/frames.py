@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import EntryHeader, decode_blank, decode_entry_header, record_dtype, signed64
@@ -28,7 +29,7 @@ MIN_BODY_START = layout.MIN_MESSAGE_SIZE - 3
 """Bytes before the body of a message with IPv4 hosts. After it are at least two lengths."""
 _FIRST_CHUNK = 4 * 1024
 _LAST_CHUNK = 1024 * 1024
-_HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
+HEADER_DTYPE = record_dtype(layout.ENTRY_HEADER)
 SECTOR_SIZE = 512
 MAX_SHIFTS = 16
 """So many shifts of entries are compared."""
@@ -158,6 +159,10 @@ class Frames(ABC):
                 if blank and blank.size >= layout.MIN_BLANK_SIZE and blank.pos + blank.size <= self.segment.end:
                     yield blank
 
+    def _start(self, pos: int, size: int) -> bytes | None:
+        """The ``size`` bytes at ``pos``; None if the file does not have all of them."""
+        return self.data[pos : pos + size] if self.data.end - pos >= size else None
+
     def index_at(self, pos: int) -> int:
         """The index in the header at ``pos``, even of a damaged one; -1 without a header."""
         return -1
@@ -231,9 +236,9 @@ class EntryFrames(Frames):
 
     def examine(self, pos: int) -> Frame | Fact:
         left = self.data.end - pos
-        if left < layout.ENTRY_HEADER_SIZE:
+        start = self._start(pos, layout.ENTRY_HEADER_SIZE)
+        if start is None:
             return Fact(ProblemCode.NO_HEADER, pos, 0, left)
-        start = self.data[pos : pos + layout.ENTRY_HEADER_SIZE]
         header = decode_entry_header(start)
         if header.magic not in layout.ENTRY_MAGICS:
             if not any(start):
@@ -279,23 +284,24 @@ class EntryFrames(Frames):
         return max(most, key=lambda shift: (swapped[shift] - counts[shift], weights[shift], shift), default=0)
 
     def damaged_at(self, pos: int) -> DamagedFrame | None:
-        if not self.segment.check_pos or not self.has_own_pos(pos, 0):
+        header = self._header(pos)
+        if header is None or not self.segment.check_pos or not self.has_own_pos(pos, 0):
             return None
-        header = decode_entry_header(self.data, pos)
         if header.index < 0 or header.term < -1:
             return None
         return DamagedFrame(pos, pos + self.min_size, Frame(pos, self.min_size, header, None))
 
+    def _header(self, pos: int) -> EntryHeader | None:
+        start = self._start(pos, layout.ENTRY_HEADER_SIZE)
+        return None if start is None else decode_entry_header(start)
+
     def has_own_pos(self, pos: int, shift: int) -> bool:
-        if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
-            return False
-        header = decode_entry_header(self.data, pos)
-        return header.magic in layout.ENTRY_MAGICS and header.pos == pos + shift
+        header = self._header(pos)
+        return header is not None and header.magic in layout.ENTRY_MAGICS and header.pos == pos + shift
 
     def blank_at(self, pos: int) -> Blank | None:
-        if self.data.end - pos < layout.MIN_BLANK_SIZE:
-            return None
-        size = decode_blank(self.data, pos)
+        start = self._start(pos, layout.MIN_BLANK_SIZE)
+        size = None if start is None else decode_blank(start)
         return None if size is None else Blank(pos, size)
 
     def follows(self, last: Frame, frame: Frame) -> bool:
@@ -303,24 +309,15 @@ class EntryFrames(Frames):
         return frame.header.index == last.header.index + 1 and frame.header.term >= last.header.term
 
     def sizes_at(self, pos: int) -> tuple[int, ...]:
-        if self.data.end - pos < layout.ENTRY_HEADER_SIZE:
-            return ()
-        header = decode_entry_header(self.data, pos)
-        return header.size, layout.ENTRY_HEADER_SIZE + header.body_size
+        header = self._header(pos)
+        return () if header is None else (header.size, layout.ENTRY_HEADER_SIZE + header.body_size)
 
     def index_at(self, pos: int) -> int:
-        return decode_entry_header(self.data, pos).index if self.data.end - pos >= layout.ENTRY_HEADER_SIZE else -1
+        header = self._header(pos)
+        return -1 if header is None else header.index
 
     def _frame_candidates(self, chunk: bytes, count: int, pos: int | None) -> Iterator[int]:
-        data = np.frombuffer(chunk, np.uint8)
-        count = min(count, len(data) - layout.ENTRY_HEADER_SIZE + 1)
-        if count <= 0:
-            return
-        # Unsigned: 0 - 1 wraps around, so only 1, 2 and 3 are left.
-        offsets = np.flatnonzero(data[3 : 3 + count] - np.uint8(1) < len(layout.ENTRY_MAGICS))
-        offsets = offsets[(data[offsets] | data[offsets + 1] | data[offsets + 2]) == 0]
-        windows = np.lib.stride_tricks.sliding_window_view(data, layout.ENTRY_HEADER_SIZE)
-        headers = windows[offsets].reshape(-1).view(_HEADER_DTYPE)
+        offsets, headers = entry_candidates(np.frombuffer(chunk, np.uint8), count)
         fitting = headers["size"].astype(np.int64) == headers["bodySize"].astype(np.int64) + layout.ENTRY_HEADER_SIZE
         if pos is not None:
             fitting |= headers["pos"] == offsets + pos
@@ -344,9 +341,9 @@ class MessageFrames(Frames):
 
     def examine(self, pos: int) -> Frame | Fact:
         left = self.data.end - pos
-        if left < layout.MIN_MESSAGE_SIZE:
+        start = self._start(pos, layout.MIN_MESSAGE_SIZE)
+        if start is None:
             return Fact(ProblemCode.MESSAGE_END, pos, 0, left)
-        start = self.data[pos : pos + layout.MIN_MESSAGE_SIZE]
         magic = _signed(start[_MAGIC_OFFSET : _MAGIC_OFFSET + 4])
         if magic not in MESSAGE_MAGICS:
             if not any(start):
@@ -362,28 +359,20 @@ class MessageFrames(Frames):
         return message if isinstance(message, Fact) else Frame(pos, total_size, None, message)
 
     def damaged_at(self, pos: int) -> DamagedFrame | None:
-        if self.data.end - pos < layout.MIN_MESSAGE_SIZE:
+        header = self._start(pos, layout.MIN_MESSAGE_SIZE)
+        if header is None or _signed(header[layout.PHYSICAL_OFFSET_AT :][:8]) != pos:
             return None
-        header = self.data[pos : pos + layout.MIN_MESSAGE_SIZE]
-        is_own = _signed(header[layout.PHYSICAL_OFFSET_AT :][:8]) == pos
-        if not is_own or _signed(header[_MAGIC_OFFSET : _MAGIC_OFFSET + 4]) not in MESSAGE_MAGICS:
+        if _signed(header[_MAGIC_OFFSET : _MAGIC_OFFSET + 4]) not in MESSAGE_MAGICS:
             return None
-        start = (
-            layout.MIN_MESSAGE_SIZE
-            - 3
-            + sum(host_sizes(_signed(header[_FLAGS_OFFSET:][:4])))
-            - 2 * layout.HOST_SIZES[0]
-        )
+        start = MIN_BODY_START + sum(host_sizes(_signed(header[_FLAGS_OFFSET:][:4]))) - 2 * layout.HOST_SIZES[0]
         length = self.data[pos + start - 4 : pos + start] if self.data.end - pos >= start else b"\xff"
         size, body_size = _signed(header[:4]), _signed(length)
         is_likely = body_size >= 0 and start + body_size < size <= layout.MAX_ENTRY_SIZE
         return DamagedFrame(pos, pos + start + (body_size if is_likely else 0), None)
 
     def blank_at(self, pos: int) -> Blank | None:
-        if self.data.end - pos < layout.MIN_BLANK_SIZE:
-            return None
-        start = self.data[pos : pos + layout.MIN_BLANK_SIZE]
-        if start[_MAGIC_OFFSET:] != _FILLER_MAGIC_BYTES:
+        start = self._start(pos, layout.MIN_BLANK_SIZE)
+        if start is None or start[_MAGIC_OFFSET:] != _FILLER_MAGIC_BYTES:
             return None
         return Blank(pos, _signed(start[:4]))
 
@@ -391,7 +380,8 @@ class MessageFrames(Frames):
         return True
 
     def sizes_at(self, pos: int) -> tuple[int, ...]:
-        return (_signed(self.data[pos : pos + 4]),) if self.data.end - pos >= layout.MIN_MESSAGE_SIZE else ()
+        start = self._start(pos, layout.MIN_MESSAGE_SIZE)
+        return () if start is None else (_signed(start[:4]),)
 
     def _frame_candidates(self, chunk: bytes, count: int, pos: int | None) -> Iterator[int]:
         prefix = _MESSAGE_MAGIC_BYTES[0][:3]
@@ -401,6 +391,18 @@ class MessageFrames(Frames):
 
     def _blank_candidates(self, chunk: bytes, count: int) -> Iterator[int]:
         yield from _occurrences(chunk, _FILLER_MAGIC_BYTES, count)
+
+
+def entry_candidates(data: npt.NDArray[np.uint8], max_count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """The offsets below ``max_count`` at which an entry's magic stands, and the headers there."""
+    count = min(max_count, len(data) - layout.ENTRY_HEADER_SIZE + 1)
+    if count <= 0:
+        return np.empty(0, np.int64), np.empty(0, HEADER_DTYPE)
+    # Unsigned: 0 - 1 wraps around, so only 1, 2 and 3 are left.
+    offsets = np.flatnonzero(data[3 : 3 + count] - np.uint8(1) < len(layout.ENTRY_MAGICS))
+    offsets = offsets[(data[offsets] | data[offsets + 1] | data[offsets + 2]) == 0]
+    windows = np.lib.stride_tricks.sliding_window_view(data, layout.ENTRY_HEADER_SIZE)
+    return offsets, windows[offsets].reshape(-1).view(HEADER_DTYPE)
 
 
 def _signed(data: bytes) -> int:

@@ -25,7 +25,7 @@ from pyspark_dledger.format.message import (
 )
 from pyspark_dledger.format.scan.segment_file import SegmentFile
 from pyspark_dledger.format.scan.walk import Span
-from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest
 
 _KINDS = {layout.MAGIC_NOOP: "noop", layout.MAGIC_CONFIG_CHANGE: "config"}
 _CONTROL_KINDS = {NOOP: "noop", MEMBERS: "config"}
@@ -175,43 +175,46 @@ def _crc_of_range(data: SegmentFile, start: int, stop: int) -> int:
 Reader = Callable[[Row], Any]
 
 
-def _header(read: Callable[[EntryHeader], Any]) -> Reader:
-    return lambda row: read(row.header) if row.header else None
+def _header(name: str) -> Reader:
+    return lambda row: getattr(row.header, name, None)
 
 
-def _message(read: Callable[[Message], Any]) -> Reader:
+def _message(read: str | Callable[[Message], Any]) -> Reader:
+    """Reads a field of a message, or what a function makes of it."""
+    if isinstance(read, str):
+        return lambda row: getattr(row.message, read, None)
     return lambda row: read(row.message) if row.message else None
 
 
 COLUMN_READERS: dict[str, Reader] = {
     "kind": lambda row: row.kind,
     "source": lambda row: row.segment.source,
-    "index": _header(lambda header: header.index),
-    "term": _header(lambda header: header.term),
+    "index": _header("index"),
+    "term": _header("term"),
     "pos": lambda row: row.span.pos,
     "size": lambda row: row.span.size,
-    "magic": _header(lambda header: header.magic),
-    "channel": _header(lambda header: header.channel),
-    "chainCrc": _header(lambda header: header.chain_crc),
-    "bodyCrc": _header(lambda header: header.body_crc),
-    "bodySize": _header(lambda header: header.body_size),
+    "magic": _header("magic"),
+    "channel": _header("channel"),
+    "chainCrc": _header("chain_crc"),
+    "bodyCrc": _header("body_crc"),
+    "bodySize": _header("body_size"),
     "committed": lambda row: row.committed,
     "segment": lambda row: row.segment.name,
     "topic": lambda row: row.topic,
-    "queueId": _message(lambda message: message.queue_id),
-    "queueOffset": _message(lambda message: message.queue_offset),
-    "commitLogOffset": _message(lambda message: message.physical_offset),
-    "storeSize": _message(lambda message: message.total_size),
-    "messageMagic": _message(lambda message: message.magic),
-    "flag": _message(lambda message: message.flag),
-    "sysFlag": _message(lambda message: message.sys_flag),
-    "reconsumeTimes": _message(lambda message: message.reconsume_times),
+    "queueId": _message("queue_id"),
+    "queueOffset": _message("queue_offset"),
+    "commitLogOffset": _message("physical_offset"),
+    "storeSize": _message("total_size"),
+    "messageMagic": _message("magic"),
+    "flag": _message("flag"),
+    "sysFlag": _message("sys_flag"),
+    "reconsumeTimes": _message("reconsume_times"),
     "bornTimestamp": _message(lambda message: microseconds(message.born_timestamp)),
     "storeTimestamp": _message(lambda message: microseconds(message.store_timestamp)),
     "bornHost": _message(lambda message: host_text(message.born_host)),
     "storeHost": _message(lambda message: host_text(message.store_host)),
-    "messageCrc": _message(lambda message: message.body_crc),
-    "preparedTransactionOffset": _message(lambda message: message.prepared_transaction_offset),
+    "messageCrc": _message("body_crc"),
+    "preparedTransactionOffset": _message("prepared_transaction_offset"),
     "transaction": _message(lambda message: transaction(message.sys_flag)),
     "compression": _message(lambda message: compression(message.sys_flag)),
     "tags": lambda row: row.property(layout.PROPERTY_TAGS),
@@ -225,15 +228,6 @@ COLUMN_READERS: dict[str, Reader] = {
     "putId": lambda row: decode_put_id((row.property(layout.PROPERTY_ID) or "").encode()),
 }
 """Reads the value of each column that needs no problem, as `pyarrow.array` takes it; times are in microseconds."""
-
-FACT_READERS: dict[str, Callable[[Fact, Segment], Any]] = {
-    "problem": lambda fact, segment: fact.sentence(segment.name),
-    "problemCode": lambda fact, _: int(fact.code),
-    "problemExpected": lambda fact, _: fact.expected,
-    "problemFound": lambda fact, _: fact.found,
-    "problemErrno": lambda fact, _: fact.also_found if fact.code is ProblemCode.UNREADABLE else None,
-}
-"""Reads the value of each other column of a row with a problem; it is null in others."""
 
 _FILTERED_COLUMNS = {
     "kind": "kind",

@@ -26,7 +26,7 @@ from pyspark_dledger.format.layout import (
     MESSAGE_HEADER,
     MIN_MESSAGE_SIZE,
 )
-from pyspark_dledger.format.message import Message, message_in
+from pyspark_dledger.format.message import Message, has_message_magic, message_in
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.files import OnUnreadable, file_at, ignore_error, opened_existing
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, Listing, listing
@@ -74,6 +74,36 @@ def entry_in(data: bytes, segment: Segment, pos: int) -> EntryHeader | None:
     if not fits or pos + header.size > segment.end or header.index < 0 or header.term < -1:
         return None
     return header if header.pos == pos or not segment.check_pos else None
+
+
+class StoredRow(NamedTuple):
+    """An entry with its ``header``, or a message of a CommitLog without one; ``size`` is in bytes."""
+
+    segment: Segment
+    pos: int
+    size: int
+    header: EntryHeader | None
+
+    @property
+    def end(self) -> int:
+        return self.pos + self.size
+
+    def read(self) -> bytes:
+        """All bytes, with the header."""
+        return self.segment.read(self.pos, self.size)
+
+
+def row_at(segment: Segment | None, pos: int) -> StoredRow | None:
+    """The entry or message at a position of a segment, by its header; None without one."""
+    if segment is None:
+        return None
+    if segment.source == DLEDGER:
+        header = entry_at(segment, pos)
+        return None if header is None else StoredRow(segment, pos, header.size, header)
+    head = segment.read(pos, MIN_MESSAGE_SIZE) if segment.base <= pos < segment.end else b""
+    size = int.from_bytes(head[:4], "big", signed=True)
+    is_message = len(head) == MIN_MESSAGE_SIZE and has_message_magic(head, 0, len(head))
+    return StoredRow(segment, pos, size, None) if is_message and MIN_MESSAGE_SIZE <= size <= segment.end - pos else None
 
 
 def message_at(segments: list[Segment], offset: int, end_of: Callable[[Segment], int] | None = None) -> Message | None:

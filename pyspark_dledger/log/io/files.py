@@ -162,13 +162,13 @@ def ignore_error(_error: UnreadableError) -> None:
     """For a read whose result only adds to what is known otherwise."""
 
 
-def unreadable(path: str | Path, error: OSError, offset: int | None = None) -> UnreadableError | None:
+def unreadable(path: str | Path, error: OSError) -> UnreadableError | None:
     """What to report for an error of a read; None if the path is gone, because brokers delete expired files."""
     is_gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
     if is_gone and not is_there(path_of(path) if isinstance(path, str) else path):
         return None
     reason = "expected a folder, found a file" if isinstance(error, NotADirectoryError) else error.strerror
-    return UnreadableError(str(path), reason or str(error), offset)
+    return UnreadableError(str(path), reason or str(error))
 
 
 @contextmanager

@@ -179,10 +179,10 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
             start += len(units)
 
 
-def readable_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iterator[Units]:
+def readable_units(file: QueueFile) -> Iterator[Units]:
     """As `read_units`, for a witness: ends early where the file cannot be read."""
     try:
-        yield from read_units(file, start, stop)
+        yield from read_units(file)
     except UnreadableError:
         return
 

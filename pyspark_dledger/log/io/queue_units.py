@@ -168,13 +168,7 @@ class QueueUnits:
     def _blocks(self, start: int, stop: int, on_unreadable: OnUnreadable) -> Iterator[tuple[int, Units]]:
         """Adjacent units of the ranks ``[start, stop)``, each with the queueOffset of the first one."""
         for file, first, end in zip(self.files, self._ranks, self._ranks[1:], strict=False):
-            at, high = max(start, first) - first, min(stop, end) - first
-            try:
-                for units in read_units(file, at, high) if at < high else ():
-                    yield file.first + at, units
-                    at += len(units)
-            except UnreadableError as error:
-                on_unreadable(error)
+            yield from _blocks_of(file, max(start, first) - first, min(stop, end) - first, on_unreadable)
 
     def at(self, first: int, count: int) -> Units:
         """`count` units from a queueOffset on, of all files; zeros for those that were not written or read."""
@@ -183,13 +177,9 @@ class QueueUnits:
         start_file = max(bisect_right(files, first, key=lambda file: file.first) - 1, 0)
         end_file = bisect_left(files, first + count, key=lambda file: file.first)
         for file in files[start_file:end_file]:
-            start, stop = max(first, file.first), min(first + count, file.first + file.units)
-            try:
-                for units in read_units(file, start - file.first, stop - file.first) if start < stop else ():
-                    found[start - first : start - first + len(units)] = units
-                    start += len(units)
-            except UnreadableError as error:
-                self._on_unreadable(error)
+            start, stop = max(first - file.first, 0), min(first + count - file.first, file.units)
+            for offset, units in _blocks_of(file, start, stop, self._on_unreadable):
+                found[offset - first : offset - first + len(units)] = units
         return found
 
     def lower_bound(self, offset: int) -> int:
@@ -273,6 +263,16 @@ class QueueUnits:
         # Fillers stand before the first unit of a queue.
         without = -1 if (units["size"] == FILLER_SIZE).any() else INT64_MAX
         return int(np.median(found)) if len(found) else without
+
+
+def _blocks_of(file: QueueFile, start: int, stop: int, on_unreadable: OnUnreadable) -> Iterator[tuple[int, Units]]:
+    """The units ``[start, stop)`` of a file, each block with the queueOffset of the first one."""
+    try:
+        for units in read_units(file, start, stop) if start < stop else ():
+            yield file.first + start, units
+            start += len(units)
+    except UnreadableError as error:
+        on_unreadable(error)
 
 
 def messages_by_queue(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
@@ -93,47 +91,28 @@ _LOOKUP_THREADS = 8
 _Item = TypeVar("_Item")
 
 
-class _ReadCache:
-    """The open files of this process, and the blocks that were read last.
+def _file(uri: RemoteUri) -> tuple[Any, int]:
+    """Pyarrow's open file and its size in bytes. Raises StoreError if its size is not the listed one.
 
-    A file that was not listed is not cached, because a change of it would not be noticed.
+    A file that was not listed is not cached, because a change of it would not be noticed; nor are its blocks.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._files: OrderedDict[tuple[RemoteUri, Stamp | None], tuple[Any, int]] = OrderedDict()
-        self._blocks: OrderedDict[tuple[RemoteUri, Stamp | None, int], bytes] = OrderedDict()
-
-    def file(self, uri: RemoteUri) -> tuple[Any, int]:
-        """Pyarrow's open file and its size in bytes. Raises StoreError if its size is not the listed one."""
-        if uri.stamp is None:
-            return _open(uri)
-        return self._cached(self._files, (uri, uri.stamp), _MAX_OPEN_FILES, lambda: _open(uri))
-
-    def block(self, uri: RemoteUri, number: int) -> bytes:
-        if uri.stamp is None:
-            return fetch(uri, number * _BLOCK, _BLOCK)
-        key = uri, uri.stamp, number
-        return self._cached(self._blocks, key, _MAX_BLOCKS, lambda: fetch(uri, number * _BLOCK, _BLOCK))
-
-    def _cached(
-        self, cache: OrderedDict[Any, _Result], key: object, max_items: int, load: Callable[[], _Result]
-    ) -> _Result:
-        with self._lock:
-            if key in cache:
-                cache.move_to_end(key)
-                return cache[key]
-        loaded = load()
-        with self._lock:
-            cache[key] = loaded
-            while len(cache) > max_items:
-                cache.popitem(last=False)
-        return loaded
+    return _open(uri) if uri.stamp is None else _cached_file(uri, uri.stamp, os.getpid())
 
 
-@lru_cache(maxsize=1)
-def _cache_of(_pid: int) -> _ReadCache:
-    return _ReadCache()
+@lru_cache(maxsize=_MAX_OPEN_FILES)
+def _cached_file(uri: RemoteUri, _stamp: Stamp, _pid: int) -> tuple[Any, int]:
+    return _open(uri)
+
+
+def _block(uri: RemoteUri, number: int) -> bytes:
+    if uri.stamp is None:
+        return fetch(uri, number * _BLOCK, _BLOCK)
+    return _cached_block(uri, uri.stamp, number, os.getpid())
+
+
+@lru_cache(maxsize=_MAX_BLOCKS)
+def _cached_block(uri: RemoteUri, _stamp: Stamp, number: int, _pid: int) -> bytes:
+    return fetch(uri, number * _BLOCK, _BLOCK)
 
 
 @lru_cache(maxsize=1)
@@ -182,7 +161,7 @@ def check_unchanged(uri: RemoteUri) -> None:
 
 def size_of(uri: RemoteUri) -> int:
     """The size of a remote file in bytes: the listed one, else the current one."""
-    return uri.stamp.size if uri.stamp is not None else _cache_of(os.getpid()).file(uri)[1]
+    return uri.stamp.size if uri.stamp is not None else _file(uri)[1]
 
 
 def fetch(uri: RemoteUri, offset: int, size: int) -> bytes:
@@ -190,7 +169,7 @@ def fetch(uri: RemoteUri, offset: int, size: int) -> bytes:
 
     Raises StoreError if they cannot be read, or the file became shorter.
     """
-    file, length = _cache_of(os.getpid()).file(uri)
+    file, length = _file(uri)
     wanted = max(min(size, length - offset), 0)
     if wanted == 0:
         return b""
@@ -216,9 +195,8 @@ def read_remote(uri: RemoteUri, offset: int, size: int) -> bytes:
         return b""
     if size >= _LARGE:
         return fetch(uri, offset, size)
-    cache = _cache_of(os.getpid())
     first, last = offset // _BLOCK, (offset + size - 1) // _BLOCK
-    data = b"".join(cache.block(uri, number) for number in range(first, last + 1))
+    data = b"".join(_block(uri, number) for number in range(first, last + 1))
     return data[offset - first * _BLOCK :][:size]
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_HEADER
-from pyspark_dledger.format.message import Message, has_message_magic, message_in
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.message import Message, message_in
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.committed import Bound, best, checkpoint_bound, proven_by_queues, queue_bound
-from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.log.io.entry_reads import row_at, segment_at
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import TailOffset
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.tail.queue_tail import QueueTails
-
-_TOTAL_SIZE = MESSAGE_HEADER[0]
 
 
 class EntryRef(NamedTuple):
@@ -35,29 +33,11 @@ class EntryRef(NamedTuple):
 
 def entry_ref(store: StoreView, source: str, pos: int) -> EntryRef | None:
     """The entry or message at a position of a source, or None."""
-    segment = segment_at([segment for segment in store.segments if segment.source == source], pos)
-    if segment is None:
+    found = row_at(segment_at([each for each in store.segments if each.source == source], pos), pos)
+    if found is None:
         return None
-    return _entry(store, segment, pos) if source == DLEDGER else _message(store, segment, pos)
-
-
-def _entry(store: StoreView, segment: Segment, pos: int) -> EntryRef | None:
-    header = entry_at(segment, pos)
-    if header is None:
-        return None
-    data = segment.read(pos, header.size)
-    return EntryRef(TailOffset(header.index, header.term, pos, store.engine.crc32(data)), pos + header.size)
-
-
-def _message(store: StoreView, segment: Segment, pos: int) -> EntryRef | None:
-    head = segment.read(pos, 8)
-    if not has_message_magic(head, 0, len(head)):
-        return None
-    size = int.from_bytes(head[_TOTAL_SIZE.offset : _TOTAL_SIZE.length], "big", signed=True)
-    if not 0 < size <= segment.end - pos:
-        return None
-    data = segment.read(pos, size)
-    return EntryRef(TailOffset(None, None, pos, store.engine.crc32(data)), pos + size)
+    index, term = (found.header.index, found.header.term) if found.header is not None else (None, None)
+    return EntryRef(TailOffset(index, term, pos, store.engine.crc32(found.read())), found.end)
 
 
 def is_complete_message(store: StoreView, message: EntryRef) -> bool:
@@ -79,11 +59,8 @@ def is_complete_message(store: StoreView, message: EntryRef) -> bool:
 def message_of(store: StoreView, index: int) -> Message | None:
     """The message of an entry that the index file has, or None."""
     pos = store.indexed(index)
-    segment = segment_at(store.ledger_segments, pos) if pos is not None else None
-    header = entry_at(segment, pos) if segment is not None and pos is not None else None
-    if segment is None or pos is None or header is None:
-        return None
-    return message_in(segment.read(pos + ENTRY_HEADER_SIZE, header.body_size))
+    found = row_at(segment_at(store.ledger_segments, pos), pos) if pos is not None else None
+    return message_in(found.read(), ENTRY_HEADER_SIZE) if found is not None else None
 
 
 class TailView:

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.scan.frames import HEADER_DTYPE
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.io.queue_units import messages_by_queue
-from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, is_frame, read_headers
+from pyspark_dledger.log.witness.headers import is_frame, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 
@@ -133,7 +134,7 @@ def _claims(segment: Segment, witness: StoreWitness, ranges: list[tuple[int, int
 def _headers(segment: Segment, pos: Longs, low: int, high: int) -> Longs:
     """What intact headers at the positions say."""
     pos = pos[(pos >= low) & (pos < high)]
-    headers = read_headers(segment, pos, ENTRY_DTYPE)
+    headers = read_headers(segment, pos, HEADER_DTYPE)
     chosen = is_frame(headers, pos, segment)
     pos, headers = pos[chosen], headers[chosen]
     columns = [headers[name].astype(np.int64) for name in ("size", "index", "term")]

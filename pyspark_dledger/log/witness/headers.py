@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.codec import record_dtype
-from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, ENTRY_MAGICS
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS
+from pyspark_dledger.format.scan.frames import HEADER_DTYPE, entry_candidates
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.format.store_file import OpenFile
 from pyspark_dledger.log.io.files import open_file
@@ -26,7 +26,6 @@ else:
     # A mapped file costs less than reading all of it for some bytes of each page.
     _gather = _native.gather
 
-ENTRY_DTYPE = record_dtype(ENTRY_HEADER)
 _BLOCK = 4 * 1024 * 1024
 # With fewer headers in a block, each is read by itself.
 _MIN_IN_BLOCK = 16
@@ -78,12 +77,13 @@ def _read_block(file: OpenFile, offsets: Longs, found: npt.NDArray[np.uint8], nu
 
 def frames_between(segment: Segment, start: int, stop: int) -> tuple[Longs, npt.NDArray[Any]]:
     """The positions in ``[start, stop)`` at which bytes look like an entry, and their headers."""
-    positions, found = [np.empty(0, np.int64)], [np.empty(0, ENTRY_DTYPE)]
+    positions, found = [np.empty(0, np.int64)], [np.empty(0, HEADER_DTYPE)]
     try:
         with open_file(segment.path) as file:
             for at in range(start, stop, _BLOCK):
-                data = file.read(at - segment.base, min(_BLOCK, stop - at) + ENTRY_DTYPE.itemsize - 1)
-                pos, headers = _candidates(np.frombuffer(data, np.uint8), at)
+                data = file.read(at - segment.base, min(_BLOCK, stop - at) + HEADER_DTYPE.itemsize - 1)
+                offsets, headers = entry_candidates(np.frombuffer(data, np.uint8), _BLOCK)
+                pos = offsets + at
                 chosen = is_frame(headers, pos, segment)
                 positions.append(pos[chosen])
                 found.append(headers[chosen])
@@ -111,17 +111,6 @@ def _offsets_of(data: npt.NDArray[np.uint8], value: int) -> Longs:
     for number, byte in enumerate(rest, 1):
         offsets = offsets[data[offsets + number] == byte]
     return offsets
-
-
-def _candidates(data: npt.NDArray[np.uint8], pos: int) -> tuple[Longs, npt.NDArray[Any]]:
-    count = len(data) - ENTRY_DTYPE.itemsize + 1
-    if count <= 0:
-        return np.empty(0, np.int64), np.empty(0, ENTRY_DTYPE)
-    # Unsigned: 0 - 1 wraps around, so only 1, 2 and 3 are left.
-    offsets = np.flatnonzero(data[3 : 3 + count] - np.uint8(1) < len(ENTRY_MAGICS))
-    offsets = offsets[(data[offsets] | data[offsets + 1] | data[offsets + 2]) == 0]
-    windows = np.lib.stride_tricks.sliding_window_view(data, ENTRY_DTYPE.itemsize)
-    return offsets + pos, windows[offsets].reshape(-1).view(ENTRY_DTYPE)
 
 
 def is_frame(headers: npt.NDArray[Any], pos: Longs, segment: Segment) -> npt.NDArray[np.bool_]:

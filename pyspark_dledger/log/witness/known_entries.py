@@ -31,12 +31,13 @@ from pyspark_dledger.format.layout import (
     MIN_MESSAGE_SIZE,
 )
 from pyspark_dledger.format.message import MESSAGE_MAGICS
+from pyspark_dledger.format.scan.frames import HEADER_DTYPE
 from pyspark_dledger.format.spec import DLEDGER, NO_EVIDENCE, Evidence, KnownEntries, Segment, no_known_entries
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.io.queue_units import Messages, messages_in
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
-from pyspark_dledger.log.witness.headers import ENTRY_DTYPE, Longs, frames_between, is_frame, places_of, read_headers
+from pyspark_dledger.log.witness.headers import Longs, frames_between, is_frame, places_of, read_headers
 from pyspark_dledger.log.witness.index_units import IndexUnits, LogUnits, NodeState, SegmentUnits, Units, units_of_log
 from pyspark_dledger.log.witness.stale_tail import log_end_of
 
@@ -48,7 +49,7 @@ _INT = np.dtype(">i4")
 _MAX_WITHOUT_UNITS = 8
 """So many adjacent messages may have no key."""
 _MESSAGE_DTYPE = record_dtype(MESSAGE_HEADER)
-_ENTRY_DTYPE = np.dtype([("entry", ENTRY_DTYPE), ("message", _MESSAGE_DTYPE)])
+_ENTRY_AND_MESSAGE = np.dtype([("entry", HEADER_DTYPE), ("message", _MESSAGE_DTYPE)])
 
 
 def known_by_units(segment: Segment, start: int, root: Path) -> KnownEntries:
@@ -146,7 +147,7 @@ def _confirmed(segment: Segment, pos: Longs, messages: Messages) -> tuple[Bools,
     """Which messages have an intact header in the data, and the size of each: by that header, else by its unit."""
     entries: npt.NDArray[Any] | None = None
     if segment.source == DLEDGER:
-        records = read_headers(segment, pos, _ENTRY_DTYPE)
+        records = read_headers(segment, pos, _ENTRY_AND_MESSAGE)
         entries, headers = records["entry"], records["message"]
     else:
         headers = read_headers(segment, pos, _MESSAGE_DTYPE)
@@ -274,7 +275,7 @@ def _evidence_of(segment: Segment, found: LogUnits, node_dir: Path, state: NodeS
 
 def _is_continued(segment: Segment, end: Longs, index: int, term: int) -> bool:
     """Whether at `end` the next entry is, or a blank."""
-    headers = read_headers(segment, end, ENTRY_DTYPE)
+    headers = read_headers(segment, end, HEADER_DTYPE)
     is_next = is_frame(headers, end, segment) & (headers["index"] == index + 1) & (headers["term"] >= term)
     return bool((is_next | (headers["magic"] == MAGIC_BLANK)).any())
 
@@ -300,7 +301,7 @@ def _units_of_log(segment: Segment, start: int, node_dir: Path, state: NodeState
 
 
 def _judged(segment: Segment, near: SegmentUnits, state: NodeState) -> LogUnits:
-    headers = read_headers(segment, near.inside.pos, ENTRY_DTYPE)
+    headers = read_headers(segment, near.inside.pos, HEADER_DTYPE)
     return units_of_log(near.inside, headers, segment, near.before, state)
 
 
@@ -310,7 +311,7 @@ def _with_lone_gaps(segment: Segment, found: LogUnits) -> KnownEntries:
     ends = units.pos + units.size
     gaps = np.flatnonzero(np.diff(units.index) == 2)
     pos, end = ends[gaps], units.pos[gaps + 1]
-    headers = read_headers(segment, pos, ENTRY_DTYPE)
+    headers = read_headers(segment, pos, HEADER_DTYPE)
     is_whole = is_frame(headers, pos, segment) & (headers["index"] == units.index[gaps] + 1)
     is_whole &= headers["size"] == end - pos
     return KnownEntries(
