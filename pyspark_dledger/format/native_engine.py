@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyspark_dledger._native as _native
-from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
+from pyspark_dledger.format.encode.encoded import Bodies, CheckedEntries, EncodedEntries
 from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, PutIds, Puts, PutSettings, check_stamps
 from pyspark_dledger.format.facts import PROBLEM_CODES, Fact
 from pyspark_dledger.format.scan.segment_file import read_exactly
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 NAME = "native"
+_Result = TypeVar("_Result")
 
 # A piece of this size stays in the processor's cache.
 _JSON_PIECE_BYTES = 512 * 1024
@@ -47,6 +48,19 @@ find_damaged = _native.find_damaged
 find_wrong_body = _native.find_wrong_body
 write_body_crcs = _native.write_body_crcs
 patch_physical_offsets = _native.patch_physical_offsets
+new_ordinals = _native.Ordinals
+new_identity_table = _native.IdentityTable
+new_identity_filter = _native.IdentityFilter
+
+
+def _made(kind: Callable[..., _Result], call: Callable[..., tuple[Any, ...]]) -> Callable[..., _Result]:
+    """A call whose result is a named tuple."""
+    return lambda *values: kind(*call(*values))
+
+
+log_end = _made(LogEnd, _native.log_end)
+pack_bodies = _made(Bodies, _native.pack_bodies)
+check_entries = _made(CheckedEntries, _native.check_entries)
 
 
 class MappedBytes:
@@ -86,10 +100,6 @@ def scan(request: ScanRequest) -> Iterator[tuple[pa.RecordBatch, list[Compressed
         yield pa.record_batch(batch), bodies
 
 
-def log_end(segment: Segment, start: int, search_all: bool) -> LogEnd:
-    return LogEnd(*_native.log_end(segment, start, search_all))
-
-
 def term_runs(segment: Segment, start: int, end: int) -> list[TermRun]:
     return [TermRun(*run) for run in _native.term_runs(segment, start, end)]
 
@@ -120,24 +130,12 @@ def copy_messages(
     return CopiedMessages(size, _array(outcomes, "u1"))
 
 
-def pack_bodies(bodies: Sequence[Buffer]) -> Bodies:
-    return Bodies(*_native.pack_bodies(bodies))
-
-
 def unpack_bodies(bodies: Bodies) -> list[bytes]:
     return _native.unpack_bodies(bodies.count, bodies.block)
 
 
 def encode_entries(bodies: Bodies, first: int, index: int, term: int, pos: int, space: int) -> EncodedEntries:
     return EncodedEntries(*_native.encode_entries(bodies.count, bodies.block, first, index, term, pos, space))
-
-
-def check_entries(data: Buffer, index: int, pos: int, min_term: int, max_term: int) -> CheckedEntries:
-    return CheckedEntries(*_native.check_entries(data, index, pos, min_term, max_term))
-
-
-def new_ordinals() -> Ordinals:
-    return _native.Ordinals()
 
 
 def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:
@@ -177,10 +175,6 @@ def stamp_puts(
     # A slice with a step is not contiguous.
     kept, offsets = (values if values.flags.c_contiguous else values.copy() for values in (keep, queue_offsets))
     return Bodies(*_native.stamp_puts(bodies.count, bodies.block, kept, offsets, store_timestamp, store_host))
-
-
-new_identity_table = _native.IdentityTable
-new_identity_filter = _native.IdentityFilter
 
 
 def java_hashes(strings: pa.StringArray) -> npt.NDArray[np.int32]:

@@ -20,6 +20,7 @@ from pyspark_dledger.format.columns import SCANNED_COLUMNS, arrow_schema
 from pyspark_dledger.format.dispatched_rows import dispatched_rows as dispatched_rows
 from pyspark_dledger.format.encode import entry_encoding, identities, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.format.encode.puts import Ordinals
 from pyspark_dledger.format.facts import PROBLEM_COLUMNS
 from pyspark_dledger.format.message import CopiedMessages, compression_type
 from pyspark_dledger.format.scan.frames import Frames, frames_of
@@ -55,15 +56,15 @@ find_torn = entry_encoding.find_torn
 find_damaged = entry_encoding.find_damaged
 find_wrong_body = entry_encoding.find_wrong_body
 write_body_crcs = entry_encoding.write_body_crcs
-new_ordinals = put_rows.new_ordinals
+new_ordinals = Ordinals
 encode_messages = put_rows.encode_messages
 read_puts = put_messages.read_puts
 stamp_puts = put_messages.stamp_puts
 number_puts = put_messages.number_puts
 locate_puts = put_messages.locate_puts
 patch_physical_offsets = put_messages.patch_physical_offsets
-new_identity_table = identities.PythonTable
-new_identity_filter = identities.PythonFilter
+new_identity_table = identities.IdentityTable
+new_identity_filter = identities.IdentityFilter
 json_lines = json_text.json_lines
 
 _Result = TypeVar("_Result")

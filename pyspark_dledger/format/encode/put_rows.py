@@ -78,29 +78,10 @@ class _Message(NamedTuple):
     properties: list[tuple[bytes, bytes]]
 
 
-class CountedContents(Ordinals):
-    """See `Ordinals`."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[bytes] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def next(self, content: bytes) -> int:
-        """The ordinal of this content: how often it was counted before."""
-        self._counts[content] += 1
-        return self._counts[content] - 1
-
-
-def new_ordinals() -> CountedContents:
-    return CountedContents()
-
-
 def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:
     check_batch(batch)
     check_settings(settings)
-    if not isinstance(ordinals, CountedContents):
+    if not isinstance(ordinals, Ordinals):
         raise TypeError(f"expected ordinals of this engine's new_ordinals, found {type(ordinals).__name__}")
     encoder = _Encoder(settings)
     messages = [encoder.message(number, row) for number, row in enumerate(_rows(batch))]
@@ -251,7 +232,7 @@ class _Encoder:
         joined = b"\x02".join(name + b"\x01" + value for name, value in pairs)
         return joined + b"\x02" if pairs and self._settings.has_trailing_separator else joined
 
-    def encode(self, message: _Message, ordinals: CountedContents) -> bytes:
+    def encode(self, message: _Message, ordinals: Ordinals) -> bytes:
         """The bytes of a message with its identity."""
         row, settings = message.row, self._settings
         pairs = message.properties

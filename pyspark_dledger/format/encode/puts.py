@@ -7,8 +7,9 @@ schema of rows that become puts is in `put_rows`, which needs Arrow.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format.layout import HOST_SIZES
@@ -101,14 +102,23 @@ class ProducerState(NamedTuple):
     term: int = -1
 
 
-class Ordinals(Protocol):
+class Ordinals:
     """Counts equal contents in one attempt of a task: the ordinal distinguishes equal rows.
 
-    Each engine takes only its own, made by ``new_ordinals``.
+    The Python engine's; each engine takes only its own, made by ``new_ordinals``.
     """
+
+    def __init__(self) -> None:
+        self._counts: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
         """The number of distinct contents."""
+        return len(self._counts)
+
+    def next(self, content: bytes) -> int:
+        """The ordinal of this content: how often it was counted before."""
+        self._counts[content] += 1
+        return self._counts[content] - 1
 
 
 def producer_of(job: str, partition: int) -> bytes:
