@@ -27,9 +27,9 @@ from pyspark_dledger.log.committed import proven_by_queues
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.log.tail import store_tail as module
-from pyspark_dledger.log.tail.queue_tail import QueueTails
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, TailOffset, offset_from_json, stream_options
+from pyspark_dledger.log.tail.tail_view import QueueTails
 from pyspark_dledger.store.files.node_files import write_checkpoint
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.support.crashes import body_of, config
