@@ -1,4 +1,4 @@
-// What can follow a gap in a log, see pyspark_dledger/format/scan/expectation.py.
+// What can follow a gap in a log, see pyspark_dledger/format/scan/chains.py.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The search for the entry at which a log continues after a gap, see pyspark_dledger/format/scan/gap_search.py.
+// The search for the entry at which a log continues after a gap, see pyspark_dledger/format/scan/resync.py.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The entries of a segment that its witness knows, by position. The same as
-// pyspark_dledger/format/scan/expectation.py.
+// pyspark_dledger/format/scan/chains.py.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.facts import Fact, ProblemCode
-from pyspark_dledger.format.scan.expectation import (
+from pyspark_dledger.format.scan.chains import (
     RECENT_FRAMES,
     Expectation,
     LogPosition,

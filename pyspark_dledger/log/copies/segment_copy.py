@@ -19,7 +19,7 @@ from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
 from pyspark_dledger.format.codec import control_kind
 from pyspark_dledger.format.facts import TIMES, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAGIC_NOOP, MAGIC_NORMAL
-from pyspark_dledger.format.scan.expectation import RECENT_FRAMES
+from pyspark_dledger.format.scan.chains import RECENT_FRAMES
 from pyspark_dledger.format.spec import DLEDGER, KnownEntries, ScanRequest, Segment, Witness
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import path_of
