@@ -230,29 +230,22 @@ def get_engine(name: str = "auto") -> Engine:
         return _load(_PYTHON_MODULE)
 
 
-class WholeFile(Protocol):
-    """All bytes of a file, mapped as ``view``. Bytes that cannot be read are zeros."""
+class WholeFile:
+    """All bytes of a file, mapped as ``view``. Bytes that cannot be read are zeros.
 
-    view: memoryview
-
-    def is_intact(self) -> bool:
-        """Whether the bytes that were read so far are the file's."""
-
-    def is_loaded(self, at: int) -> bool:
-        """Whether reading that byte needs no disk."""
-
-
-class _PlainFile:
-    """Without the native engine, a read that fails ends the process, and all bytes count as loaded."""
+    Without the native engine, a read that fails ends the process, and all bytes count as loaded.
+    """
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
             self.view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
     def is_intact(self) -> bool:
+        """Whether the bytes that were read so far are the file's."""
         return True
 
-    def is_loaded(self, _: int) -> bool:
+    def is_loaded(self, _at: int) -> bool:
+        """Whether reading that byte needs no disk."""
         return True
 
 
@@ -261,7 +254,7 @@ def map_whole(path: str) -> WholeFile:
     try:
         native = importlib.import_module(_NATIVE_MODULE)
     except ImportError:
-        return _PlainFile(path)
+        return WholeFile(path)
     try:
         mapped: WholeFile = native.MappedBytes(path)
     except StoreError:

@@ -44,15 +44,10 @@ def escape(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1]
 
 
-def base64_text(data: bytes) -> str:
-    """Bytes in base64, on one line."""
-    return binascii.b2a_base64(data, newline=False).decode()
-
-
 def bytes_text(form: BytesForm) -> Callable[[bytes], str]:
     """The function that turns bytes into text."""
     if form == "base64":
-        return base64_text
+        return lambda data: binascii.b2a_base64(data, newline=False).decode()
     return bytes.hex if form == "hex" else lambda data: data.decode("utf-8", "backslashreplace")
 
 

@@ -10,7 +10,7 @@ import base64
 import ipaddress
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -226,12 +226,6 @@ def parse_properties(raw: bytes) -> dict[str, str]:
         if name and separator and value:
             properties[decode_utf8(name)] = decode_utf8(value)
     return properties
-
-
-def encode_properties(properties: Mapping[str, str], *, trailing_separator: bool = True) -> bytes:
-    """The inverse of `parse_properties`; versions 4.9.2 to 5.1 omit the last separator."""
-    parts = [name.encode() + b"\x01" + value.encode() for name, value in properties.items()]
-    return b"\x02".join(parts) + (b"\x02" if parts and trailing_separator else b"")
 
 
 def message_crc(data: bytes) -> int:

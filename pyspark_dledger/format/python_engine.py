@@ -31,7 +31,7 @@ from pyspark_dledger.format.scan.row_values import (
     malformed,
     row_test,
 )
-from pyspark_dledger.format.scan.segment_file import FileShrunk, ReadBytes, SegmentFile
+from pyspark_dledger.format.scan.segment_file import FileBytes, FileShrunk, SegmentFile
 from pyspark_dledger.format.scan.survey import take_survey
 from pyspark_dledger.format.scan.walk import Walk, find_log_end, find_splits
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NAME = "python"
 
-map_file = ReadBytes
+map_file = FileBytes
 
 MAX_TERM_RUNS = 1_000_000
 # With more bytes, a batch's 32-bit offsets could overflow.

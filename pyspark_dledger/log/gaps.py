@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.errors import DataLossError, MalformedError
 from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import segment_name
-from pyspark_dledger.format.spec import COMMITLOG, Filters, ScanRequest
+from pyspark_dledger.format.spec import COMMITLOG, ScanRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,9 +65,11 @@ def gap_batches(gap: FileGap) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     from pyspark_dledger.format.columns import arrow_schema
+    from pyspark_dledger.format.scan.row_values import conditions_of, meets
 
     request = gap.request
-    rows = [row for row in _rows(gap) if _passes(row, request.filters)]
+    conditions = conditions_of(request.filters)
+    rows = [row for row in _rows(gap) if all(meets(row.get(column), condition) for column, condition in conditions)]
     if not rows or request.mode == "DROPMALFORMED":
         return
     if request.mode == "FAILFAST":
@@ -92,19 +94,3 @@ def _rows(gap: FileGap) -> Iterator[dict[str, object]]:
             **gap.fact.columns(gap.name),
             "segment": gap.name,
         }
-
-
-def _passes(row: dict[str, object], filters: Filters) -> bool:
-    """Whether a corrupt row passes the filters: a condition on a column that is null in it fails."""
-    needs_values = (filters.index, filters.term, filters.queue_id, filters.store_timestamp, filters.topic, filters.tags)
-    if any(condition is not None for condition in needs_values):
-        return False
-    if filters.kind is not None and "corrupt" not in filters.kind:
-        return False
-    if filters.committed is not None and row["committed"] is not filters.committed:
-        return False
-    pos, condition = row["pos"], filters.pos
-    if condition is None:
-        return True
-    assert isinstance(pos, int)
-    return condition.low <= pos <= condition.high and (condition.values is None or pos in condition.values)

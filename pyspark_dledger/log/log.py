@@ -111,7 +111,10 @@ class Log(StoreView):
         given = parse_options(options)
         if given.include_entry_body and columns is not None and "entryBody" not in columns:
             raise OptionError("option includeEntryBody has no effect on given columns: add entryBody to them")
-        merged = replace(self.options, **{field: getattr(given, field) for field in map(_field, options)})
+        merged = replace(
+            self.options,
+            **{field: getattr(given, field) for field in (find_option(option).field for option in options)},
+        )
         check_use(merged, SCAN)
         log = self if _chooses_same(merged, self.options) else Log(self.path, merged)
 
@@ -128,10 +131,6 @@ class Log(StoreView):
 
     def _read(self, partition: Partition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition) if self.options.unread is None else read_known(partition, unread=self.unread)
-
-
-def _field(option: str) -> str:
-    return find_option(option).field
 
 
 def _chooses_same(first: ReadOptions, second: ReadOptions) -> bool:

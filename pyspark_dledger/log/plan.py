@@ -203,7 +203,7 @@ def plan_up_to(
     if matches_nothing(filters):
         return []
     window = _window(store, options, filters, committed)
-    return _plan(store, columns, options, filters, committed, window, lookup)
+    return _plan(store, scan_template(columns, options, filters, committed), options, window, lookup)
 
 
 def plan_between(
@@ -221,7 +221,8 @@ def plan_between(
     """
     if matches_nothing(filters):
         return []
-    return _plan(store, columns, options, filters, committed, _Window(start, end, start, end))
+    template = scan_template(columns, options, filters, committed)
+    return _plan(store, template, options, _Window(start, end, start, end))
 
 
 def estimated_rows(store: StoreView, size: int) -> int:
@@ -232,7 +233,9 @@ def estimated_rows(store: StoreView, size: int) -> int:
     return round((store.end.last_index - store.begin_index + 1) * size / whole)
 
 
-def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filters) -> ScanRequest:
+def scan_template(
+    columns: tuple[str, ...], options: ReadOptions, filters: Filters, committed: int | None = None
+) -> ScanRequest:
     """What all scans of a read have in common, without a segment: `columns` of the rows that pass `filters`."""
     return ScanRequest(
         segment=Segment.local("", "", 0, 0, DLEDGER),
@@ -242,6 +245,7 @@ def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filte
         filters=filters,
         mode=options.mode,
         verify_crc=options.verify_crc,
+        committed_index=committed,
         max_body_bytes=options.max_body_bytes,
         max_batch_rows=options.max_batch_rows,
         max_batch_bytes=options.max_batch_bytes,
@@ -250,16 +254,10 @@ def scan_template(columns: tuple[str, ...], options: ReadOptions, filters: Filte
 
 @collector_paused()
 def _plan(
-    store: StoreView,
-    columns: tuple[str, ...],
-    options: ReadOptions,
-    filters: Filters,
-    committed: int | None,
-    window: _Window,
-    lookup: Lookup | None = None,
+    store: StoreView, template: ScanRequest, options: ReadOptions, window: _Window, lookup: Lookup | None = None
 ) -> list[Partition]:
-    template = replace(scan_template(columns, options, _with_window(filters, window)), committed_index=committed)
-    ranges = list(_ranges(store, template, window))
+    columns, filters = template.columns, template.filters
+    ranges = list(_ranges(store, replace(template, filters=_with_window(filters, window)), window))
     if lookup is not None:
         from pyspark_dledger.log.lookups import looked_up  # loads numpy
 
@@ -449,12 +447,8 @@ _MIN_BYTES = 4 * 1024 * 1024
 def partition_size(total: int, options: ReadOptions, selective: bool = False) -> int:
     """The bytes of a partition of a read of `total` bytes; a `selective` scan yields few of them."""
     size = options.max_partition_bytes or _usual_size(total, options.default_parallelism, selective)
-    return size_for(size, total, options.min_partitions)
-
-
-def size_for(size: int, total: int, min_partitions: int | None) -> int:
-    """The bytes of a partition: `size`, or less for a minimum number of partitions; at least 1."""
-    return size if min_partitions is None else max(min(size, -(-total // min_partitions)), 1)
+    fewest = options.min_partitions
+    return size if fewest is None else max(min(size, -(-total // fewest)), 1)
 
 
 def _usual_size(total: int, cores: int | None, selective: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -154,7 +154,7 @@ def list_store(
 
         unread = unread_segments(paths, [*old, *ledger], known_unread)
     left_out = {segment.path for segment, _ in unread}
-    divided = min((each.base for each in (*ledger, *_of(DLEDGER, unread))), default=None)
+    divided = min((each.base for each in (*ledger, *(one for one, _ in unread if one.source == DLEDGER))), default=None)
     old, ledger = ([each for each in found if each.path not in left_out] for found in (old, ledger))
     known = {changed(segment, before=None, after=None): segment for segment in seen}
     kept.update(reads.ends(ledger))
@@ -253,7 +253,3 @@ def last_unit_below(index: DLedgerIndex, pos: int) -> int:
 
     numbers = range(index.files[0].base // INDEX_UNIT_SIZE, index.files[-1].end // INDEX_UNIT_SIZE)
     return numbers.start + bisect_left(numbers, pos, key=pos_of) - 1
-
-
-def _of(source: str, unread: Iterable[UnreadSegment]) -> Iterator[Segment]:
-    return (segment for segment, _ in unread if segment.source == source)

@@ -15,6 +15,7 @@ from pyspark_dledger.common.java_text import decode_utf8, host_text, ipv6_text
 from pyspark_dledger.format import codec, layout, message
 from pyspark_dledger.format.message import Message, parse_message, parse_properties
 from tests.support import generate
+from tests.support.puts import encode_properties
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -196,9 +197,9 @@ def test_properties_are_parsed_as_in_java(raw: bytes, expected: dict[str, str]) 
 
 
 def test_properties_are_encoded_with_and_without_the_last_separator() -> None:
-    assert message.encode_properties({"a": "b", "c": "d"}) == b"a\1b\2c\1d\2"
-    assert message.encode_properties({"a": "b"}, trailing_separator=False) == b"a\1b"
-    assert message.encode_properties({}) == b""
+    assert encode_properties({"a": "b", "c": "d"}) == b"a\1b\2c\1d\2"
+    assert encode_properties({"a": "b"}, trailing_separator=False) == b"a\1b"
+    assert encode_properties({}) == b""
 
 
 def test_a_property_crc_has_ten_digits_and_is_last() -> None:

@@ -24,7 +24,6 @@ from pyspark_dledger.format.encode.puts import producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import (
     Message,
-    encode_properties,
     parse_message,
     parse_properties,
 )
@@ -40,6 +39,7 @@ from tests.support.puts import (
     Row,
     batch_of,
     encode,
+    encode_properties,
     ids_of,
     messages_of,
     one,

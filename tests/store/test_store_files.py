@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
-from pyspark_dledger.format.scan.segment_file import ReadBytes
+from pyspark_dledger.format.scan.segment_file import FileBytes
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.store.files import mapped_files, pending_units
 from pyspark_dledger.store.files.node_files import load_current_term, write_current_term
@@ -214,7 +214,7 @@ def test_a_change_in_one_folder_is_durable_before_one_in_another(
 
     monkeypatch.setattr(mapped_files, "sync_dir", synced)
     folders = [tmp_path / "a", tmp_path / "b"]
-    log = mapped_files.MappedFileList([], 10, lambda base: folders[base // 10 % 2], ReadBytes)
+    log = mapped_files.MappedFileList([], 10, lambda base: folders[base // 10 % 2], FileBytes)
     for base in (0, 10, 20):
         log.write(base, b"x")
     assert (durable["a"], durable["b"]) == ([0], [10])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,3 +127,9 @@ def changed(data: bytes, at: int, value: bytes) -> bytes:
 
 
 ID = "__DLEDGER_ID\x01" + "aA0_-" * 6 + "zz"
+
+
+def encode_properties(properties: Mapping[str, str], *, trailing_separator: bool = True) -> bytes:
+    """The inverse of `parse_properties`; versions 4.9.2 to 5.1 omit the last separator."""
+    parts = [name.encode() + b"\x01" + value.encode() for name, value in properties.items()]
+    return b"\x02".join(parts) + (b"\x02" if parts and trailing_separator else b"")

@@ -229,6 +229,8 @@ COLUMN_READERS: dict[str, Reader] = {
 }
 """Reads the value of each column that needs no problem, as `pyarrow.array` takes it; times are in microseconds."""
 
+Condition = IntFilter | tuple[str, ...] | bool
+
 _FILTERED_COLUMNS = {
     "kind": "kind",
     "committed": "committed",
@@ -244,15 +246,18 @@ _FILTERED_COLUMNS = {
 
 def row_test(filters: Filters) -> Callable[[Row], bool]:
     """A test for rows that meet every condition of ``filters``; a null value meets none."""
-    conditions = [
-        (COLUMN_READERS[column], condition)
-        for name, column in _FILTERED_COLUMNS.items()
-        if (condition := getattr(filters, name)) is not None
-    ]
-    return lambda row: all(_meets(read(row), condition) for read, condition in conditions)
+    conditions = [(COLUMN_READERS[column], condition) for column, condition in conditions_of(filters)]
+    return lambda row: all(meets(read(row), condition) for read, condition in conditions)
 
 
-def _meets(value: Any, condition: IntFilter | tuple[str, ...] | bool) -> bool:
+def conditions_of(filters: Filters) -> list[tuple[str, Condition]]:
+    """The columns with a condition of ``filters``."""
+    given = ((column, getattr(filters, name)) for name, column in _FILTERED_COLUMNS.items())
+    return [(column, condition) for column, condition in given if condition is not None]
+
+
+def meets(value: Any, condition: Condition) -> bool:
+    """Whether a value meets a condition; null meets none."""
     if value is None:
         return False
     if isinstance(condition, bool):

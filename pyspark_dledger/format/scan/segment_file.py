@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from functools import cached_property
-from typing import Protocol, final
+from typing import final
 
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.facts import Fact, ProblemCode
@@ -130,26 +130,19 @@ class SegmentFile:
             raise MissingBytes(at)
 
 
-class FileBytes(Protocol):
-    """The bytes of one file. What was read stays valid when the file is deleted."""
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """The bytes at the offsets ``[start, stop)``. Raises OSError if the file does not have all of them."""
-
-    def peek(self, start: int, stop: int) -> memoryview:
-        """As `read`, but faster: bytes that cannot be read may be zeros."""
-
-
-class ReadBytes:
-    """Bytes that are copied from the file."""
+class FileBytes:
+    """The bytes of one file, copied from it. What was read stays valid when the file is deleted."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def read(self, start: int, stop: int) -> memoryview:
+        """The bytes at the offsets ``[start, stop)``. Raises OSError if the file does not have all of them."""
         return memoryview(read_exactly(self._path, start, stop))
 
-    peek = read
+    def peek(self, start: int, stop: int) -> memoryview:
+        """As `read`; of the native engine faster, and bytes that cannot be read may be zeros."""
+        return self.read(start, stop)
 
 
 def read_exactly(path: str, start: int, stop: int) -> bytes:

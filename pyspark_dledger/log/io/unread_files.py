@@ -150,7 +150,11 @@ class UnreadFiles:
 
     def _errors(self, names: Container[str] | None) -> list[UnreadableError]:
         listed = self._others if names is not None else ()
-        others = {error.path: error for error in listed if not names or self._is_below(error, names)}
+        others = {
+            error.path: error
+            for error in listed
+            if not names or any(part in names for part in self._relative(error).parts)
+        }
         return list({**others, **self._added}.values())
 
     def extents_of(self, source: str) -> list[tuple[int, int]]:
@@ -214,9 +218,6 @@ class UnreadFiles:
         root = self._paths.root or self._paths.node_dir or path_of(self._paths.path)
         path = path_of(error.path)
         return path.relative_to(root) if path.is_relative_to(root) else path
-
-    def _is_below(self, error: UnreadableError, names: Container[str]) -> bool:
-        return any(part in names for part in self._relative(error).parts)
 
 
 def _span(first: int, last: int) -> str:

@@ -64,12 +64,7 @@ def batches_of(schema: pa.Schema, rows: Iterable[dict[str, Any]], batch_rows: in
 
 def row_of(columns: Iterable[TableColumn], item: object) -> dict[str, Any]:
     """The row of an object whose attributes are the columns in snake case."""
-    return {column.name: getattr(item, snake_case(column.name)) for column in columns}
-
-
-def snake_case(name: str) -> str:
-    """``firstStoreTimestamp`` as ``first_store_timestamp``."""
-    return re.sub("[A-Z]", lambda match: "_" + match.group().lower(), name)
+    return {each.name: getattr(item, re.sub("([A-Z])", r"_\1", each.name).lower()) for each in columns}
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from pyspark_dledger.common.fields import camel_case
+from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.gaps import OF_STREAMS, report_loss
@@ -119,7 +119,7 @@ class TailProgress:
 
     def to_json(self) -> dict[str, int | None]:
         """The form in ``sources[].latestOffset`` of a query's progress."""
-        return {camel_case(name): value for name, value in asdict(self).items()}
+        return fields_row(self)
 
 
 class Tail(ABC):

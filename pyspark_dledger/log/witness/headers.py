@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,17 +47,11 @@ def read_headers(segment: Segment, pos: Longs, dtype: np.dtype[Any]) -> npt.NDAr
         with open_file(segment.path) as file:
             end = min(file.size(), segment.size)
             order = order[(offsets[order] >= 0) & (offsets[order] <= end - size)]
-            for numbers in _blocks(offsets, order):
+            for numbers in np.split(order, np.flatnonzero(np.diff(offsets[order] // _BLOCK)) + 1) if len(order) else ():
                 _read_block(file, offsets[numbers], found, numbers)
     except OSError:
         pass
     return found.reshape(-1).view(dtype)
-
-
-def _blocks(offsets: Longs, order: npt.NDArray[np.intp]) -> Iterator[npt.NDArray[np.intp]]:
-    """The numbers in `order`, split where a block ends."""
-    if len(order):
-        yield from np.split(order, np.flatnonzero(np.diff(offsets[order] // _BLOCK)) + 1)
 
 
 def _read_block(file: OpenFile, offsets: Longs, found: npt.NDArray[np.uint8], numbers: npt.NDArray[np.intp]) -> None:
