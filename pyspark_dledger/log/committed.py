@@ -25,8 +25,10 @@ class Bound:
     reason: str = ""
 
 
-def committed_bound(store: StoreView, options: ReadOptions) -> Bound:
-    """The committed index under `options`, never beyond the end of the log."""
+def committed_bound(
+    store: StoreView, options: ReadOptions, of_queues: Callable[[StoreView], Bound] | None = None
+) -> Bound:
+    """The committed index under `options`, never beyond the end of the log; by default `of_queues` reads all queues."""
     wanted, last_index = options.committed_bound, store.end.last_index
     if isinstance(wanted, int):
         return Bound(min(wanted, last_index), "option")
@@ -36,11 +38,17 @@ def committed_bound(store: StoreView, options: ReadOptions) -> Bound:
         return Bound(store.restored_committed, "replicas")
     proofs: dict[str, Callable[[StoreView], Bound]] = {
         "checkpoint": checkpoint_bound,
-        "consumeQueue": _consume_queue_bound,
+        "consumeQueue": of_queues or _consume_queue_bound,
         "quorum": partial(_quorum_bound, group_size=options.group_size),
     }
     names = [wanted] if wanted != "auto" else ["checkpoint", "consumeQueue", *(["quorum"] if store.replicas else [])]
-    return best([proofs[name](store) for name in names], last_index)
+    bounds: list[Bound] = []
+    for name in names:
+        bounds.append(proofs[name](store))
+        index = bounds[-1].index
+        if index is not None and index >= last_index:
+            break  # the others cannot add anything
+    return best(bounds, last_index)
 
 
 def own_bound(store: StoreView) -> Bound:

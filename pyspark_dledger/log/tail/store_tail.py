@@ -136,7 +136,7 @@ class StoreTail(Tail):
         self._store: StoreView | None = None
         self._view: TailView | None = None
         self._start = TailStart(path, options)
-        self._bound = TailBound(options.committed_bound)
+        self._bound = TailBound(options)
         self._has_waited = False
         # The last entry at the last refresh, if nothing proves that it is complete.
         self._unproven: EntryRef | None = None
@@ -210,7 +210,7 @@ class StoreTail(Tail):
     def close(self) -> None:
         """See `Tail.close`."""
         self._store = self._view = None
-        self._bound = TailBound(self.options.committed_bound)
+        self._bound = TailBound(self.options)
 
     # Views of the store.
 

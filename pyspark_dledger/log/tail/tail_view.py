@@ -17,7 +17,7 @@ from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_
 from pyspark_dledger.format.message import Message, message_in, transaction
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.format.store_file import OpenFile
-from pyspark_dledger.log.committed import Bound, best, checkpoint_bound, proven_by_queues, queue_bound
+from pyspark_dledger.log.committed import Bound, committed_bound, proven_by_queues, queue_bound
 from pyspark_dledger.log.io.entry_reads import read_at, row_at, segment_at
 from pyspark_dledger.log.io.files import ignore_error, open_file
 from pyspark_dledger.log.io.queue_files import (
@@ -30,6 +30,7 @@ from pyspark_dledger.log.io.queue_files import (
     written_units,
 )
 from pyspark_dledger.log.io.store_paths import Stamps, folder_stamps, is_settled
+from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.tail import TailOffset
 
@@ -279,29 +280,23 @@ class TailView:
 
 
 class TailBound:
-    """Finds the committed index as `committed.committed_bound` does, but reads only what is new in the queues."""
+    """Finds the committed index, and reads only what is new in the queues."""
 
-    def __init__(self, committed_bound: int | str) -> None:
-        self._wanted = committed_bound
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
         self._queues: QueueTails | None = None
 
     def find(self, store: StoreView, before: TailView | None) -> Bound:
         """The committed index of the store; `before` is the last view of it."""
-        if self._wanted == "end":
-            return Bound(store.end.last_index, "end")
-        bounds = [] if self._wanted == "consumeQueue" else [checkpoint_bound(store)]
-        known = bounds[0].index if bounds else None
-        # If the checkpoint has the last entry, the queues cannot add anything.
-        if self._wanted != "checkpoint" and (known is None or known < store.end.last_index):
-            bounds.append(self._queue_bound(store, _committed_before(store, before)))
-        return best(bounds, store.end.last_index)
+        return committed_bound(store, self._options, lambda each: self._queue_bound(each, before))
 
-    def _queue_bound(self, store: StoreView, before: int | None) -> Bound:
-        """What the queues prove; `before` is the highest index that was known to be committed before."""
+    def _queue_bound(self, store: StoreView, last_view: TailView | None) -> Bound:
+        """What the queues prove."""
         root, index = store.paths.root, None
         if root is not None and store.paths.node_dir is not None:
             if self._queues is None or self._queues.root != root:
                 self._queues = QueueTails(root)
+            before = _committed_before(store, last_view)
             following = message_of(store, before + 1) if before is not None else None
             if following is not None and self._queues.has_unit_of(following) is False:
                 return queue_bound(before)
