@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from benchmarks.measure import PeerMissing, Result, Seconds, alternate, rounded, timed
 from benchmarks.peers import Process, java_command
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, PutSettings, producer_of
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
-from pyspark_dledger.format.encode.puts import PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 

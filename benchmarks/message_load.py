@@ -19,9 +19,8 @@ import pyarrow as pa
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import GroupError
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, PutSettings, producer_of
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
-from pyspark_dledger.format.encode.puts import PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 

@@ -29,7 +29,7 @@ struct PutBatch {
 // Throws std::invalid_argument for columns that are not in PUT_SCHEMA.
 PutBatch view_batch(const ArrowSchema& schema, const ArrowArray& array);
 
-// Settings for all messages of a batch; see format/encode/puts.py.
+// Settings for all messages of a batch; see format/encode/encoded.py.
 struct PutSettings {
   std::optional<std::string> producer;
   int64_t born_timestamp = 0;

@@ -1,8 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.encode.puts import PutSettings
+from pyspark_dledger.format.encode.encoded import Buffer, PutSettings
 from pyspark_dledger.format.json_text import BytesForm
 from pyspark_dledger.format.spec import ScanRequest, Segment, SurveyRequest
 

@@ -13,7 +13,7 @@ from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import record_dtype
-from pyspark_dledger.format.encode.puts import PutIds
+from pyspark_dledger.format.encode.encoded import PutIds
 
 if TYPE_CHECKING:
     import pyarrow as pa

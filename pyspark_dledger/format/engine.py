@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.encode.encoded import Bodies, Buffer, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, Puts, PutSettings
+from pyspark_dledger.format.encode.encoded import (
+    Bodies,
+    Buffer,
+    CheckedEntries,
+    EncodedEntries,
+    NumberedPuts,
+    Ordinals,
+    Puts,
+    PutSettings,
+)
 from pyspark_dledger.format.scan.segment_file import FileBytes
 from pyspark_dledger.format.spec import Compressed, LogEnd, ScanRequest, Segment, Survey, SurveyRequest, TermRun
 

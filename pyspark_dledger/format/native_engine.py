@@ -6,8 +6,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyspark_dledger._native as _native
-from pyspark_dledger.format.encode.encoded import Bodies, CheckedEntries, EncodedEntries
-from pyspark_dledger.format.encode.puts import NumberedPuts, Ordinals, PutIds, Puts, PutSettings, check_stamps
+from pyspark_dledger.format.encode.encoded import (
+    Bodies,
+    CheckedEntries,
+    EncodedEntries,
+    NumberedPuts,
+    Ordinals,
+    PutIds,
+    Puts,
+    PutSettings,
+    check_stamps,
+)
 from pyspark_dledger.format.facts import PROBLEM_CODES, Fact
 from pyspark_dledger.format.scan.segment_file import read_exactly
 from pyspark_dledger.format.spec import (

@@ -20,7 +20,6 @@ from pyspark_dledger.format.columns import SCANNED_COLUMNS, arrow_schema
 from pyspark_dledger.format.dispatched_rows import dispatched_rows as dispatched_rows
 from pyspark_dledger.format.encode import entry_encoding, identities, put_messages, put_rows
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.encode.puts import Ordinals
 from pyspark_dledger.format.facts import PROBLEM_COLUMNS
 from pyspark_dledger.format.message import CopiedMessages, compression_type
 from pyspark_dledger.format.scan.frames import Frames, frames_of
@@ -56,7 +55,7 @@ find_torn = entry_encoding.find_torn
 find_damaged = entry_encoding.find_damaged
 find_wrong_body = entry_encoding.find_wrong_body
 write_body_crcs = entry_encoding.write_body_crcs
-new_ordinals = Ordinals
+new_ordinals = put_rows.new_ordinals
 encode_messages = put_rows.encode_messages
 read_puts = put_messages.read_puts
 stamp_puts = put_messages.stamp_puts

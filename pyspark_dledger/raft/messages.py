@@ -330,7 +330,7 @@ class ProducerRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class ProducerResponse(Response):
-    """See `puts.ProducerState`. ``reason`` is the application's reason for a rejection."""
+    """See `encoded.ProducerState`. ``reason`` is the application's reason for a rejection."""
 
     count: int = 0
     other_runs: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, PutSettings
 from pyspark_dledger.format.encode.identities import (
     content_keys,
     numbered_id,
@@ -16,7 +16,6 @@ from pyspark_dledger.format.encode.identities import (
     tagged,
     words_of,
 )
-from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 
 PRODUCER = b"producer"

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import codec, layout
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
-from pyspark_dledger.format.encode.puts import PutIds, Puts
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, PutIds, Puts
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log import open_log

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, producer_of
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA, murmur128
-from pyspark_dledger.format.encode.puts import producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import (
     Message,

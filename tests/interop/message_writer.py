@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, PutSettings, producer_of
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
-from pyspark_dledger.format.encode.puts import PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.client import Client

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pyspark_dledger.format.encode.encoded import PutSettings
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
-from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from tests.interop.java_group import JavaProcess

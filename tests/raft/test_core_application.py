@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.encode.encoded import Bodies, ProducerState
 from pyspark_dledger.raft.core import Send
 from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.encode.puts import ID_SIZE, PRODUCER_SIZE
+from pyspark_dledger.format.encode.encoded import ID_SIZE, PRODUCER_SIZE
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities

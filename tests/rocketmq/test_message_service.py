@@ -21,9 +21,8 @@ import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, StoreError
-from pyspark_dledger.format.encode.encoded import Admitted, Bodies, Rejected
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies, ProducerState, PutIds, Rejected
 from pyspark_dledger.format.encode.identities import CLAIM, numbered_id, read_ids, replace_ids, tagged, words_of
-from pyspark_dledger.format.encode.puts import ProducerState, PutIds
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import Message, parse_message
 from pyspark_dledger.log import open_log

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
-from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.encode.encoded import Bodies, ProducerState
 from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_dledger.errors import DLedgerError, GroupError, StoreError
-from pyspark_dledger.format.encode.puts import PutSettings
+from pyspark_dledger.format.encode.encoded import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect

@@ -14,9 +14,8 @@ import pytest
 from pyspark.sql.types import MapType, StringType, StructType
 
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError
-from pyspark_dledger.format.encode.encoded import BodyParts
+from pyspark_dledger.format.encode.encoded import BodyParts, PutSettings
 from pyspark_dledger.format.encode.put_rows import check_batch
-from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.spark.sink import row_format as formats
 from pyspark_dledger.spark.sink import task_writer

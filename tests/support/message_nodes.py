@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_dledger.format.encode.encoded import Bodies
-from pyspark_dledger.format.encode.puts import PutSettings, producer_of
+from pyspark_dledger.format.encode.encoded import Bodies, PutSettings, producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.node import Node, NodeConfig

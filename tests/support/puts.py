@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, Puts, PutSettings, producer_of
 from pyspark_dledger.format.encode.put_rows import PUT_SCHEMA
-from pyspark_dledger.format.encode.puts import Puts, PutSettings, producer_of
 from pyspark_dledger.format.message import (
     Message,
     encode_host,

@@ -17,8 +17,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, Bodies, Buffer
-from pyspark_dledger.format.encode.puts import CONTENT_SIZE, ID_SIZE, PRODUCER_SIZE
+from pyspark_dledger.format.encode.encoded import CONTENT_SIZE, ID_SIZE, LENGTH_SIZE, PRODUCER_SIZE, Bodies, Buffer
 
 _ID = np.dtype(f"V{ID_SIZE}")
 _LONG = np.dtype("<i8")

@@ -14,10 +14,19 @@ import numpy.typing as npt
 
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
+from pyspark_dledger.format.encode.encoded import (
+    ID_SIZE,
+    LENGTH_SIZE,
+    MAX_BLOCK_SIZE,
+    MAX_BODY_SIZE,
+    Bodies,
+    MalformedPut,
+    NumberedPuts,
+    Puts,
+    check_stamps,
+)
 from pyspark_dledger.format.encode.entry_encoding import unpack_bodies
 from pyspark_dledger.format.encode.put_rows import is_text, topic_problem
-from pyspark_dledger.format.encode.puts import ID_SIZE, MalformedPut, NumberedPuts, Puts, check_stamps
 from pyspark_dledger.format.message import (
     MESSAGE_MAGICS,
     Message,

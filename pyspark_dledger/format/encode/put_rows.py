@@ -20,8 +20,16 @@ from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import PROPERTIES
-from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BLOCK_SIZE, MAX_BODY_SIZE, Bodies
-from pyspark_dledger.format.encode.puts import PRODUCER_SIZE, MalformedPut, Ordinals, PutSettings
+from pyspark_dledger.format.encode.encoded import (
+    LENGTH_SIZE,
+    MAX_BLOCK_SIZE,
+    MAX_BODY_SIZE,
+    PRODUCER_SIZE,
+    Bodies,
+    MalformedPut,
+    Ordinals,
+    PutSettings,
+)
 from pyspark_dledger.format.message import encode_message
 
 PUT_SCHEMA = pa.schema(
@@ -76,6 +84,9 @@ class _Message(NamedTuple):
     topic: bytes
     queue_id: int
     properties: list[tuple[bytes, bytes]]
+
+
+new_ordinals = Ordinals
 
 
 def encode_messages(batch: pa.RecordBatch, settings: PutSettings, ordinals: Ordinals) -> Bodies:

@@ -19,8 +19,7 @@ from typing import Any, SupportsIndex, TypeVar, final
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
-from pyspark_dledger.format.encode.encoded import Bodies, BodyParts, Buffer
-from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.encode.encoded import Bodies, BodyParts, Buffer, ProducerState
 from pyspark_dledger.raft.client.request_units import (
     BatchCall,
     BulkCall,

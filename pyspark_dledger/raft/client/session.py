@@ -11,7 +11,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError
 from pyspark_dledger.format.codec import decode_entry_header
-from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.encode.encoded import ProducerState
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.client.appender import Appender

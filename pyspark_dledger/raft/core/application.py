@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pyspark_dledger.common.summary_part import SummaryPart
-from pyspark_dledger.format.encode.encoded import Admitted, Bodies, Rejected
-from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies, ProducerState, Rejected
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 __all__ = ["Admitted", "Application", "Rejected", "SummaryPart"]

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
-from pyspark_dledger.format.encode.encoded import Bodies, DiskNeededError
-from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.encode.encoded import Bodies, DiskNeededError, ProducerState
 from pyspark_dledger.raft.core.application import Admitted, Application, Rejected
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART
-from pyspark_dledger.format.encode.puts import MAX_STATE_IDS
+from pyspark_dledger.format.encode.encoded import MAX_STATE_IDS
 from pyspark_dledger.raft.messages import (
     POSITION_SIZE,
     ConfigRequest,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.encode.encoded import Bodies, Buffer
-from pyspark_dledger.format.encode.puts import CONTENT_SIZE, PRODUCER_SIZE
+from pyspark_dledger.format.encode.encoded import CONTENT_SIZE, PRODUCER_SIZE, Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushType, WireMessage

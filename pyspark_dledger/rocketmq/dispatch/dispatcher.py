@@ -18,7 +18,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.retention import Retention
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import QueueName
-from pyspark_dledger.format.encode.puts import PutIds
+from pyspark_dledger.format.encode.encoded import PutIds
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.common.durable import sync_file
+from pyspark_dledger.common.integers import MAX_TIMESTAMP
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.arrow_functions import values_of
 from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
@@ -38,7 +39,6 @@ from pyspark_dledger.format.layout import (
     segment_name,
 )
 from pyspark_dledger.format.message import STORED_SIZE, filler_message, filler_messages, store_timestamp
-from pyspark_dledger.format.scan.row_values import MAX_TIMESTAMP
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
 from pyspark_dledger.format.store_file import OpenFile
 from pyspark_dledger.log.copies.segment_copy import is_damage

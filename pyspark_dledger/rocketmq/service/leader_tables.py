@@ -15,8 +15,8 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import QueueName
+from pyspark_dledger.format.encode.encoded import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.format.encode.identities import CLAIM, IdentityTable, runs_of
-from pyspark_dledger.format.encode.puts import CONTENT_SIZE, MAX_STATE_IDS, ProducerState
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.rocketmq.broker.root_files import LogFiles

@@ -19,8 +19,7 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, Buffer
-from pyspark_dledger.format.encode.puts import PutSettings
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, Buffer, PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import MAX_PROPERTIES_SIZE, MAX_TOPIC_SIZE, MAX_V1_TOPIC_SIZE
 from pyspark_dledger.format.message import offset_msg_id

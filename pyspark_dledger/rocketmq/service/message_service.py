@@ -22,8 +22,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Admitted, Bodies, Rejected
-from pyspark_dledger.format.encode.puts import ProducerState
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Admitted, Bodies, ProducerState, Rejected
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message

@@ -20,8 +20,16 @@ from pyspark_dledger.common.clock import now_ms
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.dispatched_rows import QueueName
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Admitted, Bodies, DiskNeededError, Rejected
-from pyspark_dledger.format.encode.puts import ID_SIZE, NumberedPuts, Puts
+from pyspark_dledger.format.encode.encoded import (
+    ID_SIZE,
+    MAX_BODY_SIZE,
+    Admitted,
+    Bodies,
+    DiskNeededError,
+    NumberedPuts,
+    Puts,
+    Rejected,
+)
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import Message, message_in

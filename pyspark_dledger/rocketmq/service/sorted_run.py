@@ -21,8 +21,7 @@ import numpy.typing as npt
 from pyspark_dledger.common.durable import open_own, write_durably
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs
-from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.format.encode.puts import ID_SIZE
+from pyspark_dledger.format.encode.encoded import ID_SIZE, Buffer
 from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.files import read_start

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from pyspark.sql import types as sql
 
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.encode.encoded import Ordinals, PutSettings
 from pyspark_dledger.format.encode.identities import Words, read_ids
-from pyspark_dledger.format.encode.puts import Ordinals, PutSettings
 from pyspark_dledger.format.engine import get_engine
 
 # A letter for each type: values of different types differ. Integers of all sizes are one type.

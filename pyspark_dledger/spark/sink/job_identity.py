@@ -20,7 +20,7 @@ from pyspark import TaskContext
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError, UnknownOutcomeError
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, producer_of
 from pyspark_dledger.format.encode.identities import (
     CLAIM,
     MAX_PARTITIONS,
@@ -30,7 +30,6 @@ from pyspark_dledger.format.encode.identities import (
     run_tag,
     tagged,
 )
-from pyspark_dledger.format.encode.puts import producer_of
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.client.results import PutResult

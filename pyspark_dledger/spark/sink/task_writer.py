@@ -19,10 +19,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_dledger.errors import DLedgerError, OptionError
-from pyspark_dledger.format.encode.encoded import Bodies, BodyParts
+from pyspark_dledger.format.encode.encoded import Bodies, BodyParts, PutSettings
 from pyspark_dledger.format.encode.identities import run_tag
 from pyspark_dledger.format.encode.put_rows import topic_problem
-from pyspark_dledger.format.encode.puts import PutSettings
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.client import Client
