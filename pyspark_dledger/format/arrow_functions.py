@@ -110,10 +110,6 @@ def is_valid(column: pa.Array) -> Bools:
     bits = column.buffers()[0]
     if bits is None or not column.null_count:
         return np.full(len(column), column.null_count == 0)
-    return _unpacked(bits, column)
-
-
-def _unpacked(bits: pa.Buffer, column: pa.Array) -> Bools:
     flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
     return flags[column.offset : column.offset + len(column)].astype(bool)
 

@@ -202,7 +202,10 @@ def is_there_as_planned(request: ScanRequest, origin: Origin | None, fail_on_dat
 
 def check_origin(origin: Origin) -> None:
     """Raise StoreError unless the store is the one that was planned on."""
-    _check_folders(origin)
+    for text in origin.folders:
+        folder = path_of(text)
+        if not is_remote_path(folder) and not folder.is_dir():
+            raise StoreError(f"{text}: expected the folder{_planned(origin)}, found none on {_host()}: {_REMEDY}")
     if origin.anchor is None:
         return
     segment, planned = origin.anchor
@@ -251,14 +254,6 @@ def _check_expired(request: ScanRequest, origin: Origin | None) -> None:
         f"{segment.path}: expected positions {request.start} to {request.end - 1}{_planned(origin)}, found no file on "
         f"{_host()}{found}: {_REMEDY}"
     )
-
-
-def _check_folders(origin: Origin) -> None:
-    """Raise StoreError if a folder of the store is absent."""
-    for text in origin.folders:
-        folder = path_of(text)
-        if not is_remote_path(folder) and not folder.is_dir():
-            raise StoreError(f"{text}: expected the folder{_planned(origin)}, found none on {_host()}: {_REMEDY}")
 
 
 def _exists(path: str) -> bool:

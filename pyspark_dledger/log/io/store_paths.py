@@ -120,7 +120,9 @@ def _find(path: str, self_id: str | None, data_dirs: tuple[str, ...] | None) -> 
         raise StoreError(f"{path}: expected {_ACCEPTED}, found {nothing}")
     extra = tuple(_existing_dir(folder) for folder in data_dirs or ())
     if given.is_file():
-        return _of_file(path, given)
+        if not is_readable(given):
+            raise StoreError(f"{path}: cannot be read (Permission denied): check its permissions")
+        return _of_folder(path, given.parent, (), only=given)
     names = _names(given)
     if not names:
         raise StoreError(f"{path}: expected {_ACCEPTED}, found an empty folder")
@@ -173,12 +175,6 @@ def _looks_like_node(folder: Path, names: list[str]) -> bool:
 
 def _node_id(folder: Path) -> str | None:
     return folder.name.removeprefix(_NODE_PREFIX) if folder.name.startswith(_NODE_PREFIX) else None
-
-
-def _of_file(path: str, file: Path) -> StorePaths:
-    if not is_readable(file):
-        raise StoreError(f"{path}: cannot be read (Permission denied): check its permissions")
-    return _of_folder(path, file.parent, (), only=file)
 
 
 def _of_folder(path: str, folder: Path, extra: tuple[Path, ...], only: Path | None = None) -> StorePaths:
