@@ -113,11 +113,12 @@ def test_responses_received_while_the_process_was_stopped_count(is_binary: bool)
     assert len(fake.connections) == 1
 
 
-def test_response_with_another_count_is_unknown() -> None:
-    fake = FakeMember(script=deque([Act(count_off=1)]))
+@pytest.mark.parametrize("act", [Act(count_off=1), Act(index_off=-5)])
+def test_response_with_another_count_or_without_an_index_is_unknown(act: Act) -> None:
+    fake = FakeMember(script=deque([act]))
     with (
         connected(fake) as client,
-        pytest.raises(UnknownOutcomeError, match="a response for another number of entries"),
+        pytest.raises(UnknownOutcomeError, match="for another number of entries"),
     ):
         client.append(b"x")
 

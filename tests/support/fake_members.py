@@ -78,6 +78,7 @@ class Act:
     disconnects: bool = False
     delay: float = 0.0
     count_off: int = 0
+    index_off: int = 0
     raw: bytes = b""
     refusal: Refusal | None = None
 
@@ -241,6 +242,8 @@ class _Served:
         elif act.code is not None:
             response.group, response.code, response.leader_id = "g", act.code, act.leader_id
             response.count += act.count_off
+            if isinstance(response, AppendResponse):
+                response.index += act.index_off
             if isinstance(response, PutResponse):
                 self._finish(response, act)
             self.socket.sendall(b"".join(self.wire.respond(received, response)))

@@ -158,7 +158,7 @@ class AppendPipeline:
             return make(self._lost_reason, ResponseCode.NETWORK_ERROR)
         reason = code_name(response)
         if outcome_of(response) is Outcome.ACKNOWLEDGED:
-            reason = "a response for another number of entries"
+            reason = "a response without an index, or for another number of entries"
         elif response.code == ResponseCode.TERM_CHANGED:
             self.has_lost_leader = True
         return make(reason, int(response.code), leader_named(response))

@@ -118,7 +118,9 @@ class RequestUnit:
         """Whether the response has the positions of these bodies."""
         if isinstance(response, PutResponse):
             return self.are_messages and len(response.positions) == self.count * POSITION_SIZE
-        return not self.are_messages and isinstance(response, AppendResponse) and response.count == self.count
+        if self.are_messages or not isinstance(response, AppendResponse):
+            return False
+        return response.count == self.count and response.index >= 0
 
     def failed(self, error: GroupError | UnknownOutcomeError) -> None:
         """Report the final error. After an unknown outcome the bodies may be in the log, also if a retry failed."""

@@ -62,6 +62,9 @@ NODE, ROOT = "node", "root"
 _MAX_MANIFEST = 16 << 20
 _STATE = re.compile(r"state-\d{1,18}")
 # The files of a member and of its root, in its state.
+# Elections raise the term, so a group that began near the last term could elect nobody.
+_MAX_SAVED_TERM = MAX_TERM // 2
+_MAX_DEPTH = 16
 _OTHER_FILE = re.compile(rf"state-\d{{1,18}}/(?:{NODE}|{ROOT})/.+", re.DOTALL)
 
 
@@ -91,7 +94,7 @@ class Manifest:
     node: _Name
     members: tuple[_Name, ...]
     cluster: _Name
-    term: Annotated[int, Limits(-1, MAX_TERM)]
+    term: Annotated[int, Limits(-1, _MAX_SAVED_TERM)]
     first_index: _Number
     last_index: _Number
     last_term: _Number
@@ -118,7 +121,7 @@ class Manifest:
             if folder != DATA_FOLDER or not is_segment_name(name) or file.file_size != self.data_file_size:
                 raise ValueError(f"the data file {file}")
         for file in self.files:
-            if not _OTHER_FILE.fullmatch(file.path):
+            if not _OTHER_FILE.fullmatch(file.path) or file.path.count("/") > _MAX_DEPTH:
                 raise ValueError(f"the file {file.path!r} of a member")
 
     @property
