@@ -77,6 +77,18 @@ def test_queues_and_index_are_those_of_the_broker_byte_for_byte(
         assert ours == java
 
 
+def test_a_unit_of_an_expired_message_with_a_changed_position_is_no_obstacle(
+    case_folder: Unpack, tmp_path: Path
+) -> None:
+    copy_tree(case_folder(EXPIRED), tmp_path / "broker")
+    queue = tmp_path / "broker/consumequeue/SCHEDULE_TOPIC_XXXX/12/00000000000000000000"
+    data = bytearray(queue.read_bytes())
+    data[569] = 0x14
+    queue.write_bytes(data)
+    rebuild(tmp_path / "broker", "consumequeue", out=tmp_path / "out")
+    assert (tmp_path / "out/consumequeue/SCHEDULE_TOPIC_XXXX/12").is_dir()
+
+
 @pytest.mark.parametrize("golden", BROKERS, ids=str)
 def test_every_key_of_every_message_is_found(case_folder: Unpack, tmp_path: Path, golden: Golden) -> None:
     source = case_folder(golden.case) / golden.folder

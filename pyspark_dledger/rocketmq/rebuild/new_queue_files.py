@@ -251,6 +251,8 @@ class ExpiredUnits:
         for offsets, found in units.chunks(0, stop):
             if end is not None:
                 offsets, found = offsets[offsets < end], found[offsets < end]
+            if not len(offsets):
+                break
             is_message = self._is_expired(found)
             kept_units = found.astype(UNIT_DTYPE)
             kept_units[~is_message] = _FILLER
