@@ -21,8 +21,7 @@ from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, Tai
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, NotCommittedError, begin_index, committed_index
 from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition
-from pyspark_dledger.spark.group.group_plan import address_of, group_parts
-from pyspark_dledger.spark.group.group_start import GroupStart
+from pyspark_dledger.spark.group.group_plan import GroupStart, address_of, group_parts
 from pyspark_dledger.spark.stream.stream_reader import StreamReader
 
 

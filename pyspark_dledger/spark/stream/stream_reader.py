@@ -25,8 +25,7 @@ from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, Tail, TailOffset, furthest, offset_from_json
 from pyspark_dledger.spark.plain_errors import plain_errors
-from pyspark_dledger.spark.read.batch_reader import PartReader
-from pyspark_dledger.spark.read.log_parts import log_parts
+from pyspark_dledger.spark.read.batch_reader import PartReader, log_parts
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
