@@ -152,7 +152,12 @@ class CopyRanges:
         return self._range(key, key)
 
     def history_of(self, number: int, key: int) -> int:
-        """The number of the history that a replica's log is of at an index (position); -1 for none."""
+        """The number of the history that a replica's log is of at an index (position); -1 for none.
+
+        Where nothing is intact, nothing shows that logs diverged.
+        """
+        if not self._logs:
+            return 0
         path = self._paths[number]
         place = bisect_right(path, key, key=lambda each: each[1]) - 1
         return path[place][0] if place >= 0 else -1
@@ -163,7 +168,7 @@ class CopyRanges:
 
     def term_at(self, history: int, index: int) -> int:
         """The term of an entry in a history; -1 where it is unknown."""
-        extent = self._logs[history].at(index) if history >= 0 else None
+        extent = self._logs[history].at(index) if 0 <= history < len(self._logs) else None
         return extent.term if extent is not None else -1
 
     def _cuts(self) -> set[int]:
@@ -209,7 +214,7 @@ class CopyRanges:
         history = self.history_of(number, key)
         is_inside = bounds.begin <= key <= bounds.end and bounds.end >= 0
         is_unread = any(low <= key <= high for low, high in bounds.unread)
-        extent = self._logs[history].at(key) if history >= 0 and is_inside else None
+        extent = self._logs[history].at(key) if 0 <= history < len(self._logs) and is_inside else None
         is_own = isinstance(extent, Piece) and number in extent.sources
         if is_own and isinstance(extent, Piece) and (extent.why != _BLANK or self._has_blank(number, *extent[:2])):
             return Copy(INTACT, history, extent.donor, extent.why == UNCONFIRMED)

@@ -105,7 +105,7 @@ class ComparedLog:
     def places(self) -> list[Place]:
         """The places of all histories, in the order of the log."""
         held: list[Place] = []
-        gone: list[Place] = [] if self._histories else list(self._without_history())
+        gone: list[Place] = [] if self._ranges else list(self._without_history())
         for part in (part for found in self._ranges for part in self._parts(found)):
             for history in sorted(self._lacking(part)):
                 donor = self._donor(part, history)
@@ -128,7 +128,7 @@ class ComparedLog:
         unclear = [number for number, copy in own if copy.is_undecided or copy.state == UNREAD]
         lost = [number for number, copy in own if number not in unclear and self._lacks(number, copy, key)]
         intact = [number for number, copy in own if copy.state == INTACT and not copy.is_undecided]
-        if not self._histories:
+        if not self._ranges:
             lost = [number for number in self._order if self._damage_at(number, key, key + 1) is not None]
         elif not (lost or unclear or intact):
             lost = [number for number, copy in own if copy.state == AFTER]
