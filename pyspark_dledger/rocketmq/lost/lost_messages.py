@@ -149,7 +149,7 @@ def count_of(found: Iterable[LostMessage]) -> tuple[int, bool]:
 
 def _lost_in(place: Place, found: list[KnownMessage]) -> list[LostMessage]:
     if place.is_exact:
-        return [_of_entry(place, found[0] if found else None)]
+        return [_of_entry(place, found[0] if found else KnownMessage(place.start + place.header))]
     _number(place, found)
     lost = [_of_message(place, message) for message in found]
     unknown = None if place.entries is None else place.entries - len(found)
@@ -254,37 +254,26 @@ def _time_of(place: Place, message: KnownMessage) -> tuple[int | None, int | Non
     return first, last
 
 
-def _of_entry(place: Place, message: KnownMessage | None) -> LostMessage:
+def _of_entry(place: Place, message: KnownMessage) -> LostMessage:
     """One entry: the values of its row count where no unit has them."""
-    lost = _of_message(place, message or KnownMessage(place.start + place.header))
-    witnesses = lost.witnesses
-    row = place.row
-    if row is None:
-        witnesses = witnesses or ((NEIGHBOURS,) if place.first is not None else ())
-    elif not place.is_held:
+    witnesses, row = tuple(message.witnesses), place.row
+    if row is not None and not place.is_held:
         witnesses = ("log", *witnesses)
-    elif lost.topic is None:
-        witnesses = (*(witnesses or ((NEIGHBOURS,) if place.first is not None else ())), REPLICAS)
-    lost = replace(
-        lost,
+    elif not witnesses and place.first is not None:
+        witnesses = (NEIGHBOURS,)
+    if row is not None and place.is_held and message.topic is None:
+        witnesses = (*witnesses, REPLICAS)
+    if row is not None and message.topic is None:
+        message.topic, message.queue_id, message.queue_offset = row["topic"], row["queueId"], row["queueOffset"]
+    if row is not None and row["storeTimestamp"] is not None and (place.is_held or message.first_stored is None):
+        message.first_stored = message.last_stored = row["storeTimestamp"]
+    return replace(
+        _of_message(place, message),
         index=place.first,
-        term=place.term if lost.term is None else lost.term,
+        term=place.term if message.term is None else message.term,
         pos=place.start,
         size=place.end - place.start,
         witnesses=witnesses,
-    )
-    if row is None:
-        return lost
-    stored = row["storeTimestamp"]
-    is_dated = stored is None or (not place.is_held and lost.first_store_timestamp is not None)
-    has_queue = lost.topic is not None
-    return replace(
-        lost,
-        topic=lost.topic if has_queue else row["topic"],
-        queue_id=lost.queue_id if has_queue else row["queueId"],
-        queue_offset=lost.queue_offset if has_queue else row["queueOffset"],
-        first_store_timestamp=lost.first_store_timestamp if is_dated else stored,
-        last_store_timestamp=lost.last_store_timestamp if is_dated else stored,
     )
 
 
