@@ -81,7 +81,7 @@ def test_controller_mode_and_an_old_commit_log(case_folder: Callable[[str], Path
     folder = case_folder("mq-53-controller")
     (verdict,) = checked_verdicts(run, *(folder / name for name in ("b1", "b2", "b3") if (folder / name).is_dir()))
     slaves = [member for member in verdict["members"] if member["start"] == "slave"]
-    assert all(member["truncation"]["master"] == member["ahead"] for member in slaves)
+    assert all([member["truncation"]["master"]] == member["ahead"] for member in slaves)
     upgraded = case_folder("mq-53-upgrade")
     verdicts = checked_verdicts(run, upgraded, copy_tree(upgraded, tmp_path / "copy"))
     assert [(verdict["log"], verdict["lost"]) for verdict in verdicts] == [

@@ -138,8 +138,8 @@ def test_verdicts_agree_with_what_an_undamaged_store_has(seed: int, tmp_path: Pa
         if wanted == "damaged":
             assert set(got.nodes) == named["damaged"], (seed, number)
             lost |= {row["pos"]} - ({row["pos"]} if "ok" in named else set())
-    assert lost == {pos for pos in lost if any(low <= pos <= high for low, high in found.verdict.lost.ranges)}
-    assert bool(lost) == bool(found.verdict.lost.entries)
+    assert lost == {pos for pos in lost if any(low <= pos <= high for low, high in found.verdict.lost_entries.ranges)}
+    assert bool(lost) == bool(found.verdict.lost_entries.entries)
     for replica, member in zip(replicas, found.verdict.members, strict=True):
         if "damaged" in replica.states.values():
             assert member.start == "no", seed
@@ -235,7 +235,7 @@ def test_a_confirmed_offset_after_the_end_is_a_lost_end(confirmed: int, is_row: 
     found = compared(tmp_path / "a", tmp_path / "b")
     assert starts(found) == ["no", "master"]
     assert [(each.node, each.is_row) for each in found.lost_ends] == [("a", is_row)]
-    assert bool(found.verdict.lost.entries) == is_row
+    assert bool(found.verdict.lost_entries.entries) == is_row
     assert "confirmedBeyondEnd" in {each.code for each in open_log(str(tmp_path / "a")).findings()}
 
 
@@ -305,8 +305,8 @@ def test_the_only_copy_left_must_be_what_its_queue_knows(others: str, tmp_path: 
     )
     found = compared(tmp_path / "a", tmp_path / "b")
     assert starts(found) == ["unknown", "no"]
-    assert found.verdict.unclear.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)
-    assert not found.verdict.lost.entries
+    assert found.verdict.unclear_entries.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)
+    assert not found.verdict.lost_entries.entries
 
 
 def test_the_only_copy_left_need_not_be_in_a_queue_that_is_behind(tmp_path: Path) -> None:
@@ -331,4 +331,4 @@ def test_copies_that_differ_where_another_is_damaged_are_unclear(tmp_path: Path)
     overwrite(stores[1].segments[0].path, row["pos"] + 50)
     found = compared(*(tmp_path / name for name in "abc"))
     assert starts(found) == ["no", "unknown", "unknown"]
-    assert found.verdict.unclear.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)
+    assert found.verdict.unclear_entries.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)

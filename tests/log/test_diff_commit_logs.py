@@ -119,7 +119,7 @@ def test_a_damaged_body_is_damaged_in_any_order(tmp_path: Path, engine: str) -> 
         )
         assert {Path(node).name for node in first.places} == {"a", "b", "c"}
         assert found.common_prefix == low
-        assert not found.verdict.lost.entries
+        assert not found.verdict.lost_entries.entries
         assert not found.is_lagging_only
 
 
@@ -153,16 +153,16 @@ def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: s
     low, high = flip(stores[0], 12, 100)
     flip(stores[1], 12, 200)
     found = compared([store.path for store in stores], engine)
-    assert found.verdict.lost.ranges == ((low, high),)
+    assert found.verdict.lost_entries.ranges == ((low, high),)
     shutil.rmtree(stores[1].path)
     copy_tree(stores[0].path, stores[1].path)
     found = compared([store.path for store in stores], engine)
-    assert found.verdict.lost.ranges == ((low, high),), "files of the same times are of a copied folder"
+    assert found.verdict.lost_entries.ranges == ((low, high),), "files of the same times are of a copied folder"
     for file in Path(stores[1].path).rglob("*"):
         os.utime(file)
     found = compared([store.path for store in stores], engine)
     # Equal copies of two replicas of which the check fails may have been written so.
-    assert (found.verdict.lost.ranges, found.verdict.unclear.ranges) == ((), ((low, high),))
+    assert (found.verdict.lost_entries.ranges, found.verdict.unclear_entries.ranges) == ((), ((low, high),))
     assert [member.start for member in found.verdict.members] == ["unknown", "unknown"]
 
 
@@ -237,7 +237,7 @@ def test_two_masters_diverge(tmp_path: Path, engine: str) -> None:
         rows = [row for row in found.rows if row.verdict == "diverged"]
         assert found.common_prefix == rows[0].first_pos == at
         assert {Path(node).name for row in rows for node in row.nodes} == {"a"}, "the longer one is followed"
-        assert not found.verdict.lost.entries
+        assert not found.verdict.lost_entries.entries
 
 
 # Controller mode
@@ -401,7 +401,7 @@ def test_damage_of_diverged_logs_has_no_donor_of_another_master(case_folder: Unp
             found = compared(paths)
             row = next(row for row in found.rows if row.first_pos <= 70_000 <= row.last_pos)
             assert row.damaged == (name,)
-            assert not found.verdict.lost.entries
+            assert not found.verdict.lost_entries.entries
             if donors is not None:
                 assert (row.verdict, row.nodes, list(row.terms), list(row.intact)) == (
                     "damaged",

@@ -189,7 +189,7 @@ def _compare(facts: Facts, report: CheckReport, compared: Log) -> None:
         facts.comparison_sentences = [*(text.strip() for text in sentences(report.comparison)), *cut_logs(compared)]
         facts.lost_queues += lost_queues(logs, report.comparison.verdict)
     if report.commit_logs is not None:
-        facts.lost_queues += lost_queues_of_positions(logs, report.commit_logs.verdict.lost)
+        facts.lost_queues += lost_queues_of_positions(logs, report.commit_logs.verdict.lost_entries)
 
 
 def _gather_one(log: Log, member: MemberCheck, progress: ProgressBar) -> Facts:

@@ -15,7 +15,7 @@ from pyspark_dledger.log.diff.diff_table import VERDICTS
 if TYPE_CHECKING:
     from pyspark_dledger.cli.report.facts import Facts
     from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison
-    from pyspark_dledger.log.diff.commit_log_verdict import ConsistentPoint
+    from pyspark_dledger.log.diff.commit_log_group import ConsistentPoint
     from pyspark_dledger.log.diff.comparison import Comparison
 
 

@@ -188,7 +188,7 @@ def _behind(found: Comparison | CommitLogComparison) -> list[str]:
         lags = [(each.node, each.lag_entries, found.foremost) for each in found.standings]
         return [_is_behind(name, count_text(lag, "entry"), ahead) for name, lag, ahead in lags if lag]
     members = [each for each in found.verdict.members if each.ahead_bytes]
-    return [_is_behind(each.node, bytes_text(each.ahead_bytes), each.ahead or "") for each in members]
+    return [_is_behind(each.node, bytes_text(each.ahead_bytes), each.ahead[0]) for each in members]
 
 
 def _is_behind(name: str, lag: str, ahead: str) -> str:

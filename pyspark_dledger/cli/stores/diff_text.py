@@ -74,14 +74,9 @@ def sentences(found: Comparison) -> Iterator[str]:
         yield f"note: {text}"
 
 
-def print_commit_logs(out: Output, log: Log) -> int:
-    """Print where the CommitLogs of replicas differ, if they have any; `FINDINGS` if more than a lag."""
-    from pyspark_dledger.log.diff.commit_log_comparison import compare_commit_logs
-
-    found = compare_commit_logs(log)
-    if found is None:
-        return CLEAN
-    queues = queues_text(lost_queues_of_positions([log, *log.replicas], found.verdict.lost))
+def print_commit_logs(out: Output, log: Log, found: CommitLogComparison) -> int:
+    """Print where the CommitLogs of replicas differ; `FINDINGS` if more than a lag."""
+    queues = queues_text(lost_queues_of_positions([log, *log.replicas], found.verdict.lost_entries))
     for text in verdict_lines(found.verdict, queues=queues, is_old=found.is_old):
         out.line(text)
     is_shown = bool(shown_members(found.verdict, found.is_old))
@@ -193,7 +188,7 @@ VERDICT_KEYS = {
 """The keys of the verdict of `dledger diff --json`, with what they mean."""
 
 MEMBER_KEYS = {
-    ("node", "path", "begin", "indexBegin"): "who",
+    ("node", "path", "log", "begin", "indexBegin"): "who",
     ("start", "elect", "text"): "`yes`, `no`, `unknown`, `withLoss`; CommitLog: `master`, `slave`; why",
     ("damaged", "inLog", "donors"): "ranges; without those of a diverged tail; who has all of these",
     ("silent", "unclear", "diverged"): "ranges that look whole, are unclear, of another master",
@@ -206,40 +201,18 @@ MEMBER_KEYS = {
 """The keys of each of its ``members``."""
 
 
-def ledger_row(found: GroupVerdict, queues: Sequence[Row], step: NextStep) -> Row:
-    """The verdict on DLedger logs; `queues` lost messages."""
-    row: Row = json_of(found)
-    members = zip(row.pop("members"), found.members, strict=True)
+def verdict_row(found: GroupVerdict, queues: Sequence[Row], step: NextStep, *, is_old: bool = False) -> Row:
+    """The verdict on one kind of log; `queues` lost messages. `is_old`: as in `verdict_lines`."""
+    shown = shown_members(found, is_old)
     return {
         "verdict": GROUP,
-        "log": DLEDGER,
+        "log": COMMITLOG if found.is_plain else DLEDGER,
         "text": lost_text(found),
-        **row,
+        **json_of(found),
         "lost": found.answer,
-        "restorable": json_of(found.restorable),
         "lostQueues": list(queues),
         "members": [
-            each | {"text": f"{member_text(one)}{first_files_text(one, found.members)}"} for each, one in members
+            json_of(each) | {"text": f"{member_text(each)}{first_files_text(each, found.members)}"} for each in shown
         ],
-        "next": step.command or None,
-    }
-
-
-def commit_log_row(found: CommitLogComparison, queues: Sequence[Row], step: NextStep) -> Row:
-    """The verdict on CommitLogs."""
-    verdict = found.verdict
-    shown = shown_members(verdict, found.is_old)
-    return {
-        "verdict": GROUP,
-        "log": COMMITLOG,
-        "text": lost_text(verdict),
-        "lost": verdict.answer,
-        "lostEntries": json_of(verdict.lost),
-        "filledEntries": json_of(verdict.filled),
-        "lostEnds": json_of(verdict.lost_ends),
-        "lostQueues": list(queues),
-        "unclearEntries": json_of(verdict.unclear),
-        "unclearReasons": list(verdict.unclear_reasons),
-        "members": [json_of(member) | {"text": member_text(member)} for member in shown],
-        "next": step.command if shown and step.arguments else None,
+        "next": step.command or None if shown else None,
     }

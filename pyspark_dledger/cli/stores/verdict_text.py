@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.common.plurals import counted, enumerated
-from pyspark_dledger.log.diff.commit_log_verdict import CommitLogVerdict
-from pyspark_dledger.log.diff.commit_log_verdict import MemberVerdict as CommitLogMember
 from pyspark_dledger.log.diff.copy_ranges import ALIKE, DIFFER, ONLY_COPY, UNREAD
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.diff.commit_log_verdict import ConsistentPoint
+    from pyspark_dledger.log.diff.commit_log_group import ConsistentPoint
     from pyspark_dledger.log.diff.copy_ranges import Ranges
     from pyspark_dledger.log.diff.replica_group import Loss
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
@@ -23,19 +21,19 @@ _MAX_RANGES = 5
 _SEE_RECOVERY = "dledger recovery says if a restart truncates its log there"
 
 
-def verdict_lines(found: GroupVerdict | CommitLogVerdict, *, queues: str = "", is_old: bool = False) -> Iterator[str]:
+def verdict_lines(found: GroupVerdict, *, queues: str = "", is_old: bool = False) -> Iterator[str]:
     """The verdict: first what is lost for good, and of which `queues`; then each member.
 
     `is_old`: DLedger follows the CommitLog, so only members that must not start are told.
     """
     yield f"lost for good{' in the old CommitLog' if is_old else ''}: {lost_text(found)}"
-    if queues and not getattr(found, "is_restorable", False):
+    if queues and not found.is_restorable:
         yield f"  {queues}"
     for member in shown_members(found, is_old):
         yield f"{shown_name(member.node, member.path)} {member_text(member)}{first_files_text(member, found.members)}"
 
 
-def shown_members(found: GroupVerdict | CommitLogVerdict, is_old: bool) -> list[MemberVerdict | CommitLogMember]:
+def shown_members(found: GroupVerdict, is_old: bool) -> list[MemberVerdict]:
     """The members with a verdict of their own. Who may lead an old CommitLog is a question about the DLedger log."""
     return [each for each in found.members if not is_old or each.start not in ("master", "slave")]
 
@@ -49,19 +47,16 @@ def shown_name(name: str, path: str) -> str:
 # What is lost
 
 
-def lost_text(found: GroupVerdict | CommitLogVerdict) -> str:
+def lost_text(found: GroupVerdict) -> str:
     """What no replica has intact."""
     if found.strangers:
         return f"cannot tell: {enumerated(found.strangers)} are not replicas of one log; no member may start by this"
-    if isinstance(found, CommitLogVerdict):
-        return _lost_positions(found)
+    lost, filled = found.lost_entries, found.filled_entries
     parts = ["nothing"] if found.is_restorable else []
-    if found.lost_entries.entries:
-        count = counted(found.lost_entries.entries, "entry")
-        parts.append(f"{count}, damaged on every replica: {ranges_text(found.lost_entries)}")
-    if found.filled_entries.entries:
-        count = counted(found.filled_entries.entries, "entry")
-        parts.append(f"{count}, replaced by fillers of a salvage: {ranges_text(found.filled_entries)}")
+    if lost.entries:
+        parts.append(f"{_amount(found, lost)} damaged on every replica{_where(found, lost)}")
+    if filled.entries:
+        parts.append(f"{_amount(found, filled)} replaced by fillers of a salvage{_where(found, filled)}")
     if found.restorable.entries:
         parts.append(headers_text(found.restorable))
     if found.lost_end is not None:
@@ -69,27 +64,16 @@ def lost_text(found: GroupVerdict | CommitLogVerdict) -> str:
             f"{range_text(*found.lost_end)}: committed, says the checkpoint of {found.lost_end_from}, but after the "
             "end of every log"
         )
+    parts += [each.text for each in found.lost_ends]
     if found.unclear_entries.entries:
-        parts.append(unclear_text(found.unclear_entries, found.unclear_reasons))
+        what = "positions" if found.is_plain else ""
+        parts.append(unclear_text(found.unclear_entries, found.unclear_reasons, what))
     parts += unread_ends_text(found.members)
     if parts and found.missing_members:
         parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
-    return "; ".join(parts) or "nothing"
-
-
-def _lost_positions(verdict: CommitLogVerdict) -> str:
-    parts = []
-    if verdict.lost.entries:
-        parts.append(f"positions {ranges_text(verdict.lost)}: damaged on every replica")
-    if verdict.filled.entries:
-        parts.append(f"positions {ranges_text(verdict.filled)}: replaced by fillers of a salvage")
-    parts += [each.text for each in verdict.lost_ends]
-    if verdict.unclear.entries:
-        parts.append(unclear_text(verdict.unclear, verdict.unclear_reasons, "positions"))
-    parts += unread_ends_text(verdict.members)
     yet = [
-        f"{member.node} would lose {member.truncation.confirmed_bytes} confirmed bytes as slave of {member.ahead}"
-        for member in verdict.members
+        f"{member.node} would lose {member.truncation.confirmed_bytes} confirmed bytes as slave of {member.ahead[0]}"
+        for member in found.members
         if member.truncation is not None and member.truncation.confirmed_bytes
     ]
     if yet and not parts:
@@ -97,12 +81,23 @@ def _lost_positions(verdict: CommitLogVerdict) -> str:
     return "; ".join([*parts, *yet]) or "nothing"
 
 
+def _amount(found: GroupVerdict, ranges: Ranges) -> str:
+    """``3 entries,``, or ``positions 4 to 9:``."""
+    if found.is_plain:
+        return f"positions {ranges_text(ranges)}:"
+    return f"{counted(ranges.entries, 'entry')},"
+
+
+def _where(found: GroupVerdict, ranges: Ranges) -> str:
+    return "" if found.is_plain else f": {ranges_text(ranges)}"
+
+
 def headers_text(ranges: Ranges) -> str:
     """That these entries are not lost for good."""
     return f"only headers are damaged of {ranges_text(ranges)}: dledger salvage restores them"
 
 
-def unread_ends_text(members: Sequence[MemberVerdict | CommitLogMember]) -> list[str]:
+def unread_ends_text(members: Sequence[MemberVerdict]) -> list[str]:
     """That logs may have been longer: what proves it cannot be read."""
     names = enumerated([member.node for member in members if member.unreadable])
     return [f"cannot tell if a log was longer: files of {names} cannot be read"] if names else []
@@ -140,7 +135,7 @@ def lost_count(found: Iterable[LostMessage]) -> str:
 # Who may start
 
 
-def member_text(member: MemberVerdict | CommitLogMember, *, see_recovery: bool = True) -> str:
+def member_text(member: MemberVerdict, *, see_recovery: bool = True) -> str:
     """What may be done with a member as it is, and why; with `see_recovery` also which verb says more."""
     if member.start == "no":
         reasons = [text for reason in _REASONS for text in [reason(member)] if text]
@@ -152,16 +147,15 @@ def member_text(member: MemberVerdict | CommitLogMember, *, see_recovery: bool =
     return _MEMBERS[member.start](member)
 
 
-def _hint(member: Any, see_recovery: bool) -> Iterator[str]:
+def _hint(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
     """Where to see more of damage that a restart could cut off."""
-    if see_recovery and member.damaged.entries > _count(member, "silent"):
+    if see_recovery and (member.is_plain or member.damaged.entries > member.silent.entries) and member.damaged.entries:
         yield _SEE_RECOVERY
 
 
-def _unclear(member: Any) -> str:
-    is_plain = isinstance(member, CommitLogMember)
-    where = f"{'positions ' if is_plain else ''}{ranges_text(member.unclear)}"
-    lead = "be the master" if is_plain else "lead before you know"
+def _unclear(member: MemberVerdict) -> str:
+    where = f"{'positions ' if member.is_plain else ''}{ranges_text(member.unclear)}"
+    lead = "be the master" if member.is_plain else "lead before you know"
     return f"may be damaged: no check tells if its copy of {where} is intact; do not let it {lead}"
 
 
@@ -180,22 +174,22 @@ def _electable(member: MemberVerdict) -> str:
     return f"may start and be elected: {losses}{fillers}"
 
 
-def _master(member: CommitLogMember) -> str:
+def _master(member: MemberVerdict) -> str:
     losers = " and ".join(member.overwritten)
     losses = f"{losers} would lose positions {ranges_text(member.overwrites)}, which another master wrote"
     return f"may start and be the master: {losses if losers else 'no replica would lose anything'}"
 
 
-def _slave(member: CommitLogMember) -> str:
+def _slave(member: MemberVerdict) -> str:
     point = member.truncation
     by = f"is ahead by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else "is of a later epoch"
-    text = f"may start, and must not be the master: {member.ahead} {by}"
+    text = f"may start, and must not be the master: {member.ahead[0]} {by}"
     if point is not None and (point.lost_bytes or not point.is_common):
         return f"{text}; as its slave, {truncation_text(point)}"
     return text
 
 
-_MEMBERS: dict[str, Callable[[Any], str]] = {
+_MEMBERS: dict[str, Callable[[MemberVerdict], str]] = {
     "yes": _electable,
     "master": _master,
     "slave": _slave,
@@ -204,11 +198,9 @@ _MEMBERS: dict[str, Callable[[Any], str]] = {
 """What may be done with a member that has no reason not to start."""
 
 
-def first_files_text(
-    member: MemberVerdict | CommitLogMember, members: Sequence[MemberVerdict | CommitLogMember]
-) -> str:
+def first_files_text(member: MemberVerdict, members: Sequence[MemberVerdict]) -> str:
     """That a log can have lost its first files, if another one begins before; empty if none does."""
-    if isinstance(member, CommitLogMember):
+    if member.is_plain:
         return ""
     begins = [other.begin for other in members if 0 <= other.begin < member.begin]
     if not begins:
@@ -220,11 +212,11 @@ def first_files_text(
 # Why a member must not start: each reason is a function that gives a sentence, empty if it does not apply.
 
 
-def _damaged(member: Any) -> str:
+def _damaged(member: MemberVerdict) -> str:
     count, where = member.damaged.entries, ranges_text(member.damaged)
     if not count:
         return ""
-    if isinstance(member, CommitLogMember):
+    if member.is_plain:
         intact = f", intact on {enumerated(member.donors)}" if member.donors else ""
         return f"{count} bytes damaged or missing, positions {where}{intact}"
     how = "intact or filled" if member.is_filled else "intact"
@@ -236,84 +228,76 @@ def _damaged(member: Any) -> str:
     return f"{counted(count, 'entry')} damaged, {where}{intact}"
 
 
-def _emptied(member: Any) -> str:
-    is_emptied = not isinstance(member, CommitLogMember) and member.is_emptied
-    return "none of its entries is left, and its index has units of some" if is_emptied else ""
+def _emptied(member: MemberVerdict) -> str:
+    return "none of its entries is left, and its index has units of some" if member.is_emptied else ""
 
 
-def _left_out(member: Any) -> str:
-    if not _count(member, "left_out"):
+def _left_out(member: MemberVerdict) -> str:
+    if not member.left_out.entries:
         return ""
     donors = f", which {enumerated(member.donors)} {_has(member.donors)} intact" if member.donors else ""
     where = ranges_text(member.left_out)
-    if isinstance(member, CommitLogMember):
+    if member.is_plain:
         return f"the salvage that wrote it left out positions {where}: fillers took their place"
     return f"the salvage that wrote it left out {where}{donors}: fillers took their place"
 
 
-def _silent(member: Any) -> str:
-    if not _count(member, "silent"):
+def _silent(member: MemberVerdict) -> str:
+    if member.is_plain or not member.silent.entries:
         return ""
     where = ranges_text(member.silent)
     return f"Java would not notice {where}: it would serve what is damaged, and as leader push it to the others"
 
 
-def _unread(member: Any) -> str:
-    is_unread = getattr(member, "is_unread", bool(member.unreadable))
+def _unread(member: MemberVerdict) -> str:
+    is_unread = member.is_unread if member.is_plain else bool(member.unreadable)
     return unknown_files_text(member.unreadable) if is_unread else ""
 
 
-def _short(member: Any) -> str:
+def _short(member: MemberVerdict) -> str:
     if not member.short:
         return ""
-    who = "a broker" if isinstance(member, CommitLogMember) else "Java"
+    who = "a broker" if member.is_plain else "Java"
     return f"{who} does not load {', '.join(map(cell, member.short))}: shorter than the other files"
 
 
-def _lost_end(member: Any) -> str:
+def _lost_end(member: MemberVerdict) -> str:
     end = member.lost_end
     if end is None:
         return ""
-    if not isinstance(member, CommitLogMember):
+    if isinstance(end, tuple):
         return f"its end is lost: {range_text(*end)}, committed as its checkpoint says"
     more = f"; {enumerated(end.donors)} {_has(end.donors)} more" if end.donors else ""
     return f"its end is lost: {end.proof}{more}"
 
 
-def _elected(member: Any) -> str:
-    losses = getattr(member, "losses", ())
-    return f"elected, {_losses_text(losses)}" if losses else ""
+def _elected(member: MemberVerdict) -> str:
+    return f"elected, {_losses_text(member.losses)}" if member.losses else ""
 
 
-def _epochs(member: Any) -> str:
-    problem = getattr(member, "epoch_problem", None)
+def _epochs(member: MemberVerdict) -> str:
+    problem = member.epoch_problem
     return f"its epochFileCheckpoint is wrong: {problem}" if problem is not None else ""
 
 
-def _follows(member: Any) -> str:
-    if not isinstance(member, CommitLogMember):
+def _follows(member: MemberVerdict) -> str:
+    if not member.is_plain:
         return ""
     point = member.truncation
     if point is not None and point.pos is None:
-        return f"it cannot follow {member.ahead}: Java finds no consistent point in their epochs"
+        return f"it cannot follow {member.ahead[0]}: Java finds no consistent point in their epochs"
     if member.missing is not None:
         where = range_text(*member.missing)
-        return f"it cannot follow {member.ahead}, which no longer has positions {where}"
+        return f"it cannot follow {member.ahead[0]}, which no longer has positions {where}"
     if member.can_follow:
         return ""
     where = ranges_text(member.diverged)
     return f"another master wrote its messages at positions {where}, and nothing truncates them all"
 
 
-_REASONS: tuple[Callable[[Any], str], ...] = (
+_REASONS: tuple[Callable[[MemberVerdict], str], ...] = (
     *(_damaged, _emptied, _left_out, _silent, _unread, _short, _lost_end, _elected, _epochs, _follows),
 )
-
-
-def _count(member: object, name: str) -> int:
-    """The entries of ranges that only some members have."""
-    ranges = getattr(member, name, None)
-    return ranges.entries if ranges is not None else 0
 
 
 def truncation_text(point: ConsistentPoint) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 
 if TYPE_CHECKING:
     from pyspark_dledger.log import Log
+    from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison
     from pyspark_dledger.log.diff.comparison import Comparison
 
 _MAX_KEPT = 16 * 1024 * 1024
@@ -62,9 +63,7 @@ def run_diff(args: argparse.Namespace, out: Output) -> int:
 
 def _print_json(out: Output, log: Log) -> int:
     """Print the verdict on each kind of log, then all rows."""
-    from pyspark_dledger.cli.stores.diff_text import commit_log_row, ledger_row
-    from pyspark_dledger.log.diff.commit_log_comparison import compare_commit_logs
-    from pyspark_dledger.log.diff.comparison import compare
+    from pyspark_dledger.cli.stores.diff_text import verdict_row
 
     logs = [log, *log.replicas]
     code = CLEAN
@@ -73,16 +72,16 @@ def _print_json(out: Output, log: Log) -> int:
         def keep(row: Any) -> None:
             rows.write(f"{json_line(fields_row(row))}\n")
 
-        old, found = compare_commit_logs(log, keep), compare(log, keep)
+        old, found = _compared(log, keep)
         verdicts = []
         if old is not None:
             code = CLEAN if old.is_lagging_only else FINDINGS
-            queues = lost_queues_of_positions(logs, old.verdict.lost)
-            verdicts.append(commit_log_row(old, queues, step_after_comparison(old, logs)))
+            queues = lost_queues_of_positions(logs, old.verdict.lost_entries)
+            verdicts.append(verdict_row(old.verdict, queues, step_after_comparison(old, logs), is_old=old.is_old))
         if any(one.ledger_segments for one in logs):
             code = max(code, _exit_code(found, log))
             queues = lost_queues(logs, found.verdict)
-            verdicts.append(ledger_row(found.verdict, queues, step_after_comparison(found, logs)))
+            verdicts.append(verdict_row(found.verdict, queues, step_after_comparison(found, logs)))
         unread = [text for one in logs for text in one.unread.segment_texts()]
         unread += [f"{one.path}: {text}" for one in logs for text in one.unread.witnesses()]
         for verdict in verdicts:
@@ -97,10 +96,8 @@ def _print_json(out: Output, log: Log) -> int:
 
 
 def _print_text(out: Output, log: Log) -> int:
-    from pyspark_dledger.log.diff.comparison import compare
-
-    found = compare(log)
-    code = print_commit_logs(out, log)
+    old, found = _compared(log)
+    code = print_commit_logs(out, log, old) if old is not None else CLEAN
     if not any(one.ledger_segments for one in (log, *log.replicas)):
         return code
     if any(one.paths.commitlog_dirs for one in (log, *log.replicas)):
@@ -110,6 +107,18 @@ def _print_text(out: Output, log: Log) -> int:
     for text in cut_logs(log):
         out.line(text)
     return max(code, _exit_code(found, log))
+
+
+def _compared(log: Log, on_row: Callable[[Any], object] | None = None) -> tuple[CommitLogComparison | None, Comparison]:
+    """The CommitLogs and the DLedger logs of replicas, compared: what both have is read once."""
+    from pyspark_dledger.log.diff.commit_log_comparison import compare_commit_log_group
+    from pyspark_dledger.log.diff.commit_log_group import commit_log_group
+    from pyspark_dledger.log.diff.comparison import compare_group
+    from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
+
+    stores = compared(log)
+    old = compare_commit_log_group(commit_log_group(stores), on_row)
+    return old, compare_group(ReplicaGroup(stores, log.options.group_size), on_row)
 
 
 def _exit_code(found: Comparison, log: Log) -> int:

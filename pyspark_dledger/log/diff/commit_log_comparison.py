@@ -11,17 +11,18 @@ from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.format.state_files import consistent_point, epoch_ends
 from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica
 from pyspark_dledger.log.copies.lost_ends import LostEnd
-from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, PosRow, commit_log_group, pos_rows
-from pyspark_dledger.log.diff.commit_log_verdict import (
-    MAY_START,
+from pyspark_dledger.log.diff.commit_log_group import (
+    CommitLogGroup,
     CommitLogState,
-    CommitLogVerdict,
     ConsistentPoint,
-    judge,
+    PosRow,
+    commit_log_group,
+    pos_rows,
 )
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED
 from pyspark_dledger.log.diff.diff_table import BEHIND, DIVERGED, EXPIRED, OTHER_BYTES, SAME
 from pyspark_dledger.log.diff.replica_group import compared
+from pyspark_dledger.log.diff.verdict import MAY_START, GroupVerdict, judge_commit_logs
 from pyspark_dledger.log.store_view import StoreView
 
 # Listed rows; further ones are counted.
@@ -67,7 +68,7 @@ class CommitLogComparison:
     epochs: dict[int, dict[str, tuple[int, int]]]
     consistent_points: tuple[ConsistentPoint, ...]
     bytes: dict[str, int]
-    verdict: CommitLogVerdict
+    verdict: GroupVerdict
     rows: tuple[PosRow, ...]
     more_rows: int
     lost_ends: tuple[LostEnd, ...]
@@ -118,7 +119,7 @@ def compare_commit_log_group(
         epochs=_epochs(replicas),
         consistent_points=points,
         bytes=sizes,
-        verdict=judge(group, states, points, group.lost_ends),
+        verdict=judge_commit_logs(group, states, points),
         rows=tuple(rows[:MAX_LISTED]),
         more_rows=max(len(rows) - MAX_LISTED, 0),
         lost_ends=group.lost_ends,
@@ -127,7 +128,7 @@ def compare_commit_log_group(
     )
 
 
-def _is_harmless(verdict: CommitLogVerdict) -> bool:
+def _is_harmless(verdict: GroupVerdict) -> bool:
     return all(
         member.start in MAY_START and not (member.truncation and member.truncation.lost_bytes)
         for member in verdict.members

@@ -42,18 +42,11 @@ class CommitLogGroup:
         one = self.replicas[number]
         return -(-1 if one.last_epoch is None else one.last_epoch), -one.end, one.name
 
-    def strangers(self, number: int) -> tuple[str, ...]:
-        """The replicas of another log than this one: none of the messages that both have at a position is alike.
+    def strangers(self, first: int, second: int) -> bool:
+        """Whether two stores are no replicas of one log: no message that both have at a position is alike.
 
         In controller mode these are messages of one epoch; other epochs show masters of one group.
         """
-        found = {
-            one: {two for two in range(len(self.names)) if self._is_strange(one, two)} for one in range(len(self.names))
-        }
-        own = found[number] or {one for one in found if found[one]}
-        return tuple(self.names[other] for other in sorted(own))
-
-    def _is_strange(self, first: int, second: int) -> bool:
         both = [found for found in self.ranges if {first, second} <= set(found.holders)]
         if first == second or not both or any(one.copies[first].history == one.copies[second].history for one in both):
             return False
@@ -199,3 +192,48 @@ def _first_byte(found: CopyRange, replicas: list[CommitLogReplica]) -> int | Non
             size = min(map(len, parts))
             return next((start + at for at in range(size) if len({part[at] for part in parts}) > 1), start + size)
     return None
+
+
+@dataclass(frozen=True)
+class CommitLogState:
+    """The state of one replica's CommitLog; positions in bytes.
+
+    ``lag_bytes`` is what the longest replica has after its end. ``damaged_bytes`` it lost, or has damaged;
+    ``diverged_bytes`` another master wrote, ``unread`` positions are of files that cannot be read. ``epoch`` is the
+    last that begins in the log; it and ``confirm_offset`` are None if it has none. ``epoch_problem`` is what is wrong
+    with its epoch file, ``unreadable`` what cannot be read of its log, checkpoint, queues and indexes.
+    """
+
+    node: str
+    path: str
+    begin: int
+    end: int
+    files: int
+    missing: tuple[tuple[int, int], ...]
+    short: tuple[str, ...]
+    epoch: int | None
+    epoch_problem: str | None
+    confirm_offset: int | None
+    lag_bytes: int
+    damaged_bytes: int
+    diverged_bytes: int
+    abort: bool
+    unread: tuple[tuple[int, int], ...]
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ConsistentPoint:
+    """Where `slave` would truncate its log to follow `master` (``EpochFileCache.findConsistentPoint``).
+
+    ``pos`` is None if Java finds no position: the slave then does not replicate. ``lost_bytes`` are those of the slave
+    from there on, ``confirmed_bytes`` the part of them that it had confirmed. ``is_common``: both have the same bytes
+    before it.
+    """
+
+    slave: str
+    master: str
+    pos: int | None
+    lost_bytes: int
+    confirmed_bytes: int
+    is_common: bool

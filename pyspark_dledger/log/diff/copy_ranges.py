@@ -333,6 +333,9 @@ class Ranges:
     bytes: int = 0
 
 
+NO_RANGES = Ranges()
+
+
 class RangeCounter:
     """Collects `Ranges`."""
 

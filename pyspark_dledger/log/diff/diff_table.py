@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MIN
@@ -287,6 +287,12 @@ class MemberEvidence:
         self.fillers, self.left_out, self.tail, self.damaged_in_log = (RangeCounter() for _ in range(4))
         self.donors = set(others)
         self.is_filled = False
+
+    def ranges(self) -> dict[str, Any]:
+        """The ranges that a verdict on the member has."""
+        found = {"silent": self.silent, "unclear": self.unclear, "diverged": self.tail, "fillers": self.fillers}
+        found |= {"left_out": self.left_out, "in_log": self.damaged_in_log}
+        return {name: counter.ranges_found() for name, counter in found.items()}
 
     def add(self, found: CopyRange, copy: Copy, donors: set[str]) -> None:
         """Count a range; `donors` have what is lost of the main log."""

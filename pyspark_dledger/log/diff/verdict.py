@@ -1,60 +1,91 @@
-"""The verdict on a group of replicas: what is lost for good, and which member may be started or elected as it is.
+"""The verdict on a group of replicas: what is lost for good, and which member may be started, elected or be the master.
 
-Evidence is what the comparison found in entries. Index files, state files and queues are `verify`'s part.
+Evidence is what the comparison found in entries or messages. Index files, state files and queues are `verify`'s part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark_dledger.log.diff.copy_ranges import Ranges
-from pyspark_dledger.log.diff.diff_table import LogEvidence, MemberEvidence
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+from pyspark_dledger.log.copies.lost_ends import LostEnd
+from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, CommitLogState, ConsistentPoint
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT, NO_RANGES, RangeCounter, Ranges
+from pyspark_dledger.log.diff.diff_table import LogEvidence, MemberEvidence, member_evidence
 from pyspark_dledger.log.diff.replica_group import Candidate, Loss, ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 
 YES, NO, WITH_LOSS, UNKNOWN = "yes", "no", "withLoss", "unknown"
+MASTER, SLAVE = "master", "slave"
+MAY_START = (YES, MASTER, SLAVE)
 NOTHING, SOME = "nothing", "some"
 
 
 @dataclass(frozen=True)
 class MemberVerdict:
-    """What may be done with one member as it is.
+    """What may be done with one member as it is, by its ``log``: DLedger's, or a CommitLog.
 
-    ``start`` and ``elect`` are ``yes``, ``no`` or ``unknown``; ``elect`` is also ``withLoss``, if others would then
-    truncate entries that are not proven committed. ``damaged``, ``silent`` (a part of it, which looks whole) and
-    ``unclear`` (no check tells if this copy is damaged) are its entries. ``fillers`` a salvage wrote; those in
-    ``left_out`` another replica has. Damaged entries that are not ``in_log`` are of a tail that the group's log does
-    not have. ``donors`` have all others and those left out, or fillers of what nobody has (``is_filled``).
-    ``lost_end`` are committed entries after its end. ``can_win``: enough members would vote for it, but not those
-    ``ahead``. ``unreadable`` is what cannot be read of its log, checkpoint, queues, indexes. ``begin`` is its first
-    index, ``index_begin`` that of its first index unit (-1 without one). ``short`` are its files with fewer bytes than
-    others, which no version of Java loads. With ``strangers``, stores of other logs, nothing tells if it may start.
+    Ranges are of indexes, of a CommitLog of positions; ``begin`` is the first one. ``start`` is ``yes``, of a CommitLog
+    ``master``, or ``slave`` if another one has more, or is of a later epoch; else ``no`` or ``unknown``.
+
+    ``damaged``, ``silent`` (a part of it, which looks whole) and ``unclear`` (no check tells if this copy is damaged)
+    are its entries, ``diverged`` what is of another history. ``fillers`` a salvage wrote; those in ``left_out`` another
+    replica has. ``in_log`` are the damaged ones that are not of a diverged tail. ``donors`` have all others and those
+    left out, or fillers of what nobody has (``is_filled``). ``lost_end`` is what is committed, or was on disk, after
+    its end. ``unreadable`` is what cannot be read of its log (``is_unread``), checkpoint, queues, indexes. ``short``
+    are its files with fewer bytes than others, which no version of Java loads.
+
+    ``elect`` says if it may lead: ``yes``, ``no``, ``unknown``, or ``withLoss`` if others would then truncate entries
+    that are not proven committed.
+    ``can_win``: enough members would vote for it, but not those ``ahead``. ``index_begin`` is that of its first index
+    unit (-1 without one). With ``strangers``, stores of other logs, nothing tells if it may start.
+
+    A CommitLog follows the one ``ahead``, which has ``ahead_bytes`` after its end. ``truncation`` is where Java would
+    truncate this one then; None outside controller mode. ``missing`` are positions that it needs and the one ahead has
+    expired; ``can_follow`` is false if it keeps messages of another master. ``overwrites`` are positions that the
+    replicas ``overwritten`` lose if they follow this one. ``epoch_problem`` is what is wrong with its epoch file.
     """
 
     node: str
     path: str
+    log: str
     begin: int
-    index_begin: int
     start: str
     elect: str
     damaged: Ranges
     silent: Ranges
     unclear: Ranges
+    diverged: Ranges
     fillers: Ranges
     left_out: Ranges
     in_log: Ranges
-    lost_end: tuple[int, int] | None
     donors: tuple[str, ...]
-    losses: tuple[Loss, ...]
-    can_win: bool
-    ahead: tuple[str, ...]
     is_filled: bool
+    lost_end: tuple[int, int] | LostEnd | None
     unreadable: tuple[str, ...]
+    is_unread: bool
     short: tuple[str, ...]
-    strangers: tuple[str, ...]
+    ahead: tuple[str, ...]
+    index_begin: int = -1
+    losses: tuple[Loss, ...] = ()
+    can_win: bool = True
+    strangers: tuple[str, ...] = ()
+    ahead_bytes: int = 0
+    truncation: ConsistentPoint | None = None
+    missing: tuple[int, int] | None = None
+    can_follow: bool = True
+    overwrites: Ranges = NO_RANGES
+    overwritten: tuple[str, ...] = ()
+    epoch_problem: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the verdict is on a CommitLog."""
+        return self.log == COMMITLOG
 
     @property
     def is_emptied(self) -> bool:
@@ -67,8 +98,9 @@ class GroupVerdict:
     """``lost`` is ``nothing``, ``some`` or ``unknown``: whether entries are lost for good.
 
     ``lost_entries`` are damaged on every given replica; of ``filled_entries`` one has fillers of a salvage. Of the
-    ``restorable`` ones only the header is damaged: a salvage writes it again.
+    ``restorable`` ones only the header is damaged: a salvage writes it again. All are indexes, or positions.
     ``lost_end`` are committed by a checkpoint, of the node ``lost_end_from``, and after the end of every given replica.
+    ``lost_ends`` are messages at unknown positions after every end.
     ``unclear_entries`` are those for which no check tells which copy is intact, or whether the only one is,
     for the ``unclear_reasons``.
     ``missing_members`` were not given: they may have what is lost.
@@ -78,12 +110,18 @@ class GroupVerdict:
     lost_entries: Ranges
     filled_entries: Ranges
     restorable: Ranges
-    lost_end: tuple[int, int] | None
-    lost_end_from: str | None
     unclear_entries: Ranges
     unclear_reasons: tuple[str, ...]
-    missing_members: int
     members: tuple[MemberVerdict, ...]
+    lost_end: tuple[int, int] | None = None
+    lost_end_from: str | None = None
+    lost_ends: tuple[LostEnd, ...] = ()
+    missing_members: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the verdict is on CommitLogs."""
+        return any(member.is_plain for member in self.members)
 
     @property
     def strangers(self) -> tuple[str, ...]:
@@ -94,7 +132,7 @@ class GroupVerdict:
     @property
     def is_restorable(self) -> bool:
         """Whether nothing is lost for good once a salvage has written headers again."""
-        is_other_lost = self.filled_entries.entries or self.lost_end is not None
+        is_other_lost = self.filled_entries.entries or self.lost_end is not None or self.lost_ends
         return self.lost == SOME and self.lost_entries.entries == self.restorable.entries and not is_other_lost
 
     @property
@@ -108,13 +146,47 @@ class GroupVerdict:
     @property
     def healthy(self) -> tuple[MemberVerdict, ...]:
         """The members that may be started as they are."""
-        return tuple(member for member in self.members if member.start == YES)
+        return tuple(member for member in self.members if member.start in MAY_START)
+
+
+def _group(
+    of_log: LogEvidence,
+    members: tuple[MemberVerdict, ...],
+    lost_end: tuple[int, int] | None = None,
+    lost_end_from: str | None = None,
+    lost_ends: tuple[LostEnd, ...] = (),
+    missing_members: int = 0,
+) -> GroupVerdict:
+    lost, filled, unclear = (each.ranges_found() for each in (of_log.lost, of_log.filled, of_log.unclear))
+    is_strange = any(member.strangers for member in members)
+    is_unclear = is_strange or unclear.entries or any(member.unreadable for member in members)
+    is_lost = (lost.entries or filled.entries or lost_end or lost_ends) and not is_strange
+    return GroupVerdict(
+        lost=SOME if is_lost else UNKNOWN if is_unclear else NOTHING,
+        lost_entries=lost,
+        filled_entries=filled,
+        restorable=of_log.restorable.ranges_found(),
+        unclear_entries=unclear,
+        unclear_reasons=of_log.unclear_reasons,
+        members=members,
+        lost_end=lost_end,
+        lost_end_from=lost_end_from if lost_end else None,
+        lost_ends=lost_ends,
+        missing_members=missing_members,
+    )
+
+
+def _start(is_unfit: object, is_unknown: object, may: str) -> str:
+    return NO if is_unfit else UNKNOWN if is_unknown else may
+
+
+# DLedger logs
 
 
 def judge(
     group: ReplicaGroup, evidence: Sequence[MemberEvidence], candidates: Sequence[Candidate], of_log: LogEvidence
 ) -> GroupVerdict:
-    """The verdict, by the `evidence` of each member, and that `of_log`."""
+    """The verdict on DLedger logs, by the `evidence` of each member, and that `of_log`."""
     last = max(member.end for member in group.members)
     stores = [member.store for member in group.members]
     promised, source = min(
@@ -123,26 +195,9 @@ def judge(
     is_unread = any(store.unread.segments for store in stores)
     lost_end = (last + 1, -promised) if -promised > last and not is_unread else None
     by_node = {candidate.node: candidate for candidate in candidates}
-    members = tuple(
-        _member(group, number, evidence[number], by_node.get(member.node))
-        for number, member in enumerate(group.members)
-    )
-    lost, filled, unclear = (each.ranges_found() for each in (of_log.lost, of_log.filled, of_log.unclear))
-    is_strange = any(member.strangers for member in members)
-    is_unclear = is_strange or unclear.entries or any(member.unreadable for member in members)
-    is_lost = (lost.entries or filled.entries or lost_end) and not is_strange
-    return GroupVerdict(
-        lost=SOME if is_lost else UNKNOWN if is_unclear else NOTHING,
-        lost_entries=lost,
-        filled_entries=filled,
-        restorable=of_log.restorable.ranges_found(),
-        lost_end=lost_end,
-        lost_end_from=source if lost_end else None,
-        unclear_entries=unclear,
-        unclear_reasons=of_log.unclear_reasons,
-        missing_members=max(group.size - len(members), 0),
-        members=members,
-    )
+    members = (_member(group, number, evidence[number], by_node.get(name)) for number, name in enumerate(group.names))
+    missing = max(group.size - len(stores), 0)
+    return _group(of_log, tuple(members), lost_end, source, missing_members=missing)
 
 
 def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: Candidate | None) -> MemberVerdict:
@@ -151,44 +206,41 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
     promised = store.checkpoint_committed_index
     unread = store.unread.segment_texts()
     lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
-    losses = candidate.losses if candidate is not None else ()
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
     unreadable = (*unread, *store.unread.witnesses())
     short = short_files(store)
-    is_emptied = member.begin < 0 <= store.index_files.first_index
-    is_unfit = is_incomplete or lost_end or short or unread or is_emptied
+    index_begin = store.index_files.first_index
+    is_emptied = member.begin < 0 <= index_begin
     strangers = _strangers(group, number)
-    start = NO if is_unfit else UNKNOWN if found.unclear.entries or unreadable or strangers else YES
+    is_unfit = is_incomplete or lost_end or short or unread or is_emptied
+    start = _start(is_unfit, found.unclear.entries or unreadable or strangers, YES)
+    others = (each for each in group.members if (each.end_term, each.end) > (member.end_term, member.end))
     return MemberVerdict(
         node=member.node,
         path=store.argument,
+        log=DLEDGER,
         begin=member.begin,
-        index_begin=store.index_files.first_index,
         start=start,
         elect=_elect(start, candidate),
         damaged=found.damaged.ranges_found(),
-        silent=found.silent.ranges_found(),
-        unclear=found.unclear.ranges_found(),
-        fillers=found.fillers.ranges_found(),
-        left_out=found.left_out.ranges_found(),
-        in_log=found.damaged_in_log.ranges_found(),
-        lost_end=lost_end,
+        **found.ranges(),
         donors=tuple(sorted(found.donors - {member.node})) if is_incomplete else (),
-        losses=losses,
-        can_win=candidate is not None,
-        ahead=tuple(
-            sorted(other.node for other in group.members if (other.end_term, other.end) > (member.end_term, member.end))
-        ),
         is_filled=found.is_filled,
+        lost_end=lost_end,
         unreadable=unreadable,
+        is_unread=bool(unread),
         short=short,
+        ahead=tuple(sorted(each.node for each in others)),
+        index_begin=index_begin,
+        losses=candidate.losses if candidate is not None else (),
+        can_win=candidate is not None,
         strangers=strangers,
     )
 
 
-def _strangers(group: ReplicaGroup, number: int) -> tuple[str, ...]:
+def _strangers(group: ReplicaGroup | CommitLogGroup, number: int) -> tuple[str, ...]:
     """The members that are of another log than this one; all that are of another log than any, if none is."""
-    numbers = range(len(group.members))
+    numbers = range(len(group.names))
     found = {one: {two for two in numbers if one != two and group.strangers(one, two)} for one in numbers}
     own = found[number] or {one for one in numbers if found[one]}
     return tuple(group.names[other] for other in sorted(own))
@@ -207,3 +259,100 @@ def _elect(start: str, candidate: Candidate | None) -> str:
     if start == UNKNOWN:
         return UNKNOWN
     return WITH_LOSS if candidate.losses else YES
+
+
+# CommitLogs
+
+
+def judge_commit_logs(
+    group: CommitLogGroup, states: Sequence[CommitLogState], points: Iterable[ConsistentPoint]
+) -> GroupVerdict:
+    """The verdict on CommitLogs."""
+    evidence = member_evidence(group.ranges, group.names)
+    first = min(range(len(states)), key=lambda number: _order(states[number], evidence[number]))
+    overwrites, overwritten = RangeCounter(), set()
+    for found in group.ranges:
+        others = [n for n, copy in enumerate(found.copies) if copy.history > 0 and copy.state in (INTACT, DAMAGED)]
+        overwritten |= {group.names[number] for number in others}
+        if others:
+            overwrites.add(found.first, found.last, found.size)
+    losses = overwrites.ranges_found(), tuple(sorted(overwritten))
+    by_slave = {each.slave: each for each in points if each.master == states[first].node}
+    ends = {each.node: each for each in group.lost_ends}
+    members = (
+        _replica(
+            state,
+            states[first],
+            found,
+            by_slave.get(state.node),
+            ends.get(state.node),
+            losses,
+            _strangers(group, number),
+        )
+        for number, (state, found) in enumerate(zip(states, evidence, strict=True))
+    )
+    after = tuple(each for each in group.lost_ends if each.is_after_all)
+    return _group(LogEvidence(group.ranges, MIN_MESSAGE_SIZE), tuple(members), lost_ends=after)
+
+
+def _replica(
+    state: CommitLogState,
+    first: CommitLogState,
+    found: MemberEvidence,
+    truncation: ConsistentPoint | None,
+    lost_end: LostEnd | None,
+    losses: tuple[Ranges, tuple[str, ...]],
+    strangers: tuple[str, ...],
+) -> MemberVerdict:
+    ranges = found.ranges()
+    damaged, tail = ranges["in_log"], ranges["diverged"]
+    is_behind = _rank(first) > _rank(state) or bool(tail.entries)
+    pos = truncation.pos if truncation is not None else None
+    kept = state.end if pos is None else min(pos, state.end)
+    # A slave without messages begins where its master does.
+    missing = (kept, first.begin - 1) if is_behind and state.begin < state.end and kept < first.begin else None
+    is_kept = bool(tail.entries) and (pos is None or tail.ranges[0][0] < pos)
+    cannot_follow = is_kept or (truncation is not None and pos is None)
+    is_incomplete = bool(damaged.entries or found.left_out.entries)
+    is_wrong = is_incomplete or lost_end is not None or any((state.short, state.unread, state.epoch_problem))
+    is_stranded = not strangers and is_behind and (missing is not None or cannot_follow)
+    is_unknown = found.unclear.entries or state.unreadable or strangers
+    overwrites, overwritten = losses if not is_behind else (NO_RANGES, ())
+    start = _start(is_wrong or is_stranded, is_unknown, SLAVE if is_behind else MASTER)
+    elect = {UNKNOWN: UNKNOWN, MASTER: WITH_LOSS if overwritten else YES}.get(start, NO)
+    return MemberVerdict(
+        node=state.node,
+        path=state.path,
+        log=COMMITLOG,
+        begin=state.begin,
+        start=start,
+        elect=elect,
+        damaged=damaged,
+        **ranges,
+        donors=tuple(sorted(found.donors - {state.node})) if is_incomplete else (),
+        is_filled=found.is_filled,
+        lost_end=lost_end,
+        unreadable=state.unreadable,
+        is_unread=bool(state.unread),
+        short=state.short,
+        ahead=(first.node,) if is_behind else (),
+        ahead_bytes=max(first.end - state.end, 0) if is_behind else 0,
+        truncation=truncation if is_behind else None,
+        missing=missing,
+        can_follow=not cannot_follow,
+        overwrites=overwrites,
+        overwritten=overwritten,
+        epoch_problem=state.epoch_problem,
+        strangers=strangers,
+    )
+
+
+def _rank(state: CommitLogState) -> tuple[int, int]:
+    return -1 if state.epoch is None else state.epoch, state.end
+
+
+def _order(state: CommitLogState, found: MemberEvidence) -> tuple[object, ...]:
+    """The replica to follow: of the last epoch, then the longest; of equal ones an intact one, with the most files."""
+    epoch, end = _rank(state)
+    is_damaged = bool(found.damaged_in_log.entries or state.short or state.unread)
+    return -epoch, -end, bool(found.tail.entries), is_damaged, state.begin, state.node

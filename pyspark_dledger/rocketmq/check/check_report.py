@@ -15,12 +15,10 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log import next_step as steps
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_log_group
 from pyspark_dledger.log.diff.commit_log_group import commit_log_group
-from pyspark_dledger.log.diff.commit_log_verdict import MASTER, SLAVE
-from pyspark_dledger.log.diff.commit_log_verdict import MemberVerdict as BytesVerdict
 from pyspark_dledger.log.diff.comparison import Comparison, compare_group
 from pyspark_dledger.log.diff.diff_table import DIVERGED
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
-from pyspark_dledger.log.diff.verdict import MemberVerdict as EntriesVerdict
+from pyspark_dledger.log.diff.verdict import MASTER, SLAVE, MemberVerdict
 from pyspark_dledger.log.io.store_use import KnownLoss, salvaged_from
 from pyspark_dledger.log.next_step import (
     BESIDE_LOG,
@@ -52,25 +50,19 @@ _QUEUE_FILES = "consumeQueueFileSize"
 _STARTS = {"yes": YES, MASTER: YES, SLAVE: YES, "no": NO, "unknown": UNKNOWN}
 
 
-def start_of(entries: EntriesVerdict | None, positions: BytesVerdict | None) -> str:
+def start_of(entries: MemberVerdict | None, positions: MemberVerdict | None) -> str:
     """Whether a member may be started, by the verdicts on its DLedger log and its CommitLog: yes, no or unknown."""
     answers = [_STARTS[each.start] for each in (entries, positions) if each is not None]
     return next((each for each in (NO, UNKNOWN) if each in answers), YES)
 
 
-def lead_of(entries: EntriesVerdict | None, positions: BytesVerdict | None) -> str:
+def lead_of(entries: MemberVerdict | None, positions: MemberVerdict | None) -> str:
     """Whether a member may lead: yes, no, unknown, or withLoss if others would lose what they have."""
-    start = start_of(entries, positions)
-    if start != YES:
-        return start
-    if entries is not None:
-        return entries.elect
-    if positions is None or positions.start == MASTER:
-        return WITH_LOSS if positions is not None and positions.overwritten else YES
-    return NO
+    start, found = start_of(entries, positions), entries or positions
+    return found.elect if found is not None and start == YES else start
 
 
-def condition_of(name: str, path: str, entries: EntriesVerdict | None, positions: BytesVerdict | None) -> Condition:
+def condition_of(name: str, path: str, entries: MemberVerdict | None, positions: MemberVerdict | None) -> Condition:
     """What the comparison says about the next step of one member."""
     unreadable = [text for each in (entries, positions) if each is not None for text in each.unreadable]
     point = positions.truncation if positions is not None else None
@@ -115,7 +107,7 @@ def step_after_comparison(found: Comparison | CommitLogComparison, stores: Itera
     """The next step by a comparison of `stores` alone: what it did not read is checked before a start."""
     conditions = [
         condition_of(each.node, each.path, None, each)
-        if isinstance(each, BytesVerdict)
+        if each.is_plain
         else condition_of(each.node, each.path, each, None)
         for each in found.verdict.members
     ]
@@ -126,8 +118,6 @@ def step_after_comparison(found: Comparison | CommitLogComparison, stores: Itera
 
 
 def _is_lost(found: Comparison | CommitLogComparison) -> bool:
-    if isinstance(found, CommitLogComparison):
-        return found.verdict.answer != "nothing"
     return found.verdict.lost != "nothing"
 
 
@@ -141,8 +131,8 @@ class MemberCheck:
 
     name: str
     facts: StoreFacts
-    entries: EntriesVerdict | None = None
-    bytes: BytesVerdict | None = None
+    entries: MemberVerdict | None = None
+    bytes: MemberVerdict | None = None
     is_alone: bool = False
 
     @property
