@@ -14,13 +14,12 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.dispatched_rows import is_valid_queue, key_hash
 from pyspark_dledger.format.engine import get_engine
-from pyspark_dledger.format.message import has_message_magic
+from pyspark_dledger.format.message import has_message_magic, message_in
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.key_files import hash_slots, index_files, newest_unit, read_header, read_units
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.log.io.queue_units import QueueUnits
-from pyspark_dledger.log.units.dispatched import located_message
 from pyspark_dledger.rocketmq.broker.root_files import LogFiles
 
 Status = Literal[
@@ -143,8 +142,8 @@ def _outside(queue_offset: int, low: int, high: int) -> tuple[Status, int] | Non
 
 def _has_key(data: bytes, topic: str, key: str, begin: int, end: int) -> bool:
     """Whether a message has that topic and key: different keys may have the same hash."""
-    found = located_message(data, 0)
-    if found is None or found.topic != topic or not begin <= found.message.store_timestamp <= end:
+    found = message_in(data)
+    if found is None or found.topic != topic or not begin <= found.store_timestamp <= end:
         return False
     keys = found.properties.get(layout.PROPERTY_KEYS, "").split(" ")
     return key in keys or key == found.properties.get(layout.PROPERTY_UNIQ_KEY)

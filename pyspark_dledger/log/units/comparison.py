@@ -19,16 +19,12 @@ import numpy.typing as npt
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.arrow_functions import are_in, distinct
 from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, Longs, QueueName, is_valid_queue
+from pyspark_dledger.format.message import Message
+from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.io.queue_files import UNITS_AT_ONCE
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.units.dispatched import (
-    LocatedMessage,
-    MessageArrays,
-    QueueNames,
-    arrays_of_messages,
-    message_at,
-)
+from pyspark_dledger.log.units.dispatched import MessageArrays, QueueNames, arrays_of_messages
 from pyspark_dledger.log.units.stored import StoredQueues, StoredUnits
 
 Bools = npt.NDArray[np.bool_]
@@ -84,9 +80,9 @@ class UnitComparison:
         """The log, which most comparisons do not need."""
         return self._open_log()
 
-    def message_at(self, offset: int) -> LocatedMessage | None:
+    def message_at(self, offset: int) -> Message | None:
         """The message at an offset of the log; None without one."""
-        return message_at(self.log, offset)
+        return message_at(self.log.segments, offset, self.log.segment_end)
 
     def of_units(
         self, units: StoredUnits, messages: MessageArrays, low: int, high: int, log_end: int
@@ -143,7 +139,7 @@ class UnitComparison:
             return True
         first = int(queue.at(0, 1)["commitLogOffset"][0])
         found = self.message_at(first) if first < units.offset[at] else None
-        return found is not None and (found.topic, found.message.queue_id) == queue.name
+        return found is not None and (found.topic, found.queue_id) == queue.name
 
     def _in_other_queue(self, units: StoredUnits, at: int, queue: int) -> Iterator[UnitDifference]:
         """A unit of another queue's message, which may be dispatched to several queues."""
@@ -175,11 +171,11 @@ class UnitComparison:
             return
         begin = self.log.segments[0].base if self.log.segments else 0
         units = units.take((units.offset >= begin) | (units.offset < 0))
-        known: dict[int, LocatedMessage] = {}
+        known: dict[int, Message] = {}
         for offset in set(units.offset.tolist()):
             if offset >= 0 and (found := self.message_at(offset)) is not None:
                 known[offset] = found
-        messages = arrays_of_messages(known.values(), self.names)
+        messages = arrays_of_messages(known, self.names)
         number, is_found = messages.find(units.offset)
         yield from self._compared(units.take(is_found), messages, number[is_found])
         yield from self._without_message(units.take(~is_found), log_end)
@@ -207,7 +203,7 @@ class UnitComparison:
         is_earlier = (code == OTHER_UNIT) & (found < offset)
         for at in np.flatnonzero(is_earlier)[:_MAX_REPEATED].tolist():
             before = self.message_at(int(found[at]))
-            claimed = (before.topic, before.message.queue_id, before.message.queue_offset) if before else None
+            claimed = (before.topic, before.queue_id, before.queue_offset) if before else None
             if claimed == (*self.names.names[int(queue[at])], queue_offset[at]):
                 code[at] = REPEATED
         for at in np.flatnonzero((code != OTHER_UNIT) | (found != offset)).tolist():
@@ -221,7 +217,7 @@ class UnitComparison:
         first = queue.at(0, 1)
         position = int(first["commitLogOffset"][0])
         found = self.message_at(position) if first["size"][0] > 0 and position > 0 else None
-        claimed = (found.topic, found.message.queue_id, found.message.queue_offset) if found is not None else None
+        claimed = (found.topic, found.queue_id, found.queue_offset) if found is not None else None
         return position if claimed == (*queue.name, 0) else 0
 
     def _missing(self, messages: MessageArrays, units: StoredUnits, wanted: Bools) -> Longs:

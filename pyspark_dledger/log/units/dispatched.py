@@ -1,8 +1,8 @@
-"""Messages as arrays: the values that a broker puts into ConsumeQueues. Also reads single messages of the log."""
+"""Messages as arrays: the values that a broker puts into ConsumeQueues."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,8 @@ from pyspark_dledger.format.arrow_functions import is_valid, numbered, texts_of,
 from pyspark_dledger.format.codec import signed32
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.message import Message, message_in
+from pyspark_dledger.format.message import Message
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.log.io.entry_reads import message_at as stored_message_at
-from pyspark_dledger.log.store_view import StoreView
 
 COLUMNS = ("pos", "source", "topic", "queueId", "queueOffset", "storeSize", "sysFlag", "storeTimestamp", "tags")
 """The columns of the ``log`` table that `arrays_of_batches` reads; also ``committed`` if there is one."""
@@ -84,7 +82,7 @@ def arrays_of_batches(engine: Engine, batches: Iterable[pa.RecordBatch], names: 
     kept = list(batches)
     rows = pa.Table.from_batches(kept).combine_chunks().to_batches() if kept else []
     if not rows:
-        return arrays_of_messages([], names)
+        return arrays_of_messages({}, names)
     (batch,) = rows
     committed = np.zeros(batch.num_rows, bool)
     if "committed" in batch.schema.names:
@@ -113,45 +111,20 @@ def _tags_codes(engine: Engine, tags: pa.Array) -> Longs:
     return codes[np.where(is_valid(encoded.indices), values_of(encoded.indices), len(codes) - 1)]
 
 
-def arrays_of_messages(found: Iterable[LocatedMessage], names: QueueNames) -> MessageArrays:
+def arrays_of_messages(found: Mapping[int, Message], names: QueueNames) -> MessageArrays:
     """Single messages as arrays, by offset. Whether they are committed is unknown."""
-    ordered = sorted(found, key=lambda item: item.offset)
     rows = [
         (
-            item.offset,
-            item.message.total_size,
-            names.number((item.topic, item.message.queue_id)),
-            item.message.queue_offset,
-            java_hash(item.properties.get(layout.PROPERTY_TAGS, "")),
-            item.message.sys_flag,
-            item.message.store_timestamp,
+            offset,
+            message.total_size,
+            names.number((message.topic, message.queue_id)),
+            message.queue_offset,
+            java_hash(message.properties.get(layout.PROPERTY_TAGS, "")),
+            message.sys_flag,
+            message.store_timestamp,
         )
-        for item in ordered
+        for offset, message in sorted(found.items())
     ]
     offset, size, queue, queue_offset, tags_code, sys_flag, stored = np.array(rows, np.int64).reshape(-1, 7).T
     is_committed = np.zeros(len(rows), bool)
     return MessageArrays(offset, size, queue, queue_offset, tags_code, sys_flag, stored, is_committed)
-
-
-@dataclass(frozen=True)
-class LocatedMessage:
-    """A message at an offset of the log, with its properties."""
-
-    offset: int
-    message: Message
-    topic: str
-    properties: dict[str, str]
-
-
-def message_at(log: StoreView, offset: int) -> LocatedMessage | None:
-    """The message at an offset of the log, in DLedger that of an entry's body; None without one."""
-    return _located(stored_message_at(log.segments, offset, log.segment_end), offset)
-
-
-def located_message(data: bytes, offset: int) -> LocatedMessage | None:
-    """The message that `data` is; None for other bytes."""
-    return _located(message_in(data), offset)
-
-
-def _located(message: Message | None, offset: int) -> LocatedMessage | None:
-    return LocatedMessage(offset, message, message.topic, message.properties) if message is not None else None

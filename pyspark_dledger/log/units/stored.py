@@ -16,7 +16,7 @@ from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
-from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
 from pyspark_dledger.log.io.key_files import hash_of_tags, index_files, key_files
 from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, QueueFile, Units, batch_queues, queues
@@ -24,7 +24,6 @@ from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
 from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.units.dispatched import message_at
 
 # Topics of brokers themselves.
 _SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_")
@@ -232,7 +231,7 @@ def has_tag_units(log: StoreView) -> bool:
                 hashes.setdefault(offset, set()).add(key_hash)
             tagged = 0
             for offset in sorted(hashes, reverse=True):
-                found = message_at(log, offset)
+                found = message_at(log.segments, offset, log.segment_end)
                 expected = hash_of_tags(found.topic, found.properties) if found is not None else set()
                 if expected & hashes[offset]:
                     return True

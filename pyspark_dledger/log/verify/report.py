@@ -60,9 +60,11 @@ class Report:
             file = self._shown(path)
             self._counts[code, file] = max(self._counts[code, file], MAX_LISTED) + count
 
-    def is_full(self, code: str, path: Path | str) -> bool:
-        """Whether further findings of a code and file are only counted."""
-        return self._counts[code, self._shown(path)] >= MAX_LISTED
+    def only_counts(self, code: str, path: Path | str) -> bool:
+        """Count a further finding, and return True, if those of a code and file are no longer listed."""
+        is_full = self._counts[code, self._shown(path)] >= MAX_LISTED
+        self._counts[code, self._shown(path)] += is_full
+        return is_full
 
     def findings(self) -> list[Finding]:
         """The findings by file and offset, then the counts of those that are not listed."""

@@ -101,14 +101,8 @@ class IndexCheck:
             entry = {name: int(entries[name][number]) for name in FIELDS}
             if not any(unit.values()):
                 self._add_zeros(file, entry["index"])
-            elif not self._is_listed(_code(unit, entry), file):
+            elif not self._report.only_counts(_code(unit, entry), file.path):
                 self._differs(_code(unit, entry), file, entry, unit)
-
-    def _is_listed(self, code: str, file: Segment) -> bool:
-        if self._report.is_full(code, file.path):
-            self._report.add_uncounted(code, file.path, 1)
-            return True
-        return False
 
     def _differs(self, code: str, file: Segment, entry: dict[str, int], unit: dict[str, int]) -> None:
         names = [name for name in FIELDS if unit[name] != entry[name]]

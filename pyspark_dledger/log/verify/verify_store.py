@@ -81,11 +81,10 @@ def verify(store: StoreView, on_progress: Progress | None = None) -> Iterator[Fi
 
 def plan_findings(store: StoreView) -> list[FindingsPart]:
     """The parts of a verification, in the order of the log: one for the store, then one for each segment."""
-    ends = [_end_of(store, segment) for segment in store.segments]
-    log_end = _log_end(store.segments, ends)
+    log_end = _log_end(store)
     queue_scope, key_root = _queue_scope(store, log_end), _broker_root(store.paths)
     parts: list[FindingsPart] = [StoreCheckPart(store.path, store.options)]
-    for number, (segment, end) in enumerate(zip(store.segments, ends, strict=True)):
+    for number, segment in enumerate(store.segments):
         before = store.segments[number - 1] if number else None
         after = store.segments[number + 1] if number + 1 < len(store.segments) else None
         is_adjacent = before is not None and before.source == segment.source and before.end == segment.base
@@ -96,7 +95,7 @@ def plan_findings(store: StoreView) -> list[FindingsPart]:
                 options=store.options,
                 paths=store.paths,
                 segment=segment,
-                end=end,
+                end=_end_of(store, segment),
                 before=before if is_adjacent else None,
                 queues=replace(queue_scope, low=min(segment.base, log_end), high=min(high, log_end))
                 if queue_scope is not None
@@ -178,8 +177,7 @@ def _is_written(part: SegmentCheckPart) -> bool:
         return True
     if part.segment.base <= part.log_end <= part.segment.end:
         time.sleep(_WRITE_SECONDS)
-    store = StoreView(part.path, part.options)
-    return _log_end(store.segments, [_end_of(store, segment) for segment in store.segments]) != part.log_end
+    return _log_end(StoreView(part.path, part.options)) != part.log_end
 
 
 def _confirmed(found: list[Finding], part: FindingsPart) -> list[Finding]:
@@ -208,10 +206,11 @@ def _end_of(store: StoreView, segment: Segment) -> int:
         return segment.end
 
 
-def _log_end(segments: list[Segment], ends: list[int]) -> int:
+def _log_end(store: StoreView) -> int:
     """The end of the log; its beginning if nothing was written."""
-    written = [end for segment, end in zip(segments, ends, strict=True) if end > segment.base]
-    return max(written, default=segments[0].base if segments else 0)
+    segments = store.segments
+    ends = ((_end_of(store, segment), segment.base) for segment in segments)
+    return max((end for end, base in ends if end > base), default=segments[0].base if segments else 0)
 
 
 def _queue_root(paths: StorePaths) -> Path | None:
@@ -274,7 +273,7 @@ def _store_findings(part: StoreCheckPart) -> list[Finding]:
         checks.append(lambda: _check_queues(store, queue_root, stored, report))
     root = _broker_root(store.paths)
     if root is not None:
-        checks.append(lambda: _check_broker(store, root, report))
+        checks.append(lambda: check_broker_files(store, root, _log_end(store), report))
     for check in checks if is_whole else []:
         try:
             check()
@@ -308,13 +307,7 @@ def _check_index(store: StoreView, report: Report) -> None:
 
 
 def _check_queues(store: StoreView, root: Path, stored: StoredQueues, report: Report) -> None:
-    ends = [store.segment_end(segment) for segment in store.segments]
     is_old_part_left_out = not store.paths.commitlog_dirs and (root / "commitlog").is_dir()
     low = store.segments[0].base if store.segments and not is_old_part_left_out else None
     check_queue_files(stored, report)
-    check_outside(stored, store.segments, low, _log_end(store.segments, ends), root, report)
-
-
-def _check_broker(store: StoreView, root: Path, report: Report) -> None:
-    ends = [store.segment_end(segment) for segment in store.segments]
-    check_broker_files(store, root, _log_end(store.segments, ends), report)
+    check_outside(stored, store.segments, low, _log_end(store), root, report)
