@@ -28,16 +28,7 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_UNIT,
 )
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.key_files import (
-    FOLDER,
-    IndexHeader,
-    hash_slots,
-    index_capacity,
-    index_files,
-    read_header,
-    read_units,
-    unit_position,
-)
+from pyspark_dledger.log.io.key_files import FOLDER, IndexHeader, KeyFile, index_files, read_header, unit_position
 
 _HEADER = record_struct(INDEX_FILE_HEADER)
 _UNIT_DTYPE = record_dtype(INDEX_FILE_UNIT)
@@ -55,9 +46,8 @@ INDEX_UNITS = 20_000_000
 class IndexFileWriter:
     """One file; its slots stay in memory, because they change everywhere, and changed pages are written."""
 
-    def __init__(self, path: Path, descriptor: int, slots: Slots, units: int, header: IndexHeader) -> None:
+    def __init__(self, descriptor: int, slots: Slots, units: int, header: IndexHeader) -> None:
         self.header = header
-        self._path = path
         self._descriptor = descriptor
         self._slots = slots
         self._units = units
@@ -71,17 +61,14 @@ class IndexFileWriter:
         os.ftruncate(descriptor, unit_position(slots, units))
         stored, offset = (before.end_timestamp, before.end_phy_offset) if before is not None else (0, 0)
         header = IndexHeader(stored, stored, offset, offset, 0, 1)
-        return cls(path, descriptor, np.zeros(slots, np.int32), units, header)
+        return cls(descriptor, np.zeros(slots, np.int32), units, header)
 
     @classmethod
-    def open(cls, path: Path) -> IndexFileWriter:
+    def open(cls, known: KeyFile) -> IndexFileWriter:
         """An existing file that `has_units`, and whose `slots_of` are known."""
-        header = read_header(path)
-        assert header is not None
-        table = slots_of(path, header)
+        table = slots_of(known)
         assert table is not None
-        units = index_capacity(path.stat().st_size, len(table))
-        file = cls(path, open_own(path, os.O_RDWR), table, units, header)
+        file = cls(open_own(known.path, os.O_RDWR), table, known.capacity, known.header)
         file._is_dirty = False
         return file
 
@@ -89,18 +76,6 @@ class IndexFileWriter:
     def room(self) -> int:
         """How many more units fit."""
         return self._units - self.header.index_count
-
-    @property
-    def has_one_message(self) -> bool:
-        """Whether all its units are of one message."""
-        return self.header.begin_phy_offset == self.header.end_phy_offset
-
-    def count_last(self) -> int:
-        """How many units its last message has in it."""
-        count = self.header.index_count
-        units = read_units(self._path, len(self._slots), max(1, count - _MAX_KEYS), count)
-        others = np.flatnonzero(units["commitLogOffset"] != self.header.end_phy_offset)
-        return len(units) - 1 - int(others[-1]) if len(others) else len(units)
 
     def put(self, keys: Keys) -> None:
         """Add at least one and at most `room` keys."""
@@ -164,28 +139,28 @@ class IndexFileWriter:
             os.close(descriptor)
 
 
-def has_units(path: Path, header: IndexHeader) -> bool:
+def has_units(file: KeyFile) -> bool:
     """Whether the first and the last unit are those of the header."""
-    slots, last = hash_slots(path), header.index_count - 1
-    if slots is None or last >= index_capacity(path.stat().st_size, slots):
+    header, last = file.header, file.header.index_count - 1
+    if last >= file.capacity:
         return False
-    ends = [read_units(path, slots, number, number + 1)["commitLogOffset"].tolist() for number in (1, last)]
+    ends = [file.read(number, number + 1)["commitLogOffset"].tolist() for number in (1, last)]
     return ends == [[header.begin_phy_offset], [header.end_phy_offset]]
 
 
-def slots_of(path: Path, header: IndexHeader) -> Slots | None:
+def slots_of(file: KeyFile) -> Slots | None:
     """The slots of a file as they were when its header was written; None if that is unknown.
 
     Slots are written before the header. From a newer unit in a slot the chain leads back to an older one.
     """
-    slots = hash_slots(path)
-    data = read_existing(str(path), INDEX_FILE_HEADER_SIZE, (slots or 0) * INDEX_FILE_SLOT_SIZE)
-    if slots is None or len(data) < slots * INDEX_FILE_SLOT_SIZE:
+    slots, count = file.slots, file.header.index_count
+    data = read_existing(str(file.path), INDEX_FILE_HEADER_SIZE, slots * INDEX_FILE_SLOT_SIZE)
+    if len(data) < slots * INDEX_FILE_SLOT_SIZE:
         return None
     table = np.frombuffer(data, ">i4").astype(np.int32)
-    newer = np.flatnonzero(table >= header.index_count)
+    newer = np.flatnonzero(table >= count)
     if len(newer):
-        units = read_units(path, slots, 0, min(int(table.max()) + 1, index_capacity(path.stat().st_size, slots)))
+        units = file.read(0, min(int(table.max()) + 1, file.capacity))
         while len(newer):
             numbers = table[newer]
             if numbers.max() >= len(units):
@@ -195,7 +170,7 @@ def slots_of(path: Path, header: IndexHeader) -> Slots | None:
             if not (is_of_slot & (previous < numbers) & (units["commitLogOffset"][numbers] > 0)).all():
                 return None
             table[newer] = previous
-            newer = newer[table[newer] >= header.index_count]
+            newer = newer[table[newer] >= count]
     return None if (table < 0).any() else table
 
 
@@ -233,28 +208,31 @@ class IndexWriter:
         A file is wrong if `is_wrong` says so, or if its header, slots and units do not match; then all later files are
         wrong, too. Files without units are deleted here.
         """
-        kept: list[tuple[Path, IndexHeader]] = []
+        kept: list[KeyFile] = []
         wrong: list[Path] = []
         for path in index_files(self._root):
             header = read_header(path)
             if header is not None and header.index_count <= 1:
                 path.unlink()
-            elif wrong or header is None or is_wrong(header) or not has_units(path, header):
+                continue
+            file = KeyFile.opened(path) if not wrong else None
+            if file is None or is_wrong(file.header) or not has_units(file):
                 wrong.append(path)
             else:
-                kept.append((path, header))
-        if kept and slots_of(*kept[-1]) is None:
-            wrong.insert(0, kept.pop()[0])
-        return (kept[-1][1] if kept else None), wrong
+                kept.append(file)
+        if kept and slots_of(kept[-1]) is None:
+            wrong.insert(0, kept.pop().path)
+        return (kept[-1].header if kept else None), wrong
 
     def resume(self) -> None:
         """Continue in the last file, which `sort_out` has found sound, after its last message."""
         files = index_files(self._root)
         if not files:
             return
-        file = IndexFileWriter.open(files[-1])
-        self._done, self._done_keys = file.header.end_phy_offset, file.count_last()
-        self._done_keys += _count_before(files[:-1], file)
+        known = KeyFile.opened(files[-1])
+        assert known is not None
+        file = IndexFileWriter.open(known)
+        self._done, self._done_keys = file.header.end_phy_offset, _keys_of_last(files)
         if file.room:
             self._file = file
         else:
@@ -320,14 +298,16 @@ class IndexWriter:
         return count
 
 
-def _count_before(files: list[Path], last: IndexFileWriter) -> int:
-    """How many keys of the last message are in files before the last one."""
-    count, offset, has_more = 0, last.header.end_phy_offset, last.has_one_message
-    for path in reversed(files):
-        header = read_header(path)
-        if not has_more or header is None or header.end_phy_offset != offset:
+def _keys_of_last(files: list[Path]) -> int:
+    """How many keys of the last message are in the last files."""
+    count, last = 0, None
+    for file in map(KeyFile.opened, reversed(files)):
+        if file is None or last not in (None, file.header.end_phy_offset):
             break
-        before = IndexFileWriter.open(path)
-        count, has_more = count + before.count_last(), before.has_one_message
-        before.close()
+        last, stop = file.header.end_phy_offset, file.header.index_count
+        offsets = file.read(max(1, stop - _MAX_KEYS), stop)["commitLogOffset"]
+        others = np.flatnonzero(offsets != last)
+        count += len(offsets) - 1 - int(others[-1]) if len(others) else len(offsets)
+        if file.header.begin_phy_offset != last:
+            break
     return count
