@@ -22,7 +22,8 @@ from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
-from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
+from pyspark_dledger.log.io.store_paths import StorePaths
+from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST, taken_locks
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.member_copy import (
@@ -135,7 +136,7 @@ class _Backup:
         files = MemberFiles(self._node_dir, self._root, self._target, state)
         files.copy_state()
         last = self._store.refreshed().end.last_index
-        _wait_until_committed(self._node_dir, last)
+        _wait_until_committed(self._store.paths, self._node_dir, last)
         store = self._store = self._store.refreshed()
         wanted = self._range(max(files.last_identity, files.summary_index))
         copy = LogCopy(store, wanted, self._target, self._progress)
@@ -254,21 +255,11 @@ def _property(node_dir: Path, name: str) -> str:
         raise StoreError(f"{node_dir / name}: expected the line {name}=..., found {error}: back up another") from None
 
 
-def _wait_until_committed(node_dir: Path, index: int) -> None:
+def _wait_until_committed(paths: StorePaths, node_dir: Path, index: int) -> None:
     """Wait until the checkpoint of a running member has that index: it is up to 3 s old, and lags after a slow disk."""
     deadline = time.monotonic() + _CHECKPOINT_SECONDS
-    while _is_open(node_dir) and time.monotonic() < deadline:
+    while taken_locks(paths) and time.monotonic() < deadline:
         committed = checkpoint.committed_index if (checkpoint := read_checkpoint(node_dir)[0]) is not None else None
         if committed is not None and committed >= index:
             return
         time.sleep(_POLL_SECONDS)
-
-
-def _is_open(node_dir: Path) -> bool:
-    """Whether a node or a broker of this machine has the store open, as far as the system tells."""
-    files = [file.stat().st_ino for file in (node_dir / "lock", node_dir.parent / "lock") if file.exists()]
-    try:
-        locks = Path("/proc/locks").read_text("ascii")
-    except OSError:
-        return False
-    return any(f":{inode} " in locks for inode in files)

@@ -43,6 +43,7 @@ from pyspark_dledger.log.io.state_files import CHECKPOINT, read_store_checkpoint
 from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
+from pyspark_dledger.rocketmq.broker.queue_writer import units_before
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
 from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.jobs.new_files import BLOCK_BYTES, BlockFile, FileBlocks, read_blocks, write_blocks
@@ -448,18 +449,9 @@ def _units_before(file: QueueFile, end: int) -> Iterator[bytes]:
 
     Raises ExpiredError if the file is deleted meanwhile.
     """
-    zeros = 0
-    for units in read_units(file):
-        is_later = units["commitLogOffset"] >= end
+    for units in read_units(file, 0, units_before(file, end)):
         kept = units.copy()
-        kept[is_later] = 0
-        data = kept.tobytes()
-        written = len(data.rstrip(b"\0"))
-        written += -written % CONSUME_QUEUE_UNIT_SIZE
-        if written:
-            yield from (bytes(min(BLOCK_BYTES, zeros - at)) for at in range(0, zeros, BLOCK_BYTES))
-            zeros = 0
-            yield data[:written]
-        zeros += len(data) - written
+        kept[units["commitLogOffset"] >= end] = 0
+        yield kept.tobytes()
     if not Path(file.path).exists():
         raise ExpiredError
