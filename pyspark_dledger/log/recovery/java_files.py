@@ -191,7 +191,7 @@ class JavaFileList:
         self.files: list[JavaFile] = []
         self.deleted: list[str] = []
         self.created: list[str] = []
-        self._paths = sorted((path for folder in dirs for path in list_folder(folder)), key=lambda path: path.name)
+        self._paths = paths_in(dirs)
         self._blanks_heads = blanks_heads
 
     @property
@@ -366,6 +366,11 @@ def list_folder(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UnreadableError(str(folder), error.strerror or str(error)) from None
+
+
+def paths_in(folders: Iterable[Path]) -> list[Path]:
+    """The contents of the folders of a log, by name."""
+    return sorted((path for folder in folders for path in list_folder(folder)), key=lambda path: path.name)
 
 
 def configured_size(dirs: Iterable[Path], default: int, unit: int = 1) -> int:

@@ -21,6 +21,7 @@ from pyspark_dledger.format.state_files import parse_state_file
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
+from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST, taken_locks
@@ -35,9 +36,9 @@ from pyspark_dledger.rocketmq.backup.member_copy import (
     Manifest,
     MemberFiles,
     read_manifest,
-    serves_messages,
     write_manifest,
 )
+from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks
 from pyspark_dledger.rocketmq.jobs.store_files import index_file_size
@@ -111,8 +112,8 @@ class _Backup:
             found = "an old CommitLog" if has_old_log else "a store of DLedger 0.4.0"
             raise StoreError(f"{source}: found {found}, which is not backed up: stop the member and copy its root")
         self._node, self._node_dir = paths.node, paths.node_dir
-        is_served = paths.root is not None and serves_messages(paths.root)
-        self._root = paths.root if is_served else None
+        serves_messages = paths.root is not None and any((paths.root / name).is_dir() for name in (QUEUES, CONFIG))
+        self._root = paths.root if serves_messages else None
         self._before = self._earlier()
 
     def _earlier(self) -> Manifest | None:

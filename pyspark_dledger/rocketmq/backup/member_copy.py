@@ -357,11 +357,6 @@ def _damaged(segment: Segment, pos: int, index: int, problem: str) -> StoreError
     )
 
 
-def serves_messages(root: Path) -> bool:
-    """Whether a broker or a node with messages has this root."""
-    return any((root / name).is_dir() for name in (QUEUES, CONFIG))
-
-
 class MemberFiles:
     """Copies to `folder` in the backup `target`."""
 

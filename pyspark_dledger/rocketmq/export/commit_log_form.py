@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from pyspark_dledger.common.durable import sync_file
+from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
@@ -53,7 +54,6 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
 )
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec, load_units, save_units, units_of_chunk
 
-_MAX_FILE_SIZE = 2**31 - 1
 # Missing files of the log become sparse files of full size, up to this number.
 _MAX_MISSING = 10_000
 
@@ -187,9 +187,9 @@ def _check_sizes(segments: list[Segment]) -> None:
                 f"{segment.path}: expected {size} bytes like {segments[0].path}, found {segment.size}: a broker needs "
                 "files of one size; use startingOffsets and endingOffsets to choose some of one size"
             )
-        if segment.base % size or size > _MAX_FILE_SIZE:
+        if segment.base % size or size > INT32_MAX:
             raise StoreError(
-                f"{segment.path}: expected a name that is a multiple of the file's size, and at most {_MAX_FILE_SIZE} "
+                f"{segment.path}: expected a name that is a multiple of the file's size, and at most {INT32_MAX} "
                 f"bytes, found {size} bytes: a broker cannot open this file"
             )
 

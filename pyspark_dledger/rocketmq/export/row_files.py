@@ -27,7 +27,7 @@ from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.state_files import crc32
-from pyspark_dledger.log.plan import read_once
+from pyspark_dledger.log.plan import WIDE_COLUMNS, read_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form, RowsPart
 from pyspark_dledger.rocketmq.jobs.new_files import (
     ChecksumFile,
@@ -66,7 +66,6 @@ _REPEATED = (
     *("queueId", "messageMagic", "flag", "sysFlag", "reconsumeTimes", "bornHost", "storeHost"),
     *("preparedTransactionOffset", "transaction", "compression", "tags", "properties.key_value.key"),
 )
-_WIDE = frozenset({"body", "entryBody", "properties"})
 _NEEDED = ("pos", "index", "topic", "storeTimestamp", "problem")
 
 
@@ -239,7 +238,7 @@ def _merged(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     """A table of batches; each column that costs little to copy is one array."""
     table = pa.Table.from_batches(batches, schema)
     named = zip(schema.names, table.columns, strict=True)
-    return pa.table([each if name in _WIDE else each.combine_chunks() for name, each in named], schema=schema)
+    return pa.table([each if name in WIDE_COLUMNS else each.combine_chunks() for name, each in named], schema=schema)
 
 
 class _File:
@@ -258,7 +257,7 @@ class _File:
             schema,
             compression=compression,
             use_dictionary=[name for name in _REPEATED if name.partition(".")[0] in names],
-            write_statistics=[name for name in schema.names if name not in _WIDE],
+            write_statistics=[name for name in schema.names if name not in WIDE_COLUMNS],
         )
 
     def write(self, rows: pa.Table) -> None:

@@ -24,10 +24,10 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_MAGIC_V1, segment_name
 from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.log.io.unread_files import unread_file
-from pyspark_dledger.log.recovery.java_files import JavaFile
+from pyspark_dledger.log.recovery.java_files import JavaFile, paths_in
 from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview, preview
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, JavaMessage, paths_in, scan_messages
+from pyspark_dledger.rocketmq.recovery.broker_start import BrokerStart, JavaMessage, scan_messages
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(-ALPHA|-PREVIEW)?")
 # DLedger's version from each version of RocketMQ on; from pom.xml of each tag.

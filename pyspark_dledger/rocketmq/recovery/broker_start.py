@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -458,8 +458,3 @@ class BrokerStart:
         if transaction(message.sys_flag) in ("none", "commit"):
             topic = decode_utf8(message.topic)
             self.queues.put(topic, message.queue_id, message.queue_offset, message.offset, message.size)
-
-
-def paths_in(folders: Iterable[Path]) -> list[Path]:
-    """The contents of the folders of a log, by name."""
-    return sorted((path for folder in folders for path in list_folder(folder)), key=lambda path: path.name)

@@ -27,7 +27,7 @@ from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MESSAGE_MAGIC_V1,
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.state_files import CHECKPOINT, epoch_file_problem, is_of_controller_mode
 from pyspark_dledger.log.io.unread_files import unread_file
-from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, parse_long
+from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, configured_size, parse_long, paths_in
 from pyspark_dledger.log.recovery.recovery_preview import counted_topics, topics_between, truncated
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.broker_start import (
@@ -36,7 +36,6 @@ from pyspark_dledger.rocketmq.recovery.broker_start import (
     JavaMessage,
     MessageRules,
     Stop,
-    paths_in,
     read_message,
     scan_messages,
 )
