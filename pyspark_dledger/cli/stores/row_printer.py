@@ -133,16 +133,14 @@ def with_progress(log: Log, batches: Iterable[pa.RecordBatch], progress: Progres
         yield batch
 
 
-# Verdicts of the table diff that no healthy group shows.
-_DIFFERENCES = frozenset(("filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"))
-
-
 def is_finding(table: str, row: Row) -> bool:
     """Whether a row of a table makes the exit code `FINDINGS`."""
     if table == "findings":
         return bool(row["severity"] != "info")
     if table == "diff":
-        return row["verdict"] in _DIFFERENCES
+        from pyspark_dledger.log.diff.diff_table import FAULTS
+
+        return row["verdict"] in FAULTS
     if table == "segments":
         return bool(row["findings"])
     if table == "consumers":

@@ -58,6 +58,8 @@ VERDICTS = {
 }
 """Every index is in one row of the first nine verdicts; rows of the last three are additional."""
 
+FAULTS = frozenset((FILLER, DAMAGED, UNREADABLE, OTHER_BYTES, DIVERGED, CONTRADICTS))
+"""Verdicts that no healthy group shows."""
 MAX_EXPLAINED = 1_000
 """Ranges of which the first difference is found."""
 _STALE_COLUMNS = ("index", "term", "pos")

@@ -16,7 +16,7 @@ from pyspark_dledger.log import next_step as steps
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_log_group
 from pyspark_dledger.log.diff.commit_log_group import commit_log_group
 from pyspark_dledger.log.diff.comparison import Comparison, compare_group
-from pyspark_dledger.log.diff.diff_table import DIVERGED
+from pyspark_dledger.log.diff.diff_table import DIVERGED, FAULTS
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.diff.verdict import MASTER, SLAVE, MemberVerdict
 from pyspark_dledger.log.io.store_use import KnownLoss, salvaged_from
@@ -187,8 +187,6 @@ class MemberCheck:
 
 
 NOTHING, SOME = "nothing", "some"
-DIFFERENCES = frozenset(("filler", "damaged", "unreadable", "otherBytes", "diverged", "contradicts"))
-"""Verdicts of the table ``diff`` that no healthy group shows."""
 NOT_CHECKED = (
     "other versions (dledger recovery)",
     "files of timers and compaction",
@@ -237,7 +235,7 @@ class CheckReport:
     @property
     def is_clean(self) -> bool:
         """Whether nothing is wrong with any member, and none has other entries than another one."""
-        differs = self.comparison is not None and not DIFFERENCES.isdisjoint(self.comparison.entries)
+        differs = self.comparison is not None and not FAULTS.isdisjoint(self.comparison.entries)
         differs |= self.commit_logs is not None and not self.commit_logs.is_lagging_only
         return self.lost == NOTHING and not differs and all(member.is_clean for member in self.members)
 
