@@ -451,3 +451,18 @@ def test_job_whose_lease_expired_waits_for_the_next_owner(sinks: Sinks) -> None:
         open_store(first)
     end(second)
     assert open_store(first)
+
+
+def test_silent_strangers_keep_no_task_from_the_job(sinks: Sinks) -> None:
+    sink = sinks.start()
+    strangers = [socket.create_connection(("127.0.0.1", sink.port), 5) for _ in range(200)]
+    try:
+        assert send_request(sink, "open")["group"]
+        # The oldest gave way.
+        assert strangers[0].recv(1) == b""
+    except ConnectionResetError:
+        pass
+    finally:
+        for each in strangers:
+            each.close()
+    end(sink)

@@ -44,6 +44,8 @@ _LEASE_TICKS = 20
 # A free port may be taken before the node listens at it.
 _MAX_PORTS = 5
 _REQUEST_SECONDS = 30.0
+# With more connections without a request, the oldest gives way: strangers must not take all file descriptors.
+_MAX_SILENT = 64
 # A write job deletes nothing: files do not expire, also on a full disk.
 _KEEP_FILES = {
     "file_reserved_hours": 24 * 365 * 100,
@@ -62,6 +64,8 @@ class SinkProcess:
         self._tls = tls_of_files(settings.tls)
         self._node: Node | None = None
         self._store_lock = asyncio.Lock()
+        # Connections without a request, oldest first.
+        self._silent: dict[asyncio.StreamWriter, None] = {}
         self._ended = asyncio.Event()
         self._job_has_ended = False
         self._remaining_ms = 0.0
@@ -235,8 +239,14 @@ class SinkProcess:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection. A client that closes early gets no response, but its request is done."""
         operation: object = None
+        self._silent[writer] = None
+        if len(self._silent) > _MAX_SILENT:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
         try:
             request = parse_object(await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS))
+            self._silent.pop(writer, None)
             if is_same(str(request.get("secret")), self._settings.secret):
                 operation = request.get("operation")
                 response = await self._respond(operation)
@@ -249,6 +259,7 @@ class SinkProcess:
         except (asyncio.TimeoutError, OSError, ValueError):
             pass
         finally:
+            self._silent.pop(writer, None)
             writer.close()
         if operation == "end":
             with suppress(OSError):
