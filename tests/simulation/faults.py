@@ -295,6 +295,8 @@ class Faults:
         able = [other for other in others if other.id in voters and self._votes(other)]
         majority = len(able) > len(voters) // 2 or (world.scenario.is_pair_of_ours and len(able) == 1)
         saved = self.backups.get(node.id)
+        if saved is not None and world.checker.members_of(saved).addresses.keys() != planned.addresses.keys():
+            saved = None  # the command refuses a backup of other members
         if saved is None or self.random.random() < 0.4:
             if node.store.committed_index >= 0 and not node.store.damage:
                 self.backups[node.id] = node.store.backup()

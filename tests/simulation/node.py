@@ -293,6 +293,8 @@ class SimNode:
     def apply(self, effects: list[Effect]) -> None:
         """Apply effects of the core, in its order."""
         for effect in effects:
+            if self.core is None:
+                return  # it lost power while it said hello
             if isinstance(effect, Send):
                 self.world.send(self, effect)
             elif isinstance(effect, Load):
@@ -309,8 +311,9 @@ class SimNode:
             else:
                 self.reported_committed = effect.index
                 self.reads.committed(effect.index)
-        self.world.checker.check(self)
-        self.world.checker.check_reported(self)
+        if self.core is not None:
+            self.world.checker.check(self)
+            self.world.checker.check_reported(self)
 
     def load(self, effect: Load) -> None:
         """Read now, and tell the core later. The log may change in the meantime."""

@@ -116,8 +116,8 @@ def make(seed: int) -> Scenario:
         kinds += MEMBERS_FILE * (Random(seed ^ 0xFEED).random() < 0.3)
         kinds += SLEEPERS * (Random(seed ^ 0x51EE).random() < 0.4)
         kinds += TWO_SIDES * (Random(seed ^ 0x5200).random() < 0.3)
-        # A group that lost a disk needs all other voters for a while, and a change can remove one.
-        kinds = [kind for kind in kinds if kind != "restore"]
+        if Random(seed ^ 0xBAC5).random() < 0.3:
+            kinds += ["restore", "replace disk"]
     kinds += DISKS * (Random(seed ^ 0xF011).random() < 0.25) + CLOCKS * (Random(seed ^ 0xC10C).random() < 0.25)
     flips = FLIPS * (nodes > 2 and not spares and not _putters(seed) and Random(seed ^ 0xF11B).random() < 0.6)
     if flips:
