@@ -18,7 +18,7 @@ from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Bodies, PutIds,
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, read_part
+from pyspark_dledger.rocketmq.dispatch.log_part import UnitRules, read_part
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.engines import NATIVE, PYTHON, result_of, unhurried
@@ -288,7 +288,7 @@ def segment_of(folder: Path, data: bytes, base: int) -> Segment:
 
 def ids_in(segment: Segment, start: int, end: int) -> PutIds:
     """The identities that dispatch finds, with lists instead of arrays."""
-    parts = [read_part(engine, segment, start, end, DELAYS_MS).rows.ids for engine in (NATIVE, PYTHON)]
+    parts = [read_part(engine, segment, start, end, UnitRules()).rows.ids for engine in (NATIVE, PYTHON)]
     plain = [PutIds(ids.index.tolist(), ids.ids, ids.store_timestamps.tolist()) for ids in parts]
     assert plain[0] == plain[1]
     return plain[0]

@@ -26,7 +26,7 @@ from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatch_recovery import DispatchRecovery
-from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, UnitRules, read_part
 
 _LOG = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ class Dispatcher:
         end = min(limit, segment.end, start + self._settings.chunk_bytes)
         if end <= start:
             return None
-        return read_part(self._engine, segment, start, end, self._settings.delays_ms)
+        return read_part(self._engine, segment, start, end, UnitRules(self._settings.delays_ms))
 
     def _dispatch(self, limit: int) -> None:
         part = self._read(self.dispatched_offset, limit)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +23,18 @@ _UNKNOWN_DELAY_MS = 1000
 _LEVEL = r"^[+-]?[0-9]{1,9}$"
 
 
+@dataclass(frozen=True)
+class UnitRules:
+    """How messages get units and keys: the delay levels in milliseconds, and if tags are keys, too.
+
+    Topics in ``batch_topics`` have no ConsumeQueue.
+    """
+
+    delays_ms: tuple[int, ...] = DELAYS_MS
+    has_tags: bool = False
+    batch_topics: frozenset[str] | None = None
+
+
 class LogPart(NamedTuple):
     """The messages of a part of a segment; ``end`` is where the next entry begins.
 
@@ -36,23 +47,13 @@ class LogPart(NamedTuple):
     first_skipped: str
 
 
-def read_part(
-    engine: Engine,
-    segment: Segment,
-    start: int,
-    end: int,
-    delays_ms: tuple[int, ...],
-    *,
-    has_tags: bool = False,
-    batch_topics: Collection[str] | None = None,
-) -> LogPart:
+def read_part(engine: Engine, segment: Segment, start: int, end: int, rules: UnitRules) -> LogPart:
     """The messages that begin in ``[start, end)`` of a segment, which is complete on disk; see `part_of`.
 
     Other entries, and messages that no queue can have, are skipped. Raises StoreError if the segment cannot be read.
     """
     request = ScanRequest(segment, start, end, DISPATCHED_COLUMNS, verify_crc=False)
-    batch = all_rows(engine, request)
-    return part_of(engine, request, batch, delays_ms, has_tags=has_tags, batch_topics=batch_topics)
+    return part_of(engine, request, all_rows(engine, request), rules)
 
 
 def all_rows(engine: Engine, request: ScanRequest) -> pa.RecordBatch:
@@ -66,24 +67,13 @@ def all_rows(engine: Engine, request: ScanRequest) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def part_of(
-    engine: Engine,
-    request: ScanRequest,
-    batch: pa.RecordBatch,
-    delays_ms: tuple[int, ...],
-    *,
-    has_tags: bool = False,
-    batch_topics: Collection[str] | None = None,
-) -> LogPart:
-    """The part that a scan has read into a batch with `DISPATCHED_COLUMNS`. Raises StoreError as `read_part`.
-
-    The arguments `has_tags` and `batch_topics` are those of `Engine.dispatched_rows`.
-    """
+def part_of(engine: Engine, request: ScanRequest, batch: pa.RecordBatch, rules: UnitRules) -> LogPart:
+    """The part that a scan has read into a batch with `DISPATCHED_COLUMNS`. Raises StoreError as `read_part`."""
     segment, end = request.segment, request.end
     header = layout.ENTRY_HEADER_SIZE if segment.source == DLEDGER else 0
-    rows = engine.dispatched_rows(batch, header, has_tags, batch_topics)
+    rows = engine.dispatched_rows(batch, header, rules.has_tags, rules.batch_topics)
     if any(topic == layout.SCHEDULE_TOPIC for topic, _ in rows.queues):
-        _set_delays(engine, request, header, rows, delays_ms)
+        _set_delays(engine, request, header, rows, rules.delays_ms)
     last_end = int(values_of(batch["pos"])[-1]) + int(values_of(batch["size"])[-1]) if len(batch) else end
     described = _described(batch, rows.first_skipped) if rows.skipped else ""
     return LogPart(segment, min(max(end, last_end), segment.end), rows, described)

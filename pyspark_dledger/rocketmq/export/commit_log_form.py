@@ -30,7 +30,7 @@ from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, all_rows, part_of
+from pyspark_dledger.rocketmq.dispatch.log_part import UnitRules, all_rows, part_of
 from pyspark_dledger.rocketmq.export.commit_log_part import (
     FILLERS,
     MOVED,
@@ -72,7 +72,8 @@ class CommitLogForm(Form):
         _check_options(settings.options)
         units = None
         if not settings.commit_log_only:
-            units = UnitSpec(True, DELAYS_MS, batch_topics_of(_keep_from(log, settings)), log.engine.NAME)
+            rules = UnitRules(batch_topics=batch_topics_of(_keep_from(log, settings)))
+            units = UnitSpec(True, rules, log.engine.NAME)
         found = list(_ranges(log, settings))
         if not found:
             raise StoreError(f"{log.path}: the options of the read select no message: check them")
@@ -310,7 +311,7 @@ def _write_file(
             left_temporary = opened.enter_context(new_file(target, left_path(number)))
             with left_temporary.open("xb") as stream:
                 for request, batch in checked:
-                    chunk = part_of(engine, request, batch, **part.units.arguments)
+                    chunk = part_of(engine, request, batch, part.units.rules)
                     save_units(stream, units_of_chunk(part.units, chunk))
             sync_file(left_temporary)
             messages = sum(each.rows for each in ranges)

@@ -24,7 +24,7 @@ from pyspark_dledger.log.io.queue_files import batch_queues, queues, usual_units
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
-from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
+from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, UnitRules
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, plan_ranges, units_in_order
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
@@ -215,7 +215,8 @@ def read_log(
     """
     ranges, missing = plan_ranges(log, settings.to, _WHOLE if run is map_here else _PART_BYTES)
     needs_keys = any(sink.needs_keys for sink in sinks)
-    spec = UnitSpec(needs_keys, settings.delays_ms, batch_topics_of(root), log.engine.NAME, settings.index_tags)
+    rules = UnitRules(settings.delays_ms, settings.index_tags, batch_topics_of(root))
+    spec = UnitSpec(needs_keys, rules, log.engine.NAME)
     built = BuildReport(missing_bytes=missing, end=ranges[-1].end if ranges else 0)
     total = sum(each.end - each.start for each in ranges)
 

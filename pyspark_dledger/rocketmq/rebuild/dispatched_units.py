@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO, RawIOBase
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypedDict
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from pyspark_dledger.log.io.queue_files import Units
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, read_part
+from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, UnitRules, read_part
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, left_file
@@ -59,29 +59,11 @@ class SegmentRange:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """What to extract: units, and keys if `index` is set, with tags if `index_tags` is.
-
-    Topics in `batch_topics` have no ConsumeQueue.
-    """
+    """What to extract: units, and keys if `index` is set."""
 
     index: bool
-    delays_ms: tuple[int, ...]
-    batch_topics: frozenset[str]
+    rules: UnitRules
     engine: str
-    index_tags: bool = False
-
-    @property
-    def arguments(self) -> PartArguments:
-        """Arguments of `read_part` and `part_of`."""
-        return {"delays_ms": self.delays_ms, "has_tags": self.index_tags, "batch_topics": self.batch_topics}
-
-
-class PartArguments(TypedDict):
-    """As in `read_part`."""
-
-    delays_ms: tuple[int, ...]
-    has_tags: bool
-    batch_topics: frozenset[str]
 
 
 class ChunkCounts(NamedTuple):
@@ -172,7 +154,7 @@ def read_range(spec: UnitSpec, each: SegmentRange) -> Iterator[DispatchedUnits]:
     engine = engine_of(spec.engine, each.segment)
     pos = each.start
     while pos < each.end:
-        chunk = read_part(engine, each.segment, pos, min(each.end, pos + _CHUNK_BYTES), **spec.arguments)
+        chunk = read_part(engine, each.segment, pos, min(each.end, pos + _CHUNK_BYTES), spec.rules)
         yield units_of_chunk(spec, chunk)
         pos = chunk.end
 

@@ -45,7 +45,7 @@ from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import has_tag_units
 from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings, verify
-from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS
+from pyspark_dledger.rocketmq.dispatch.log_part import UnitRules
 from pyspark_dledger.rocketmq.export.export_job import export
 from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here, store_files
 from pyspark_dledger.rocketmq.jobs.job import Job
@@ -398,7 +398,7 @@ class _Salvage:
         if root is None and not request.topics_from_log and not any(map(is_of_controller_mode, roots)):
             return None
         has_tags = any(map(has_tag_units, stores))
-        return UnitSpec(True, DELAYS_MS, builder.batch_topics_of(root), request.engine, has_tags)
+        return UnitSpec(True, UnitRules(has_tags=has_tags, batch_topics=builder.batch_topics_of(root)), request.engine)
 
     def _left(self, reports: Sequence[PartReport]) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
         """What the tasks left of their files, in the log's order."""

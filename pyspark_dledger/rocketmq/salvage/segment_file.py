@@ -331,7 +331,7 @@ def _entries(
     count = len(batch)
     if part.committed is not None:
         count = int(np.searchsorted(values_of(batch["index"]), part.committed, "right"))
-    return batch, units_of_chunk(spec, part_of(engine, request, batch.slice(0, count), **spec.arguments))
+    return batch, units_of_chunk(spec, part_of(engine, request, batch.slice(0, count), spec.rules))
 
 
 def _checked(part: SegmentPart, batch: pa.RecordBatch, damaged: Sequence[int], at: int) -> int:

@@ -21,7 +21,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.rocketmq.broker.root_files import LogFiles
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
-from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, read_part
+from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, UnitRules, read_part
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.sorted_run import WORD, EntryRange, IdentityArrays, concatenated, identity_arrays
 
@@ -216,7 +216,7 @@ def read_tail(
         stop = min(segment.end, end, begin + _CHUNK_BYTES)
         if stop <= begin:
             break
-        part = read_part(engine, segment, begin, stop, DELAYS_MS)
+        part = read_part(engine, segment, begin, stop, UnitRules())
         tail.add(part)
         pos = part.end
     return tail
