@@ -96,6 +96,8 @@ class ComparedLog:
         self._damages = [[each for each in damages if each.source == number] for number in range(len(self.names))]
         self._order = sorted(range(len(self.names)), key=lambda number: self.names[number])
         """The replicas by name: no result depends on the order of the arguments."""
+        self._times: dict[tuple[int, int], int | None] = {}
+        """Store times by replica and position."""
         self._fillers = [SalvageFillers(store.paths) for store in self.stores]
         self._promised = [
             store.checkpoint_committed_index if self._is_ledger and not store.unread.has_end else -1
@@ -220,16 +222,25 @@ class ComparedLog:
 
     def _entries(self, first: int, last: int, history: int) -> Iterator[Place]:
         """The entries ``[first, last]`` of DLedger, as the decided log lays them out."""
-        at = first
-        for extent in [*self._copies.parts(history, first, last), None]:
-            low, high = indexes_of(extent) if extent is not None else (last + 1, last)
-            if at < max(low, first):
-                start, end = self._position(at), self._position(low)
-                yield Place(self.source, history, start, max(start, end), first=at, entries=low - at)
-            if extent is not None:
-                at = max(at, low)
+        at, reached = first, None
+        for extent in self._copies.parts(history, max(first - 1, 0), last + 1):
+            low, high = indexes_of(extent)
+            if at < min(low, last + 1):
+                yield self._between(reached, extent, history, at, min(low - 1, last))
+                at = low
+            if at <= min(high, last):
                 yield self._of_extent(extent, history, at, min(high, last))
-            at = max(at, high + 1)
+                at = high + 1
+            reached = extent
+        if at <= last:
+            yield self._between(reached, None, history, at, last)
+
+    def _between(self, before: Extent | None, after: Extent | None, history: int, first: int, last: int) -> Place:
+        """Entries that are no part of the decided log, between two parts of it."""
+        edges = [each for each in (before and end_of(before), after and start_of(after)) if each is not None]
+        if self._has_places or not edges:
+            edges = [self._position(first), self._position(last + 1)]
+        return Place(self.source, history, edges[0], max(edges), first=first, entries=last - first + 1)
 
     def _of_extent(self, extent: Extent, history: int, first: int, last: int) -> Place:
         start, end = start_of(extent), end_of(extent)
@@ -356,12 +367,14 @@ class ComparedLog:
 
     def _time(self, piece: Piece, *, is_last: bool) -> int | None:
         """The store time of the first or last entry of a piece."""
-        start, store = piece.last_pos if is_last else piece.start, self.stores[piece.donor]
+        start, end, store = piece.last_pos if is_last else piece.start, piece.end, self.stores[piece.donor]
         if self._has_places:
-            start = store.position_of(piece.last_index if is_last else piece.first_index)
-        rows = self._rows(piece.donor, start, INT64_MAX if self._has_places else piece.end, 1)
-        row = next(rows, None)
-        return row["storeTimestamp"] if row is not None else None
+            start, end = store.position_of(piece.last_index if is_last else piece.first_index), INT64_MAX
+        key = piece.donor, start
+        if key not in self._times:
+            row = next(self._rows(piece.donor, start, end, 1), None)
+            self._times[key] = row["storeTimestamp"] if row is not None else None
+        return self._times[key]
 
 
 def _has_room(place: Place, row: Row) -> bool:

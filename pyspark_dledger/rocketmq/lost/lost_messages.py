@@ -180,7 +180,7 @@ def _by_neighbours(place: Place, lost: list[LostMessage]) -> Iterator[LostMessag
         end = known[index].pos if index < stop else place.end
         for number in run:
             unknown = _of_bytes(place, at, max(end, at), 1)
-            size = unknown.size if len(run) == 1 else None
+            size = (unknown.size or None) if len(run) == 1 else None
             yield replace(unknown, index=number, size=size, witnesses=(NEIGHBOURS,))
         run.clear()
         at = known[index].end if index < stop else end
