@@ -22,7 +22,7 @@ from pyspark_dledger.log.copies import runs, segment_bytes
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.diff_table import VERDICTS, DiffRow
 from pyspark_dledger.log.diff.digests import file_digests, range_digest
-from pyspark_dledger.log.tables.replica_diff_table import plan_replicas, read_part
+from pyspark_dledger.log.tables.store_tables import plan_replicas, read_part
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import Golden
 from tests.support.long_runs import examples

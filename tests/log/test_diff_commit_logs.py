@@ -19,7 +19,7 @@ from pyspark_dledger.format.state_files import Epoch, consistent_point, diverged
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.state_files import read_epochs
-from pyspark_dledger.log.tables.replica_diff_table import plan_replicas, read_part
+from pyspark_dledger.log.tables.store_tables import plan_replicas, read_part
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
 from tests.support.golden import GOLDENS
 from tests.support.sparse_copy import copy_tree

@@ -27,7 +27,7 @@ _MODULES = {
     "audit": "rocketmq.tables.audit_table",
     "consumers": "rocketmq.tables.broker_tables:CONSUMERS",
     "lost": "rocketmq.tables.lost_table",
-    "diff": "log.tables.replica_diff_table",
+    "diff": "log.tables.store_tables:DIFF",
 }
 
 
