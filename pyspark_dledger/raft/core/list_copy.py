@@ -1,7 +1,8 @@
-"""Asks other members for the list of members: after a reset of the log, or while no leader is known.
+"""What a member learns of others: the list of members, and an entry that it needs to vote.
 
-A log that was reset lacks the entries before its first one. A member that was down may know no member that leads by
-now, or may have been removed. Others refuse the hello of a removed one, and tell it the list.
+Hellos have the list. It is also asked for after a reset of the log, which then lacks the entries before its first one,
+and while no leader is known. A member that was down may know no member that leads by now, or may have been removed:
+others refuse the hello of a removed one.
 """
 
 from __future__ import annotations
