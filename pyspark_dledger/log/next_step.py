@@ -64,7 +64,7 @@ KEY_CODES = frozenset(("keyIndexHeader", "keyIndexUnit"))
 BESIDE_LOG = frozenset(
     (
         *("configInvalid", "indexFileMissing", "indexUnit", "indexUnitMissing", "epochFileUnreadable"),
-        "messageQueue",
+        *("checkpointUnreadable", "messageQueue"),
     )
 )
 """Further errors of files other than the log, with which Java starts; replicas judge a message that its queue has at
