@@ -72,7 +72,7 @@ class ChangesAtTheCommit(Mutant):
 class KeepsTruncatedLists(Mutant):
     """A list stays in effect when its entry is truncated."""
 
-    first_seed = 247
+    first_seed = 310
 
     def damage(self) -> None:
         self._member.members.truncated = lambda: None  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ class RefusesByPastLists(Mutant):
     """Refuses others by a list that the log brought, although its present leader may not be in it."""
 
     caught_by = "within"
-    first_seed = 190
+    first_seed = 280
 
     @property
     def knows_members(self) -> bool:
