@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.errors import DLedgerError, GroupError, StoreError
 from pyspark_dledger.format.encode.encoded import PutSettings
 from pyspark_dledger.format.engine import get_engine
@@ -214,6 +215,23 @@ def test_request_with_a_wrong_secret_is_rejected(idle: SinkAddress) -> None:
     for secret in (None, "wrong"):
         with connect(opened.group, opened.peers, secret=secret, max_retries=0) as client, pytest.raises(GroupError):
             client.append(b"intruder")
+
+
+def test_wrong_requests_fill_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = SinkProcess(settings_of(tmp_path))
+    sink._log = RateLimitedLog(lambda: 0)
+
+    async def ask() -> None:
+        server = await asyncio.start_server(sink._serve, "127.0.0.1", 0)
+        for _ in range(100):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b'{"secret": "wrong"}\n')
+            assert b"wrong secret" in await reader.read()
+            writer.close()
+        server.close()
+
+    asyncio.run(ask())
+    assert [record.getMessage() for record in caplog.records] == ["refused"] * 20
 
 
 def test_invalid_requests_do_no_harm(idle: SinkAddress) -> None:

@@ -62,6 +62,7 @@ class SinkProcess:
     def __init__(self, settings: SinkSettings) -> None:
         self._settings = settings
         self._tls = tls_of_files(settings.tls)
+        self._log = RateLimitedLog()
         self._node: Node | None = None
         self._store_lock = asyncio.Lock()
         # Connections without a request, oldest first.
@@ -104,7 +105,7 @@ class SinkProcess:
 
         try:
             contexts = None if tls is None else tls.server_contexts()
-            return await listen(new_protocol, Address(host, port), RateLimitedLog(), contexts)
+            return await listen(new_protocol, Address(host, port), self._log, contexts)
         except OSError as error:
             raise DLedgerError(
                 f"cannot listen at {host} ({error}): set the option listen to an address of this machine that tasks "
@@ -251,7 +252,7 @@ class SinkProcess:
                 operation = request.get("operation")
                 response = await self._respond(operation)
             else:
-                record(logging.WARNING, "refused", found="a request without the job's secret")
+                self._log(logging.WARNING, "refused", found="a request without the job's secret")
                 response = {"error": "wrong secret: only tasks of the job may connect"}
             # By the pid the client knows that no other process has the port.
             writer.write(json.dumps({**response, "pid": os.getpid()}).encode() + b"\n")
