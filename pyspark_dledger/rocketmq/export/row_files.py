@@ -9,6 +9,7 @@ contains the topic, too. ``part-NNNNN.jsonl`` has the lines of ``dledger dump --
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -26,6 +27,7 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
 from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.json_text import NOT_PRINTABLE
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.plan import WIDE_COLUMNS, read_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form, RowsPart
@@ -50,8 +52,10 @@ if TYPE_CHECKING:
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
-# Spark's ExternalCatalogUtils.charToEscape, and NUL, which no file name can contain.
-_ESCAPED = frozenset({*map(chr, range(0x20)), *"\"#%'*/:=?\\\x7f{[]^"})
+# Spark's ExternalCatalogUtils.charToEscape, NUL, which no file name can contain, and what changes a terminal's text.
+_ESCAPED = re.compile(r"""["#%'*/:=?\\{\[\]^]|""" + NOT_PRINTABLE.pattern)
+# Spark reads an escape as one character, and others as a byte of UTF-8: they differ above ASCII.
+_ABOVE_ASCII = re.compile("%[89A-F]")
 MAX_NAME_BYTES = 255
 """Of a folder's name."""
 # Rows buffered for all files, and for a row group of one file.
@@ -99,11 +103,16 @@ class ParquetForm(Form):
         self, _log: StoreView, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport]
     ) -> FinishReport:
         """Only notes the rows that are read back with another topic."""
+        files = [file for report in reports for file in report.files]
         null_topic = f"topic={NULL_PARTITION}/"
-        empty = sum(file.rows for report in reports for file in report.files if file.path.startswith(null_topic))
+        empty = sum(file.rows for file in files if file.path.startswith(null_topic))
         rows = counted(empty, "row is", "rows are")
         note = f"without a topic, or with an empty one, {rows} in the partition {NULL_PARTITION}, which is read as null"
-        return FinishReport(notes=(note,) if empty else ())
+        notes = [note] if empty else []
+        if invisible := sum(file.rows for file in files if _ABOVE_ASCII.search(file.path)):
+            rows = counted(invisible, "row has", "rows have")
+            notes.append(f"{rows} a topic with invisible characters, which Spark reads as others: use option flat")
+        return FinishReport(notes=tuple(notes))
 
     def seal(
         self, settings: ExportSettings, target: Path, reports: Sequence[PartReport], manifest: dict[str, Any]
@@ -135,7 +144,7 @@ def _escaped(value: str | None) -> str:
         return NULL_PARTITION
     if value == NULL_PARTITION:
         return f"%5F{value[1:]}"
-    return "".join(f"%{ord(each):02X}" if each in _ESCAPED else each for each in value)
+    return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), value)
 
 
 class _PartWriter:
