@@ -208,7 +208,6 @@ class ReadOptions:
         shown="15m",
     )
     fail_on_data_loss: bool = option(True, BOOLEAN, "fail if unread entries are lost")
-    push_filters: bool = option(False, BOOLEAN, "push [filters](#filter-pushdown)", scope=OF_BATCHES)
     trust_key_index: bool = option(False, BOOLEAN, "find [keys](#filter-pushdown) by IndexFiles", scope=OF_BATCHES)
     self_id: str | None = option(None, TEXT, "which node, if the root has several")
     data_dirs: tuple[str, ...] | None = option(
@@ -317,7 +316,7 @@ def _check_ranges(options: ReadOptions) -> None:
 _STORE = frozenset({"selfId", "dataDirs", "engine"})
 _BOUND = frozenset({"committedBound", "replicas", "groupSize"})
 _PARTITIONS = frozenset({"maxPartitionBytes", "minPartitions"})
-_SPARK = frozenset({"pushFilters", "defaultParallelism"})
+_SPARK = frozenset({"defaultParallelism"})
 _BATCHES = frozenset({"maxBatchRows", "maxBatchBytes"})
 _VALUES = frozenset({"verifyCrc", "maxBodyBytes", "includeEntryBody"})
 _QUEUES = frozenset({"topic", "queueId"})

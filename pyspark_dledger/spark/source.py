@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _PUSHDOWN_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
+# The extension adds this to the options of a scan that no other query uses. No user sets it.
+_PLANNED_BY_EXTENSION = "plannedByExtension"
 _IN_SQL = (
     "use CREATE TEMPORARY VIEW name USING dledger OPTIONS (path '...'), or switch on the extension of Spark's "
     "optimizer (docs/reading.md)"
@@ -115,34 +117,34 @@ class DLedgerDataSource(DataSource):
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return the reader of the columns in `schema`, of a store or a live group.
 
-        That of a store's log takes filters if the user asks for it.
-
-        Spark plans other queries of one ``load()`` with the filters of the first, so it is no default.
+        That of a log takes filters only from the extension: Spark itself plans other queries of one ``load()`` with
+        the filters of the first.
         """
         from pyspark_dledger.log.options import SPARK_LOG, check_use, read_paths
         from pyspark_dledger.spark.read import batch_reader
 
+        takes_filters = self.options.pop(_PLANNED_BY_EXTENSION, None) is not None and _pushes_filters()
         if self._is_group:
-            return self._group_reader(schema)
+            return self._group_reader(schema, takes_filters)
         if not read_paths(self.options) and _pushes_filters():
             return batch_reader.UnknownTable(_NO_PATH)  # the extension replaces it by one with the catalog's path
         path, options = self._path(), self.read_options
         check_use(options, SPARK_LOG if options.table == "log" else f"table {options.table}")
         if options.table != "log":
             return batch_reader.TableReader(path, options, schema)
-        if options.push_filters and _pushes_filters():
+        if takes_filters:
             from pyspark_dledger.spark.read.pushdown import PushdownReader
 
             return PushdownReader(path, options, schema)
         return batch_reader.LogReader(path, options, schema)
 
-    def _group_reader(self, schema: StructType) -> datasource.DataSourceReader:
+    def _group_reader(self, schema: StructType, takes_filters: bool) -> datasource.DataSourceReader:
         from pyspark_dledger.log.options import GROUP_READ, check_use
         from pyspark_dledger.spark.group.group_plan import GroupReader, check_group_options
 
         check_use(self.read_options, GROUP_READ)
         check_group_options(self.read_options)
-        if self.read_options.push_filters and _pushes_filters():
+        if takes_filters:
             from pyspark_dledger.spark.group.group_pushdown import GroupPushdownReader
 
             return GroupPushdownReader(self.read_options, schema)

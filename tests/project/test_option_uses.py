@@ -78,7 +78,6 @@ VALUES = {
     "minOffsetsPerTrigger": "2",
     "maxTriggerDelay": "10s",
     "failOnDataLoss": "false",
-    "pushFilters": "true",
     "trustKeyIndex": "true",
     "selfId": "n0",
     "dataDirs": REPLICA,

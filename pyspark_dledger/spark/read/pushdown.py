@@ -1,4 +1,4 @@
-"""Pushes Spark's filters down into the scan. Needs PySpark 4.1 or later.
+"""Pushes filters down into a scan that the extension plans. Needs PySpark 4.1 or later.
 
 A filter is pushed only if the scan evaluates it exactly as Spark would. Spark evaluates all others.
 """

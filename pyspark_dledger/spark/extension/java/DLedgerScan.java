@@ -36,6 +36,9 @@ final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetad
     /** An option of the source: Python does not know the cores of the cluster. */
     private static final String PARALLELISM = "defaultParallelism";
 
+    /** Filters are pushed for this scan only; spark/source.py takes none from others. */
+    private static final String PLANNED = "plannedByExtension";
+
     private final PythonScan scan;
     private final Batch batch;
 
@@ -50,7 +53,7 @@ final class DLedgerScan implements Scan, SupportsReportStatistics, SupportsMetad
         boolean pushes = filters.length > 0 && SparkVersion.pushesFilters();
         Map changed = new HashMap(options.asCaseSensitiveMap());
         if (pushes) {
-            changed.put("pushFilters", "true");
+            changed.put(PLANNED, "true");
         }
         if (CatalogTables.isLog(options) && !options.containsKey(PARALLELISM)) {
             changed.put(PARALLELISM, String.valueOf(CatalogTables.session().sparkContext().defaultParallelism()));
