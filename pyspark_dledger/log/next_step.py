@@ -17,7 +17,7 @@ READABLE = "readable"
 STOP = "stop"
 """A store is in use: the same command, after its broker was stopped."""
 APART = "apart"
-"""Stores are no replicas of one log: check each by itself."""
+"""Stores are no replicas of one log: check those that are."""
 PLAN = "plan"
 """Something is damaged: what can be restored from where."""
 COPY = "copy"
@@ -94,14 +94,15 @@ class Condition:
     """What decides about the next step of one store.
 
     ``is_damaged``: it must not be started as it is, or its log, its index or its state is wrong. ``rebuild`` is
-    `QUEUES` or `KEYS` if only those are wrong, ``has_findings`` if anything else is.
+    `QUEUES` or `KEYS` if only those are wrong, ``has_findings`` if anything else is. ``strangers`` are the members of
+    which it is no replica.
     """
 
     name: str
     path: str
     is_unreadable: bool = False
     is_in_use: bool = False
-    is_stranger: bool = False
+    strangers: tuple[str, ...] = ()
     is_damaged: bool = False
     rebuild: str | None = None
     has_findings: bool = False
@@ -128,8 +129,8 @@ def next_step(
     paths = [each.path for each in (*damaged, *healthy)]
     if unreadable := [each for each in members if each.is_unreadable]:
         return _step(READABLE, ["verify", *_paths(unreadable), "--least", "warning"], unreadable)
-    if strangers := [each for each in members if each.is_stranger]:
-        return _step(APART, ["check", strangers[0].path], strangers)
+    if strangers := [each for each in members if each.strangers]:
+        return _step(APART, ["check", *_paths(_largest_group(members))], strangers)
     in_use = [each for each in members if each.is_in_use]
     if in_use and (is_lost or damaged or any(each.rebuild for each in members)):
         return _step(STOP, ["check", *_paths(members)], in_use)
@@ -152,6 +153,12 @@ def next_step(
             return _save(each)
     leaders = [each for each in members if each.may_lead] or members
     return NextStep(START if len(leaders) == len(members) else LEAD, names=tuple(each.name for each in leaders))
+
+
+def _largest_group(members: Sequence[Condition]) -> list[Condition]:
+    """The first of the largest groups of members that are replicas of one log."""
+    groups = ([each for each in members if each is one or each.name not in one.strangers] for one in members)
+    return max(groups, key=len)
 
 
 def _save(member: Condition) -> NextStep:

@@ -265,6 +265,13 @@ def test_stores_of_different_groups(one: str, other: str, case_folder: Callable[
     assert f"next: dledger check {paths[0]}" in found.out.splitlines()
 
 
+def test_replicas_are_checked_without_a_store_of_another_group(case_folder: Callable[[str], Path], run: Run) -> None:
+    group, other = case_folder("mq-53-three"), case_folder("mq-498-three-diverged") / "n1"
+    for paths in ([group / "n0", other, group / "n2"], [other, group / "n0", group / "n2"]):
+        assert f"next: dledger check {group / 'n0'} {group / 'n2'}" in checked(run, *paths)[1]
+        assert [command[1] for command in follow(run, *paths)] == ["check", "check"]
+
+
 def test_a_member_without_its_first_files(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
     group = copy_tree(case_folder("mq-53-three"), tmp_path / "group")
     (group / "n2" / "dledger-n2" / "data" / ("0" * 20)).unlink()

@@ -12,8 +12,8 @@ from pyspark_dledger.log.next_step import NextStep
 _SENTENCES = {
     next_step.READABLE: "it lists the files that cannot be read: make them readable, then repeat this command",
     next_step.STOP: "first stop the broker of {names}: while it writes, nothing can tell what is damaged",
-    next_step.APART: "check each of {names} by itself, with the replicas of its own group; keep all, and export "
-    "each (docs/incident.md)",
+    next_step.APART: "{names} are of several groups: check each group by itself, with all of its replicas; keep all "
+    "stores, and export each (docs/incident.md)",
     next_step.PLAN: "it writes nothing: it shows what can be restored, and from which store",
     next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: replace {names} by a copy of a complete "
     "member (docs/operations.md, copy a peer)",

@@ -72,7 +72,7 @@ def condition_of(name: str, path: str, entries: MemberVerdict | None, positions:
         name=name,
         path=path,
         is_unreadable=bool(unreadable),
-        is_stranger=any(each.strangers for each in (entries, positions) if each is not None),
+        strangers=tuple(name for each in (entries, positions) if each is not None for name in each.strangers),
         is_damaged=start == NO,
         may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
         save=(path, point.pos) if is_saved and point is not None and point.pos else None,
