@@ -6,7 +6,7 @@ INTERRUPTED = 128 + 2
 
 _PATH = (
     "PATH is a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file. "
-    "It is never modified."
+    "Only rebuild changes it."
 )
 READ_EXITS = (
     "exit codes: 0 clean; 1 findings, or find found nothing; 2 error; 130 interrupted. The help of a verb says when "

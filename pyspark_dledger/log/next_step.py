@@ -145,7 +145,8 @@ def next_step(
         return replace(_step(PLAN, ["salvage", *paths, *chosen, "--plan"], damaged), before=before)
     for each in members:
         if each.rebuild is not None:
-            return _step(COMPARE_QUEUES, ["rebuild", each.rebuild, each.path, "--dry-run"], [each])
+            others = [other.path for other in members if other is not each]
+            return _step(COMPARE_QUEUES, ["rebuild", each.rebuild, each.path, *others, "--dry-run"], [each])
     if found := [each for each in members if each.has_findings]:
         return _step(DETAILS, ["verify", *_paths(found), "--least", "warning"], found)
     for each in members:

@@ -21,7 +21,7 @@ from tests.support.sparse_copy import copy_tree
 
 Run = Callable[..., Ran]
 MAX_LINES = 15
-MAX_COMMANDS = 6
+MAX_COMMANDS = 7
 
 
 def checked(run: Run, *arguments: object) -> tuple[Ran, list[str]]:
@@ -128,6 +128,21 @@ def test_queues_are_rebuilt(broker: Store, run: Run) -> None:
     commands = follow(run, broker.path)
     assert [command[1] for command in commands] == ["check", "rebuild", "rebuild", "check"]
     assert checked(run, broker.path)[0].code == 0
+
+
+def test_queues_of_a_group_are_rebuilt_with_the_sizes_of_its_members(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    paths = [copy_tree(case_folder("mq-53-three") / name, tmp_path / name) for name in ("n0", "n1", "n2")]
+    shutil.rmtree(paths[0] / "consumequeue")
+    shutil.rmtree(paths[1] / "consumequeue" / "PayTopic")
+    commands = follow(run, *paths)
+    verbs = ["check", "rebuild", "rebuild", "check", "rebuild", "rebuild", "check"]
+    assert [command[1] for command in commands] == verbs
+    assert all(set(map(str, paths)) <= set(command) for command in commands)
+    assert checked(run, *paths)[0].code == 0
+    old, new = ({file.stat().st_size for file in path.glob("consumequeue/*/*/*")} for path in (paths[2], paths[0]))
+    assert new == old
 
 
 @pytest.mark.parametrize("name", ["mq-53-single", "mq-plain"])

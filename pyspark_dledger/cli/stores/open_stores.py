@@ -39,6 +39,14 @@ def read_options(args: argparse.Namespace) -> dict[str, str]:
     return options
 
 
+def options_with_replicas(args: argparse.Namespace) -> dict[str, str]:
+    """The options of a read of the store at the first path; further paths are its replicas."""
+    options, others = read_options(args), args.path[1:]
+    if others:
+        set_option(options, "replicas", json.dumps(others), "further paths")
+    return options
+
+
 def set_option(options: dict[str, str], name: str, value: str, flag: str | None = None) -> None:
     """Set an option that is not set yet. `flag` sets it, by default ``--option``. Raises OptionError."""
     if name.lower() in map(str.lower, options):
@@ -80,13 +88,9 @@ def open_store(args: argparse.Namespace, use: str | None = None, leave_out: bool
     With `leave_out`, logs are without the files that cannot be read; the caller names these. Raises OptionError for an
     option without an effect on `use`, by default the table that the options name.
     """
-    options = read_options(args)
-    first, *others = args.path
-    if others:
-        set_option(options, "replicas", json.dumps(others), "further paths")
-    parsed = parse_options(options)
+    parsed = parse_options(options_with_replicas(args))
     check_use(parsed, use or f"table {parsed.table}")
-    log = _opened(first, parsed, leave_out)
+    log = _opened(args.path[0], parsed, leave_out)
     if not parsed.heal:
         return log
     from pyspark_dledger.log.healed_log import HealedLog  # loads pyarrow

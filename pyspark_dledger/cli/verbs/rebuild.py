@@ -10,7 +10,7 @@ from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, REBUILD_EXITS
 from pyspark_dledger.cli.output.rows import print_rows, print_table
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.next_text import next_lines
-from pyspark_dledger.cli.stores.open_stores import read_options
+from pyspark_dledger.cli.stores.open_stores import options_with_replicas
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
@@ -26,7 +26,9 @@ def add_rebuild(parser: argparse.ArgumentParser) -> None:
     parser.description += "are kept next to them. The log is only read."
     parser.epilog = REBUILD_EXITS
     parser.add_argument("what", choices=("consumequeue", "index"), help="what to build")
-    parser.add_argument("path", metavar="PATH", help="the store: a storePathRootDir that no broker has open")
+    text = "the store: a storePathRootDir that no broker has open; further ones are its replicas, which prove what is "
+    text += "committed, and show sizes of lost files"
+    parser.add_argument("path", nargs="+", metavar="PATH", help=text)
     text = "print what would change, and write nothing; with --json a line for each queue or index file"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "a new or empty folder: build there, and leave the store alone"
@@ -62,7 +64,8 @@ def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
 
     if args.out is not None or args.spark is not None:
         raise OptionError("--dry-run writes nothing: leave out --out and --spark")
-    found = compare(args.path, args.what, files=files, progress=out.progress, options=read_options(args))
+    options = options_with_replicas(args)
+    found = compare(args.path[0], args.what, files=files, progress=out.progress, options=options)
     if args.json:
         print_rows(out, map(fields_row, found.differences), args.json)
         for text in found.notes:
@@ -89,19 +92,21 @@ def _print_compared(out: Output, found: CompareReport) -> None:
 def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
     from pyspark_dledger.rocketmq.rebuild import rebuild as rebuild_by
 
-    options = read_options(args)
+    options = options_with_replicas(args)
     with parts_at(args.spark) as run:
         done = rebuild_by(
-            args.path, args.what, out=args.out, files=files, run=run, progress=out.progress, options=options
+            args.path[0], args.what, out=args.out, files=files, run=run, progress=out.progress, options=options
         )
     if args.json:
         out.line(json_line({**fields_row(done), "built": fields_row(done.built)}))
     else:
-        _print_rebuilt(out, done, args.path)
+        _print_rebuilt(out, done)
+        for text in next_lines(check_of(*args.path)) if args.out is None else ():
+            out.line(text)
     return CLEAN
 
 
-def _print_rebuilt(out: Output, done: RebuildReport, path: str) -> None:
+def _print_rebuilt(out: Output, done: RebuildReport) -> None:
     built = done.built
     parts = f"{counted(built.units, 'unit')} in {counted(built.queue_files, 'file')}"
     if done.what == "index":
@@ -111,6 +116,3 @@ def _print_rebuilt(out: Output, done: RebuildReport, path: str) -> None:
         out.line(f"the old folder is kept as {done.before}: delete it once a broker serves the store")
     for text in done.notes:
         out.line(f"note: {text}")
-    if done.before is not None:
-        for text in next_lines(check_of(path)):
-            out.line(text)

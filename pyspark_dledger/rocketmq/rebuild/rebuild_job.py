@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark_dledger.common.options import BOOLEAN, Parser, by_key, integer_from, option, options_of, parse_values
 from pyspark_dledger.common.plurals import counted
@@ -191,10 +191,14 @@ class _Store:
         self.what = what
         self.log = StoreView(os.fspath(path), read_options)
         self.root = queue_root(self.log)
+        self._roots = [self.root]
+        if files.broker_conf is None:
+            # The members of a group have files of one size, unless a broker.conf says otherwise.
+            self._roots += [each.paths.root for each in self.log.replicas if each.paths.root is not None]
         self.bound = self._find_bound()
         end = None if self.bound is None else self.log.position_of((self.bound.index or 0) + 1)
         self._files, self._end = files, end
-        _settings(self.root, files)  # raises for wrong ones before anything is locked
+        _settings(self._roots, files)  # raises for wrong ones before anything is locked
 
     def _find_bound(self) -> Bound | None:
         """The committed bound; None for a plain CommitLog, which is committed as a whole."""
@@ -213,20 +217,21 @@ class _Store:
         """The sizes as given, or of the existing files."""
         given = self._files.index_tags
         index_tags = self.what == INDEX and (has_tag_units(self.log) if given is None else given)
-        return replace(_settings(self.root, self._files), to=self._end, index_tags=index_tags)
+        return replace(_settings(self._roots, self._files), to=self._end, index_tags=index_tags)
 
     def size_notes(self) -> Iterator[str]:
         """Notes on sizes that are neither given nor known from existing files."""
         files, settings = self._files, self.settings
         if files.broker_conf is not None:
             return
-        if self.what == QUEUES and files.units_per_file is None and builder.common_units_per_file(self.root) is None:
+        are_known = files.units_per_file or _first(builder.common_units_per_file, self._roots)
+        if self.what == QUEUES and not are_known:
             yield (
                 f"files have {settings.units_per_file} units, RocketMQ's default: a broker with another "
                 "mappedFileSizeConsumeQueue does not start on them (set it with --units-per-file or --broker-conf)"
             )
         is_given = files.hash_slots is not None and files.index_units is not None
-        if self.what == INDEX and not is_given and builder.last_index_sizes(self.root) is None:
+        if self.what == INDEX and not is_given and _first(builder.last_index_sizes, self._roots) is None:
             yield (
                 f"files have {settings.hash_slots} slots and {settings.index_units} units, by default RocketMQ's: a "
                 "broker with another maxHashSlotNum or maxIndexNum does not find keys in them (set them with "
@@ -345,11 +350,19 @@ def _notes(root: Path, what: str, built: BuildReport) -> Iterator[str]:
         yield f"{messages} in batchconsumequeue: its queues{text} are not rebuilt"
 
 
-def _settings(root: Path, files: FileSettings) -> BuildSettings:
+_Sizes = TypeVar("_Sizes")
+
+
+def _first(sizes_of: Callable[[Path], _Sizes | None], roots: Sequence[Path]) -> _Sizes | None:
+    """The sizes that the files of the first root show that has any."""
+    return next((sizes for sizes in map(sizes_of, roots) if sizes is not None), None)
+
+
+def _settings(roots: Sequence[Path], files: FileSettings) -> BuildSettings:
     """The given sizes, else those of existing files, else the broker's."""
     conf = read_dispatch_settings(files.broker_conf) if files.broker_conf is not None else DispatchSettings()
-    units = files.units_per_file or builder.common_units_per_file(root) or conf.units_per_file
-    slots, index_units = builder.last_index_sizes(root) or (conf.hash_slots, conf.index_units)
+    units = files.units_per_file or _first(builder.common_units_per_file, roots) or conf.units_per_file
+    slots, index_units = _first(builder.last_index_sizes, roots) or (conf.hash_slots, conf.index_units)
     return BuildSettings(
         units_per_file=units,
         hash_slots=files.hash_slots or slots,
