@@ -129,18 +129,15 @@ def lost_queues(logs: Sequence[Log], verdict: GroupVerdict) -> list[Row]:
     Empty if nothing is lost, or no index and queue knows what it was.
     """
     from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
-    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, entries_of_index
+    from pyspark_dledger.rocketmq.lost.known_units import entries_of_index
 
     if verdict.lost != "some":
         return []
     wanted = [*verdict.lost_entries.ranges, *verdict.filled_entries.ranges]
     wanted += [verdict.lost_end] if verdict.lost_end is not None else []
-    known: dict[int, KnownMessage] = {}
-    for log in logs:
-        for first, last in wanted:
-            for entry in entries_of_index(log.index_files, first, last, _ignore):
-                known.setdefault(entry.offset, entry)
-    found = _in_queues(logs, ((offset, offset + 1) for offset in sorted(known)))
+    indexes = [(first, last + 1) for first, last in wanted]
+    known = {entry.offset for log in logs for entry in entries_of_index(log.index_files, indexes)}
+    found = _in_queues(logs, ((offset, offset + 1) for offset in known))
     found |= {place for log in logs for place in SalvageFillers(log.paths).queue_offsets(verdict.filled_entries.ranges)}
     return list(_ranges(found))
 
@@ -152,19 +149,12 @@ def lost_queues_of_positions(logs: Sequence[Log], lost: Ranges) -> list[Row]:
 
 def _in_queues(logs: Sequence[Log], places: Iterator[tuple[int, int]]) -> set[_QueuePlace]:
     """Topic, queue and queue offset of the messages that begin in places of the log."""
-    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places, add_queue_units
+    from pyspark_dledger.rocketmq.lost.known_units import known_messages
 
-    known: dict[int, KnownMessage] = {}
-    wanted = Places(places)
-    for root in {log.paths.root for log in logs}:
-        # Remote queues are not listed.
-        if isinstance(root, Path):
-            add_queue_units(root, wanted, known, _ignore)
+    # Remote queues are not listed.
+    roots = {log.paths.root for log in logs if isinstance(log.paths.root, Path)}
+    known = known_messages(roots, places, with_keys=False)
     return {(each.topic, each.queue_id, each.queue_offset) for each in known.values() if each.topic is not None}
-
-
-def _ignore(_: Exception) -> None:
-    """What cannot be read knows nothing."""
 
 
 def _ranges(known: Iterable[_QueuePlace]) -> Iterator[Row]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.format.codec import IndexUnit
-from pyspark_dledger.format.layout import (
-    ENTRY_HEADER_SIZE,
-    ENTRY_MAGICS,
-)
+from pyspark_dledger.format.dispatched_rows import Longs
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.io.files import OnUnreadable
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
 from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.io.queue_units import messages_by_queue
-
-Longs = npt.NDArray[np.int64]
 
 INDEX_UNITS = "indexUnits"
 CONSUME_QUEUE = "consumeQueue"
@@ -45,7 +41,7 @@ class KnownMessage:
     queue_id: int | None = None
     queue_offset: int | None = None
     tags_code: int | None = None
-    key_hashes: list[int] = field(default_factory=list)
+    key_hashes: set[int] = field(default_factory=set)
     first_stored: int | None = None
     last_stored: int | None = None
     witnesses: list[str] = field(default_factory=list)
@@ -82,9 +78,11 @@ class Places:
         return np.where(is_inside, number, -1)
 
 
-def entries_of_index(index: DLedgerIndex, first: int, last: int, on_unreadable: OnUnreadable) -> Iterator[KnownMessage]:
-    """The entries with the indexes ``[first, last]`` by the units of a DLedger index; damaged units are left out."""
-    for block in index.blocks(first, last + 1, on_unreadable):
+def entries_of_index(
+    index: DLedgerIndex, ranges: Iterable[tuple[int, int]], on_unreadable: OnUnreadable = ignore_error
+) -> Iterator[KnownMessage]:
+    """The entries with indexes ``[first, stop)`` by the units of a DLedger index; damaged units are left out."""
+    for block in (block for first, stop in ranges for block in index.blocks(first, stop, on_unreadable)):
         units = block.units
         fits = (units["index"] == np.arange(len(units)) + block.first) & np.isin(units["magic"], ENTRY_MAGICS)
         for unit in units[fits & (units["size"] >= ENTRY_HEADER_SIZE)]:
@@ -98,10 +96,40 @@ def entry_of(unit: IndexUnit) -> KnownMessage:
     return found
 
 
-def add_queue_units(root: Path, places: Places, known: dict[int, KnownMessage], on_unreadable: OnUnreadable) -> None:
-    """Add what the ConsumeQueues of `root` know of messages in `places` to `known`, by offset."""
-    if not len(places):
-        return
+def known_messages(
+    roots: Iterable[Path | None],
+    ranges: Iterable[tuple[int, int]],
+    on_unreadable: OnUnreadable = ignore_error,
+    *,
+    known: Iterable[KnownMessage] = (),
+    with_keys: bool = True,
+) -> dict[int, KnownMessage]:
+    """What ConsumeQueues and IndexFiles know of messages in ranges of the log, by offset, added to those in `known`.
+
+    Without `with_keys`, IndexFiles are not read. Raises StoreError for remote files.
+    """
+    found: dict[int, KnownMessage] = {}
+    for message in known:
+        found.setdefault(message.offset, message)
+    places = Places(merged(ranges))
+    for root in roots if len(places) else ():
+        if root is not None:
+            _add_queue_units(root, places, found, on_unreadable)
+            if with_keys:
+                _add_key_units(root, places, found, on_unreadable)
+    return found
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ranges ``[start, stop)`` in order, those that overlap or touch as one."""
+
+    def joined(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int] | None:
+        return (first[0], max(first[1], second[1])) if second[0] <= first[1] else None
+
+    return merge_adjacent(sorted(ranges), joined)
+
+
+def _add_queue_units(root: Path, places: Places, known: dict[int, KnownMessage], on_unreadable: OnUnreadable) -> None:
     for queue, found in messages_by_queue(*places.extent, root, on_unreadable):
         is_inside = places.number_of(found.pos) >= 0
         for offset, size, queue_offset, tags_code in zip(*(each[is_inside].tolist() for each in found), strict=True):
@@ -114,19 +142,12 @@ def add_queue_units(root: Path, places: Places, known: dict[int, KnownMessage], 
             message.size = message.size or size
 
 
-def add_key_units(root: Path, places: Places, known: dict[int, KnownMessage], on_unreadable: OnUnreadable) -> None:
-    """Add what the IndexFiles of `root` know of messages in `places` to `known`, by offset."""
-    if not len(places):
-        return
-    hashes: defaultdict[int, list[int]] = defaultdict(list)
-
+def _add_key_units(root: Path, places: Places, known: dict[int, KnownMessage], on_unreadable: OnUnreadable) -> None:
     def is_inside(units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         return np.asarray(places.number_of(units["commitLogOffset"].astype(np.int64)) >= 0)
 
     for unit in key_units(root, is_inside, on_unreadable):
         message = known.setdefault(unit.offset, KnownMessage(unit.offset))
         message.seen_by(INDEX_FILE)
-        hashes[unit.offset].append(unit.key_hash)
+        message.key_hashes.add(unit.key_hash)
         message.first_stored, message.last_stored = unit.first_stored, unit.last_stored
-    for offset, found in hashes.items():
-        known[offset].key_hashes = sorted(set(found))

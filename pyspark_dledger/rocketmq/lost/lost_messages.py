@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 
-from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote
@@ -26,9 +25,9 @@ from pyspark_dledger.rocketmq.lost.compared_log import MAX_LISTED, ComparedLog, 
 from pyspark_dledger.rocketmq.lost.known_units import (
     KnownMessage,
     Places,
-    add_key_units,
-    add_queue_units,
     entries_of_index,
+    known_messages,
+    merged,
 )
 
 NEIGHBOURS, REPLICAS = "neighbours", "replicas"
@@ -98,26 +97,16 @@ def lost_messages(log: ComparedLog, on_unreadable: OnUnreadable = ignore_error) 
 
 def _known(places: list[Place], stores: list[StoreView], on_unreadable: OnUnreadable) -> Iterable[KnownMessage]:
     """What the units of stores know of messages in places."""
-    known: dict[int, KnownMessage] = {}
-    indexes = sorted((place.first, place.first + (place.entries or 0)) for place in places if place.first is not None)
+    indexes = [(place.first, place.first + (place.entries or 0)) for place in places if place.first is not None]
     # Bytes of DLedger have no indexes where nothing is intact: any unit can know them.
     is_any = any(place.source == DLEDGER and place.first is None for place in places)
+    entries: list[KnownMessage] = []
     for store in stores:
         files = store.index_files.files
         whole = [(files[0].base // INDEX_UNIT_SIZE, files[-1].end // INDEX_UNIT_SIZE)] if files and is_any else []
-        for first, stop in merge_adjacent(whole or indexes, _touching):
-            for each in entries_of_index(store.index_files, first, stop - 1, on_unreadable):
-                known.setdefault(each.offset, each)
-    extents = Places(merge_adjacent(((place.start, place.end) for place in places), _touching))
-    for store in stores:
-        if store.paths.root is not None and len(extents):
-            add_queue_units(store.paths.root, extents, known, on_unreadable)
-            add_key_units(store.paths.root, extents, known, on_unreadable)
-    return known.values()
-
-
-def _touching(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int] | None:
-    return (first[0], max(first[1], second[1])) if second[0] <= first[1] else None
+        entries += entries_of_index(store.index_files, whole or merged(indexes), on_unreadable)
+    roots = [store.paths.root for store in stores]
+    return known_messages(roots, ((each.start, each.end) for each in places), on_unreadable, known=entries).values()
 
 
 def _placed(lost: LostMessage, place: Place, log: ComparedLog) -> LostMessage:
@@ -235,7 +224,7 @@ def _of_message(place: Place, message: KnownMessage) -> LostMessage:
         queue_id=message.queue_id,
         queue_offset=message.queue_offset,
         tags_code=message.tags_code,
-        key_hashes=tuple(message.key_hashes),
+        key_hashes=tuple(sorted(message.key_hashes)),
         first_store_timestamp=first,
         last_store_timestamp=last,
         entries=1,

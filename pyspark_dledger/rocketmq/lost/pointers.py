@@ -24,13 +24,7 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_judged
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import queue_root
-from pyspark_dledger.rocketmq.lost.known_units import (
-    CONSUME_QUEUE,
-    KnownMessage,
-    Places,
-    add_key_units,
-    add_queue_units,
-)
+from pyspark_dledger.rocketmq.lost.known_units import CONSUME_QUEUE, KnownMessage, known_messages
 from pyspark_dledger.rocketmq.lost.lost_messages import topics_of
 
 
@@ -89,12 +83,8 @@ def pointers_to(log: StoreView, messages: Iterable[KnownMessage]) -> list[Pointe
     looked = _Places(log)
     states = [(message, looked.state_at(message.offset)) for message in messages]
     gone = {message.offset: (message, state) for message, state in states if state is not None}
-    known = {offset: message for offset, (message, _) in gone.items()}
-    root = log.paths.root
-    if root is not None:
-        places = Places((offset, offset + 1) for offset in sorted(known))
-        add_queue_units(root, places, known, log.on_unreadable)
-        add_key_units(root, places, known, log.on_unreadable)
+    ranges = ((offset, offset + 1) for offset in gone)
+    known = known_messages([log.paths.root], ranges, log.on_unreadable, known=(message for message, _ in gone.values()))
     return [Pointer(known[offset], *state) for offset, (_, state) in gone.items() if state is not None]
 
 

@@ -9,7 +9,7 @@ units of its entries in a file: the files of index, ConsumeQueues and keys are w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BytesIO, RawIOBase
@@ -54,7 +54,7 @@ from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
 from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, FileWindow, WrittenRange, written_ranges
 from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, left_path, new_file, source_errors
-from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, Places, add_key_units, add_queue_units
+from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, known_messages
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     DispatchedUnits,
     UnitSpec,
@@ -62,18 +62,6 @@ from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     save_units,
     units_of_chunk,
 )
-
-KnownMessages = dict[int, KnownMessage]
-
-
-def known_messages(roots: Sequence[Path], ranges: Iterable[tuple[int, int]]) -> KnownMessages:
-    """The messages in ranges of the log that units of any source point to, by physical offset."""
-    known: KnownMessages = {}
-    places = Places(iter(sorted(ranges)))
-    for root in roots if len(places) else ():
-        add_queue_units(root, places, known, lambda _: None)
-        add_key_units(root, places, known, lambda _: None)
-    return known
 
 
 def lost_rows(plan: SalvagePlan, roots: Sequence[Path]) -> Iterator[dict[str, Any]]:
@@ -120,7 +108,7 @@ def _message_row(known: KnownMessage) -> dict[str, Any]:
         "queueId": known.queue_id,
         "queueOffset": known.queue_offset,
         "tagsCode": known.tags_code,
-        "keyHashes": known.key_hashes,
+        "keyHashes": sorted(known.key_hashes),
         "firstStoreTimestamp": first,
         "lastStoreTimestamp": last,
         "witnesses": known.witnesses,
