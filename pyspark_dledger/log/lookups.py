@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,15 +29,9 @@ from pyspark_dledger.format.message import message_in
 from pyspark_dledger.format.spec import Filters, IntFilter, ScanRequest
 from pyspark_dledger.log.conditions import Lookup
 from pyspark_dledger.log.gaps import FileGap
-from pyspark_dledger.log.io.entry_reads import message_at, segment_at
+from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
-from pyspark_dledger.log.io.key_files import (
-    KeyFile,
-    hash_of_tags,
-    hashes_of_keys,
-    index_files,
-    newest_unit,
-)
+from pyspark_dledger.log.io.key_files import KeyFile, KeyUnit, hashes_at, index_files
 from pyspark_dledger.log.io.queue_files import FILLER_SIZE, FOLDER, Queue, queue_files
 from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import ReadOptions
@@ -193,7 +187,9 @@ def _covered(store: StoreView, path: Path, hashes: set[int]) -> tuple[tuple[RowR
         linked = {number: unit for number, unit in linked.items() if unit.offset >= store.min_offset}
         if units.wanted != {number: unit for number, unit in linked.items() if unit.key_hash in hashes}:
             return None
-        if not all(unit.key_hash in _keys_at(store, unit.offset) for unit in (*linked.values(), *units.ends)):
+        if not all(
+            unit.key_hash in (hashes_at(store.segments, unit.offset) or ()) for unit in (*linked.values(), *units.ends)
+        ):
             return None
         first, last = (store.row_of_message(unit.offset) for unit in units.ends)
         rows = [store.row_of_message(unit.offset) for unit in units.wanted.values()]
@@ -205,18 +201,11 @@ def _covered(store: StoreView, path: Path, hashes: set[int]) -> tuple[tuple[RowR
     return (first, last), found
 
 
-class _Unit(NamedTuple):
-    """The hash of a key, and the offset of its message."""
-
-    key_hash: int
-    offset: int
-
-
 class _OrderedUnits(NamedTuple):
     """The first and the last unit of a file whose messages have not expired, and the wanted ones by number."""
 
-    ends: tuple[_Unit, _Unit]
-    wanted: dict[int, _Unit]
+    ends: tuple[KeyUnit, KeyUnit]
+    wanted: dict[int, KeyUnit]
 
 
 def _ordered(file: KeyFile, hashes: set[int], min_offset: int) -> _OrderedUnits | None:
@@ -226,7 +215,7 @@ def _ordered(file: KeyFile, hashes: set[int], min_offset: int) -> _OrderedUnits 
     """
     header = file.header
     sorted_hashes = np.array(sorted(hashes), np.int64)
-    wanted: dict[int, _Unit] = {}
+    wanted: dict[int, KeyUnit] = {}
     first = last = None
     before = header.begin_phy_offset
     following = 1
@@ -239,41 +228,28 @@ def _ordered(file: KeyFile, hashes: set[int], min_offset: int) -> _OrderedUnits 
             return None
         before, begin = int(offsets[-1]), int(np.searchsorted(offsets, min_offset))
         if begin < len(units):
-            first, last = first or _unit_of(units[begin]), _unit_of(units[-1])
+            first, last = first or file.unit(start + begin, units[begin]), file.unit(following - 1, units[-1])
         for place in np.flatnonzero(np.isin(units["keyHash"], sorted_hashes) & (offsets >= min_offset)).tolist():
-            wanted[start + place] = _unit_of(units[place])
+            wanted[start + place] = file.unit(start + place, units[place])
     is_whole = following == header.index_count
     if not is_whole or first is None or last is None or last.offset != header.end_phy_offset:
         return None
     return _OrderedUnits((first, last), wanted)
 
 
-def _unit_of(unit: Any) -> _Unit:
-    return _Unit(int(unit["keyHash"]), int(unit["commitLogOffset"]))
-
-
-def _keys_at(store: StoreView, offset: int) -> set[int]:
-    """The hashes of the keys of a message; none if it is damaged."""
-    message = message_at(store.segments, offset)
-    if message is None:
-        return set()
-    topic, properties = message.topic, message.properties
-    return hashes_of_keys(topic, properties) | hash_of_tags(topic, properties)
-
-
-def _linked(file: KeyFile, hashes: set[int]) -> dict[int, _Unit] | None:
+def _linked(file: KeyFile, hashes: set[int]) -> dict[int, KeyUnit] | None:
     """The units in these hashes' slots by their numbers; None if a slot's chain is broken."""
-    found: dict[int, _Unit] = {}
+    found: dict[int, KeyUnit] = {}
     slots = file.slots
     for slot in {value % slots for value in hashes}:
-        number = newest_unit(file.path, slot)
+        number = file.newest(slot)
         for _ in range(_MAX_CHAIN):
             if number <= 0:
                 break
             units = file.read(number, number + 1)
             if number >= file.header.index_count or not len(units) or int(units["keyHash"][0]) % slots != slot:
                 return None
-            found[number] = _unit_of(units[0])
+            found[number] = file.unit(number, units[0])
             following = int(units["previous"][0])
             if following >= number:
                 return None

@@ -122,14 +122,13 @@ def audit(root: Path, **options: Any) -> list[dict[str, Any]]:
 
 def index_units(root: Path) -> list[tuple[int, int]]:
     """Hash and offset of every unit of the index of keys, in the order of writing."""
-    from pyspark_dledger.log.io.key_files import hash_slots, index_files, read_header, read_units
+    from pyspark_dledger.log.io.key_files import KeyFile, index_files
 
     found: list[tuple[int, int]] = []
     for path in index_files(root):
-        header, slots = read_header(path), hash_slots(path)
-        assert header is not None
-        assert slots is not None
-        rows = read_units(path, slots, 1, header.index_count)
+        file = KeyFile.opened(path)
+        assert file is not None
+        rows = file.read(1, file.header.index_count)
         found += zip(rows["keyHash"].tolist(), rows["commitLogOffset"].tolist(), strict=True)
     return found
 

@@ -17,7 +17,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import has_message_magic, message_in
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at
-from pyspark_dledger.log.io.key_files import hash_slots, index_files, newest_unit, read_header, read_units
+from pyspark_dledger.log.io.key_files import KeyFile, index_files
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.broker.root_files import LogFiles
@@ -154,16 +154,16 @@ def offsets_of_key(path: Path, topic: str, key: str, begin: int, end: int) -> It
 
     Yields nothing if the file has no message stored in ``[begin, end]``, in milliseconds since 1970.
     """
-    header, slots = read_header(path), hash_slots(path)
-    if header is None or slots is None or header.end_timestamp < begin or header.begin_timestamp > end:
+    file = KeyFile.opened(path)
+    if file is None or file.header.end_timestamp < begin or file.header.begin_timestamp > end:
         return
     wanted = key_hash(topic, key)
-    number = newest_unit(path, wanted % slots)
-    limit = header.index_count
+    number = file.newest(wanted % file.slots)
+    limit = file.header.index_count
     # Numbers in a chain only fall, so that a damaged chain cannot loop.
     while 0 < number < limit:
         limit = number
-        units = read_units(path, slots, number, number + 1)
+        units = file.read(number, number + 1)
         if not len(units):
             return
         if int(units["keyHash"][0]) == wanted:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ from pyspark_dledger.format.layout import (
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
 )
-from pyspark_dledger.log.io.entry_reads import read_existing
+from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import OnUnreadable, is_there, map_reads, raise_error
 from pyspark_dledger.log.io.queue_files import folder_entries
 from pyspark_dledger.log.io.store_paths import file_size
@@ -75,66 +76,9 @@ def read_header(path: Path) -> IndexHeader | None:
     return IndexHeader(*_HEADER.unpack(data)) if len(data) == INDEX_FILE_HEADER_SIZE else None
 
 
-def index_capacity(size: int, slots: int) -> int:
-    """How many units fit into a file of `size` bytes, including number 0, which is never used."""
-    return (size - unit_position(slots, 0)) // INDEX_FILE_UNIT_SIZE
-
-
 def unit_position(slots: int, number: int) -> int:
     """Where a unit begins in a file with so many slots, in bytes."""
     return INDEX_FILE_HEADER_SIZE + slots * INDEX_FILE_SLOT_SIZE + number * INDEX_FILE_UNIT_SIZE
-
-
-def read_units(path: Path, slots: int, start: int, stop: int) -> npt.NDArray[Any]:
-    """The units ``[start, stop)`` of a file; fewer if it is shorter."""
-    data = read_existing(str(path), unit_position(slots, start), (stop - start) * INDEX_FILE_UNIT_SIZE)
-    return decode_records(data, INDEX_FILE_UNIT)
-
-
-def newest_unit(path: Path, slot: int) -> int:
-    """The number in a slot: that of its newest unit."""
-    position = INDEX_FILE_HEADER_SIZE + slot * INDEX_FILE_SLOT_SIZE
-    return int.from_bytes(read_existing(str(path), position, INDEX_FILE_SLOT_SIZE), "big", signed=True)
-
-
-def hash_slots(path: Path) -> int | None:
-    """How many hash slots a file has, derived from the positions of its first and last unit; None if nothing fits."""
-    header, size = read_header(path), file_size(path)
-    if header is None or size is None or size <= INDEX_FILE_HEADER_SIZE:
-        return None
-    usual, rest = divmod(size - INDEX_FILE_HEADER_SIZE, INDEX_FILE_SLOT_SIZE + _UNITS_PER_SLOT * INDEX_FILE_UNIT_SIZE)
-    if _fits(path, header, size, usual):
-        return usual
-    # Units lie in steps of 20 bytes up to the end of the file, wherever the slots end.
-    first = INDEX_FILE_HEADER_SIZE + (size - INDEX_FILE_HEADER_SIZE) % INDEX_FILE_UNIT_SIZE
-    for start in range(first, size, _UNITS_PER_READ * INDEX_FILE_UNIT_SIZE):
-        data = read_existing(str(path), start, (_UNITS_PER_READ + 1) * INDEX_FILE_UNIT_SIZE)
-        cells = decode_records(data, INDEX_FILE_UNIT)
-        is_first = (cells["commitLogOffset"][1:] == header.begin_phy_offset) & (cells["keyHash"][1:] != 0)
-        for number in np.flatnonzero(is_first).tolist():
-            slots = (start + number * INDEX_FILE_UNIT_SIZE - INDEX_FILE_HEADER_SIZE) // INDEX_FILE_SLOT_SIZE
-            if not cells[number : number + 1].view(np.uint8).any() and _fits(path, header, size, slots):
-                return slots
-    return usual if not rest else None
-
-
-def _fits(path: Path, header: IndexHeader, size: int, slots: int) -> bool:
-    """Whether, with so many slots, header, first and last unit, and the last unit's slot agree."""
-    last = header.index_count - 1
-    if (
-        slots < 1
-        or (size - unit_position(slots, 0)) % INDEX_FILE_UNIT_SIZE
-        or not 1 <= last < index_capacity(size, slots)
-    ):
-        return False
-    units = [read_units(path, slots, number, number + 1) for number in (1, last)]
-    if not all(map(len, units)):
-        return False
-    return (
-        int(units[0]["commitLogOffset"][0]) == header.begin_phy_offset
-        and int(units[1]["commitLogOffset"][0]) == header.end_phy_offset
-        and newest_unit(path, int(units[1]["keyHash"][0]) % slots) == last
-    )
 
 
 def hashes_of_keys(topic: str, properties: Mapping[str, str]) -> set[int]:
@@ -149,6 +93,14 @@ def hash_of_tags(topic: str, properties: Mapping[str, str]) -> set[int]:
     return {key_hash(topic, f"T#{tags}")} if tags else set()
 
 
+def hashes_at(segments: list[Segment], offset: int) -> set[int] | None:
+    """The hashes that the units of the message at a position of the log have; None if it is expired or damaged."""
+    found = message_at(segments, offset)
+    if found is None:
+        return None
+    return hashes_of_keys(found.topic, found.properties) | hash_of_tags(found.topic, found.properties)
+
+
 class KeyFile:
     """The units of an IndexFile by their numbers; number 0 is never used. Reads raise UnreadableError.
 
@@ -156,25 +108,60 @@ class KeyFile:
     capacity if the header's number is damaged.
     """
 
-    def __init__(self, path: Path, header: IndexHeader, slots: int) -> None:
+    def __init__(self, path: Path, header: IndexHeader, slots: int, size: int) -> None:
         self.path, self.header, self.slots = path, header, slots
-        self.capacity = index_capacity(file_size(path) or 0, slots)
+        self._is_whole = slots > 0 and not (size - self.position(0)) % INDEX_FILE_UNIT_SIZE
+        self.capacity = (size - self.position(0)) // INDEX_FILE_UNIT_SIZE
         self.count = max(min(header.index_count, self.capacity), 1)
         self.stop = header.index_count if 1 <= header.index_count < self.capacity else self.capacity
 
     @classmethod
     def opened(cls, path: Path) -> KeyFile | None:
-        """A file with a header and slots that fit its units; else None. Raises UnreadableError."""
-        header, slots = read_header(path), hash_slots(path)
-        return cls(path, header, slots) if header is not None and slots is not None else None
+        """A file with a header and slots that fit its units; else None. Raises UnreadableError.
+
+        The number of slots follows from the positions of the first and the last unit.
+        """
+        header, size = read_header(path), file_size(path)
+        if header is None or size is None or size <= INDEX_FILE_HEADER_SIZE:
+            return None
+        by_default = INDEX_FILE_SLOT_SIZE + _UNITS_PER_SLOT * INDEX_FILE_UNIT_SIZE
+        slots, rest = divmod(size - INDEX_FILE_HEADER_SIZE, by_default)
+        usual = cls(path, header, slots, size)
+        if usual.is_consistent():
+            return usual
+        found = (cls(path, header, slots, size) for slots in _possible_slots(path, header, size))
+        return next((file for file in found if file.is_consistent()), usual if not rest else None)
+
+    def is_consistent(self) -> bool:
+        """Whether header, first and last unit, and the last unit's slot agree."""
+        last = self.header.index_count - 1
+        if not self._is_whole or not 1 <= last < self.capacity:
+            return False
+        ends = [unit for number in (1, last) for unit in self.read(number, number + 1)]
+        return (
+            len(ends) == 2
+            and ends[0]["commitLogOffset"] == self.header.begin_phy_offset
+            and ends[1]["commitLogOffset"] == self.header.end_phy_offset
+            and self.newest(int(ends[1]["keyHash"]) % self.slots) == last
+        )
 
     def position(self, number: int) -> int:
         """Where a unit begins in the file."""
         return unit_position(self.slots, number)
 
+    def newest(self, slot: int) -> int:
+        """The number in a slot: that of its newest unit."""
+        position = INDEX_FILE_HEADER_SIZE + slot * INDEX_FILE_SLOT_SIZE
+        return int.from_bytes(read_existing(str(self.path), position, INDEX_FILE_SLOT_SIZE), "big", signed=True)
+
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """The units ``[start, stop)``; fewer at the file's end."""
-        return read_units(self.path, self.slots, start, stop)
+        size = (stop - start) * INDEX_FILE_UNIT_SIZE
+        return decode_records(read_existing(str(self.path), self.position(start), size), INDEX_FILE_UNIT)
+
+    def unit(self, number: int, record: Any) -> KeyUnit:
+        """The unit with a number, and this record."""
+        return KeyUnit(self, number, int(record["keyHash"]), int(record["commitLogOffset"]), int(record["seconds"]))
 
     def blocks(self, stop: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """The units before number `stop` in blocks, each with the number of its first unit."""
@@ -229,6 +216,40 @@ class KeyFile:
         return np.asarray(units["commitLogOffset"].astype(np.int64))
 
 
+class KeyUnit(NamedTuple):
+    """A unit of an IndexFile by its number: a key's hash, its message's offset, and seconds after the file's begin."""
+
+    file: KeyFile
+    number: int
+    key_hash: int
+    offset: int
+    seconds: int
+
+    @property
+    def position(self) -> int:
+        """Where it begins in the file."""
+        return self.file.position(self.number)
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """The first and the last microsecond since 1970 of the second in which its message was stored."""
+        first = (self.file.header.begin_timestamp + self.seconds * 1000) * 1000
+        return first, first + 999_999
+
+
+def _possible_slots(path: Path, header: IndexHeader, size: int) -> Iterator[int]:
+    """Numbers of slots with which the first unit follows the empty one with number 0."""
+    # Units lie in steps of 20 bytes up to the end of the file, wherever the slots end.
+    first = INDEX_FILE_HEADER_SIZE + (size - INDEX_FILE_HEADER_SIZE) % INDEX_FILE_UNIT_SIZE
+    for start in range(first, size, _UNITS_PER_READ * INDEX_FILE_UNIT_SIZE):
+        data = read_existing(str(path), start, (_UNITS_PER_READ + 1) * INDEX_FILE_UNIT_SIZE)
+        cells = decode_records(data, INDEX_FILE_UNIT)
+        is_first = (cells["commitLogOffset"][1:] == header.begin_phy_offset) & (cells["keyHash"][1:] != 0)
+        for number in np.flatnonzero(is_first).tolist():
+            if not cells[number : number + 1].view(np.uint8).any():
+                yield (start + number * INDEX_FILE_UNIT_SIZE - INDEX_FILE_HEADER_SIZE) // INDEX_FILE_SLOT_SIZE
+
+
 def key_files(root: Path, on_unreadable: OnUnreadable = raise_error) -> Iterator[KeyFile]:
     """The IndexFiles of a broker whose units can be read, oldest first."""
     try:
@@ -267,34 +288,13 @@ def message_starts(start: int, end: int, root: Path) -> npt.NDArray[np.int64]:
     return distinct(np.concatenate([np.empty(0, np.int64), *parts]))
 
 
-@dataclass(frozen=True)
-class KeyUnit:
-    """A unit of an IndexFile: a key's hash, its message's offset, and its time to a second, in microseconds.
-
-    ``number`` is its number in the file, ``position`` where it begins there.
-    """
-
-    file: Path
-    number: int
-    position: int
-    key_hash: int
-    offset: int
-    first_stored: int
-    last_stored: int
-
-
 def key_units(
     root: Path, choose: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], on_unreadable: OnUnreadable
 ) -> Iterator[KeyUnit]:
     """The units of all IndexFiles that `choose` selects, oldest first."""
     for file in key_files(root, on_unreadable):
-        begin = file.header.begin_timestamp
         try:
             for first, units in file.blocks(file.stop):
-                for place in np.flatnonzero(choose(units)).tolist():
-                    number, stored = first + place, (begin + int(units["seconds"][place]) * 1000) * 1000
-                    key_hash, offset = int(units["keyHash"][place]), int(units["commitLogOffset"][place])
-                    at = file.position(number)
-                    yield KeyUnit(file.path, number, at, key_hash, offset, stored, stored + 999_999)
+                yield from (file.unit(first + place, units[place]) for place in np.flatnonzero(choose(units)).tolist())
         except UnreadableError as error:
             on_unreadable(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,10 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER_SIZE,
     INDEX_FILE_SLOT_SIZE,
 )
-from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io import key_files, salvage_fillers
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
-from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, key_units, message_starts
+from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, KeyUnit, key_units, message_starts
 from pyspark_dledger.log.io.queue_files import folder_entries
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
@@ -93,16 +92,8 @@ def _last_stored(store: StoreView) -> int | None:
     return None
 
 
-class _KeyUnit(NamedTuple):
-    """A unit of an IndexFile, and where it is in the file."""
-
-    position: int
-    offset: int
-    key_hash: int
-
-
 def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) -> None:
-    header, slots = key_files.read_header(path), key_files.hash_slots(path)
+    header, file = key_files.read_header(path), KeyFile.opened(path)
     size = file_size(path) or 0
     if header is None:
         report.add("keyIndexHeader", path, f"expected at least {INDEX_FILE_HEADER_SIZE} bytes, found {size}", offset=0)
@@ -110,26 +101,23 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
     problem = _header_problem(header)
     if header.index_count <= 1 and problem is None:
         return  # created and not yet used
-    if problem is None and slots is None:
+    if problem is None and file is None:
         problem = (
             f"expected a first unit of commitLogOffset {header.begin_phy_offset}, and a unit {header.index_count - 1} "
             f"of {header.end_phy_offset} as the last one of its slot, found other units"
         )
-    if problem is not None or slots is None:
+    if problem is not None or file is None:
         report.add("keyIndexHeader", path, problem or "", offset=0)
         return
-    file = KeyFile(path, header, slots)
     _check_slots(file, report)
-    sampled: list[_KeyUnit] = []
+    sampled: list[KeyUnit] = []
     step = max((header.index_count - 1) // (_REMOTE_SAMPLE if is_remote(store.path) else _SAMPLE), 1)
     for start, units in file.blocks(file.count):
         _check_units(file, start, units, log_end, report)
-        for number in range(-start % step, len(units), step):
-            position = file.position(start + number)
-            sampled.append(_KeyUnit(position, int(units["commitLogOffset"][number]), int(units["keyHash"][number])))
+        sampled += [file.unit(start + number, units[number]) for number in range(-start % step, len(units), step)]
     # A message has a unit for each of its keys.
     offsets = list(dict.fromkeys(unit.offset for unit in sampled))
-    hashes = map_reads(lambda offset: _key_hashes(store.segments, offset), offsets, store.path)
+    hashes = map_reads(lambda offset: key_files.hashes_at(store.segments, offset), offsets, store.path)
     hashes_of = dict(zip(offsets, hashes, strict=True))
     for unit in sampled:
         of_message = hashes_of[unit.offset]
@@ -143,15 +131,6 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
                 offset=unit.position,
                 pos=unit.offset,
             )
-
-
-def _key_hashes(segments: list[Segment], offset: int) -> set[int] | None:
-    """The hashes of a message's keys; None if it is expired or damaged, which is a finding about the log."""
-    found = message_at(segments, offset)
-    if found is None:
-        return None
-    topic, properties = found.topic, found.properties
-    return key_files.hashes_of_keys(topic, properties) | key_files.hash_of_tags(topic, properties)
 
 
 def _header_problem(header: IndexHeader) -> str | None:
@@ -232,7 +211,7 @@ class KeyCheck:
         for unit in key_units(self._root, of_wrong, raise_error) if len(wrong) else ():
             self._report.add(
                 "keyIndexUnit",
-                unit.file,
+                unit.file.path,
                 f"expected a message at commitLogOffset {unit.offset} of unit {unit.number}, found none",
                 offset=unit.position,
                 pos=unit.offset,

@@ -150,4 +150,4 @@ def _add_key_units(root: Path, places: Places, known: dict[int, KnownMessage], o
         message = known.setdefault(unit.offset, KnownMessage(unit.offset))
         message.seen_by(INDEX_FILE)
         message.key_hashes.add(unit.key_hash)
-        message.first_stored, message.last_stored = unit.first_stored, unit.last_stored
+        message.first_stored, message.last_stored = unit.stored

@@ -23,7 +23,6 @@ from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.layout import BATCH_UNIT, BATCH_UNIT_SIZE, MIN_MESSAGE_SIZE, SCHEDULE_TOPIC
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, batch_queues, queues, read_units, written_units
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler, is_written
 from pyspark_dledger.log.io.store_paths import StorePaths
@@ -235,12 +234,10 @@ _INDEX_FILE_SCHEMA = table_schema(INDEX_FILE_COLUMNS)
 
 @dataclass(frozen=True)
 class IndexFilePart:
-    """The units ``[start, stop)`` of a file with ``slots`` hash slots."""
+    """The units ``[start, stop)`` of a file."""
 
-    path: str
+    file: key_files.KeyFile
     relative_path: str
-    begin_timestamp: int
-    slots: int
     start: int
     stop: int
     batch_rows: int
@@ -256,20 +253,20 @@ def plan_index_files(log: StoreView, options: ReadOptions) -> list[IndexFilePart
         )
     parts = []
     for file in key_files.key_files(root):
-        name, begin = relative_file(log.paths, str(file.path)), file.header.begin_timestamp
+        name = relative_file(log.paths, str(file.path))
         for start in range(1, file.count, _PART_UNITS):
             stop = min(start + _PART_UNITS, file.count)
-            parts.append(IndexFilePart(str(file.path), name, begin, file.slots, start, stop, options.max_batch_rows))
+            parts.append(IndexFilePart(file, name, start, stop, options.max_batch_rows))
     return parts
 
 
 def read_index_file(part: IndexFilePart) -> Iterator[pa.RecordBatch]:
     """The units of a part, in the order of writing."""
     for start in range(part.start, part.stop, part.batch_rows):
-        units = key_files.read_units(path_of(part.path), part.slots, start, min(start + part.batch_rows, part.stop))
+        units = part.file.read(start, min(start + part.batch_rows, part.stop))
         if not len(units):
             return
-        stored = part.begin_timestamp + units["seconds"].astype(np.int64) * 1000
+        stored = part.file.header.begin_timestamp + units["seconds"].astype(np.int64) * 1000
         columns = {
             "file": pa.repeat(pa.scalar(part.relative_path, pa.string()), len(units)),
             "position": pa.array(np.arange(start, start + len(units), dtype=np.int32)),
