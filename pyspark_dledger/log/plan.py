@@ -79,19 +79,14 @@ class _Window:
         return replace(self, end=min(self.end, pos), entry_end=end)
 
 
-def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: Partition, *, is_once: bool = False) -> Iterator[pa.RecordBatch]:
     """The rows of a partition. Raises StoreError and, with mode=FAILFAST, MalformedError.
 
-    A file that expired since it was planned is data loss, see `report_loss`; another one, or none, is an error.
+    A file that expired since it was planned is data loss, see `report_loss`; another one, or none, is an error. With
+    `is_once`, it leaves nothing in the page cache that was not there; see `scan_once`.
     """
     for part in _as_planned(partition):
-        yield from scan_range(part, partition.engine)
-
-
-def read_once(partition: Partition) -> Iterator[pa.RecordBatch]:
-    """As `read_partition`, without leaving in the page cache what was not there; see `scan_once`."""
-    for part in _as_planned(partition):
-        yield from scan_range(part, partition.engine, is_once=True)
+        yield from scan_range(part, partition.engine, is_once=is_once)
 
 
 def read_judged(partition: Partition) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.copies import runs, segment_bytes
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.diff_table import VERDICTS, DiffRow
-from pyspark_dledger.log.diff.digests import file_digests, range_digest
+from pyspark_dledger.log.diff.digests import file_digests
 from pyspark_dledger.log.tables.store_tables import plan_replicas, read_part
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import Golden
@@ -605,15 +605,6 @@ def test_a_missing_or_short_file_has_no_digest(write: Write, engine: str) -> Non
     lost = digests[f"{2 * FILE:020}", True]
     assert lost.md5["n0"] is None and lost.md5["n1"] is not None and not lost.equal
     assert digests[f"{FILE:020}", True].md5["n1"] is None
-
-
-def test_a_range_of_bytes_is_digested(write: Write, engine: str) -> None:
-    store, other = write([1] * 20, [1] * 20)
-    data = b"".join(Path(segment.path).read_bytes() for segment in store.segments)
-    log = open_log(store.path, engine=engine)
-    assert range_digest(log, 100, 2 * FILE + 7) == hashlib.md5(data[100 : 2 * FILE + 7]).hexdigest()
-    assert range_digest(log, 100, 2 * FILE + 7) == range_digest(open_log(other.path), 100, 2 * FILE + 7)
-    assert range_digest(log, 2 * FILE, 100 * FILE) is None
 
 
 def test_nothing_is_written(case_folder: Callable[[str], Path]) -> None:

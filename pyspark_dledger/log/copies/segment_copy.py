@@ -6,8 +6,10 @@ contradict its header. Most bytes of an entry without a message have no checksum
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +108,29 @@ class Damage(NamedTuple):
     problem: str
     is_filler: bool = False
     error: UnreadableError | None = None
+
+
+class Damages:
+    """What a replica does not have intact, by position."""
+
+    def __init__(self, found: Iterable[Damage]) -> None:
+        self._damages = sorted(found, key=lambda each: each.start)
+
+    def __iter__(self) -> Iterator[Damage]:
+        return iter(self._damages)
+
+    def within(self, start: int, end: int) -> Iterator[Damage]:
+        """Those that overlap ``[start, end)``, in order."""
+        place = max(bisect_left(self._damages, start, key=lambda each: each.start) - 1, 0)
+        for damage in islice(self._damages, place, None):
+            if damage.start >= end:
+                return
+            if damage.end > start:
+                yield damage
+
+    def first_within(self, start: int, end: int) -> Damage | None:
+        """The first one that overlaps ``[start, end)``."""
+        return next(self.within(start, end), None)
 
 
 @dataclass(frozen=True)

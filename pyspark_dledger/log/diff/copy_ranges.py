@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.log.copies.segment_copy import Damage
+from pyspark_dledger.log.copies.segment_copy import Damage, Damages
 from pyspark_dledger.log.salvage.histories import Histories, History
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import FAIL_ALIKE, UNCONFIRMED, Piece, Undecided
@@ -125,7 +125,11 @@ class CopyRanges:
         self._paths = [found.of_replica(number) for number in range(len(bounds))]
         self._logs = [_Extents(each, self._is_indexed) for each in found.found]
         damages = found.found[0].log.damages if found.found else ()
-        self._damages = [_Damages([each for each in damages if each.source == n]) for n in range(len(bounds))]
+        self._damages = [Damages(each for each in damages if each.source == n) for n in range(len(bounds))]
+        self._by_index: list[dict[int, Damage]] = [{} for _ in bounds]
+        for damage in damages:
+            if damage.index is not None:
+                self._by_index[damage.source][damage.index] = damage
 
     def __iter__(self) -> Iterator[CopyRange]:
         """The ranges that together cover every entry of every replica once, in order."""
@@ -178,9 +182,10 @@ class CopyRanges:
                 cuts |= {own.begin, own.end + 1}
             cuts |= {edge for low, high in own.unread for edge in (low, high + 1) if edge < INT64_MAX}
             if self._is_indexed:
-                cuts |= {edge for index in self._damages[number].indexes for edge in (index, index + 1)}
+                cuts |= {edge for index in self._by_index[number] for edge in (index, index + 1)}
             else:
-                cuts |= {edge for low, high in self._damages[number].fillers for edge in (low, high)}
+                fillers = [each for each in self._damages[number] if each.is_filler]
+                cuts |= {edge for each in fillers for edge in (each.start, each.end)}
         ends = [own for own in self._bounds if own.end >= 0]
         known = [(own.begin, own.end + 1) for own in ends]
         # What a replica without an intact entry had is before the begin, or after the end, of the others.
@@ -228,13 +233,19 @@ class CopyRanges:
             return Copy(UNREAD, history)
         if not is_inside:
             return Copy(BEFORE if bounds.end >= 0 and key < bounds.begin else AFTER, history)
-        damages, is_contradicted = self._damages[number], isinstance(extent, Piece) and number in extent.unequal
-        problem = damages.at(key, extent) if extent is not None and self._is_indexed else None
-        if not self._is_indexed:
-            problem = damages.within(key, key + 1)
+        problem = self._damage_at(number, key, extent)
         if problem is not None and problem.is_filler:
             return Copy(FILLER, history)
+        is_contradicted = isinstance(extent, Piece) and number in extent.unequal
         return Copy(DAMAGED, history, is_silent=is_contradicted or (problem is not None and problem.index is not None))
+
+    def _damage_at(self, number: int, key: int, extent: Extent | None) -> Damage | None:
+        """The damage of a replica at an index (position); of an entry only if it has its header in the log."""
+        if not self._is_indexed:
+            return self._damages[number].first_within(key, key + 1)
+        found = self._by_index[number].get(key)
+        is_there = found is not None and extent is not None and start_of(extent) <= found.start < end_of(extent)
+        return found if is_there else None
 
     def _joined(self, last: CopyRange, following: CopyRange) -> CopyRange | None:
         if (
@@ -275,33 +286,6 @@ class _Extents:
 
     def undecided_at(self, extent: Extent) -> Undecided | None:
         return self._undecided.get(extent.pos) if isinstance(extent, LostEntry) else None
-
-
-class _Damages:
-    """What a replica does not have intact."""
-
-    def __init__(self, damages: Sequence[Damage]) -> None:
-        self._by_index = {each.index: each for each in damages if each.index is not None}
-        self._damages = sorted(damages, key=lambda each: each.start)
-        self._starts = [each.start for each in self._damages]
-
-    @property
-    def indexes(self) -> Mapping[int, Damage]:
-        return self._by_index
-
-    @property
-    def fillers(self) -> list[tuple[int, int]]:
-        """The positions of fillers."""
-        return [(each.start, each.end) for each in self._damages if each.is_filler]
-
-    def at(self, index: int, extent: Extent) -> Damage | None:
-        """The damage of an entry that is a part of the log; None if nothing shows that it has its header."""
-        found = self._by_index.get(index)
-        return found if found is not None and start_of(extent) <= found.start < end_of(extent) else None
-
-    def within(self, start: int, end: int) -> Damage | None:
-        place = max(bisect_left(self._starts, start) - 1, 0)
-        return next((each for each in self._damages[place:] if each.end > start and each.start < end), None)
 
 
 def _blanks(parts: Sequence[Extent], file_size: int, sources: tuple[int, ...]) -> Iterator[Piece]:

@@ -51,19 +51,6 @@ def file_digests(stores: Sequence[StoreView], last: int | None = None) -> list[F
     ]
 
 
-def range_digest(store: StoreView, start: int, end: int) -> str | None:
-    """The MD5 of the log's bytes ``[start, end)`` in hex; None if the files do not have all of them."""
-    digest = hashlib.md5(usedforsecurity=False)
-    at = start
-    for segment in store.segments:
-        if segment.base <= at < min(segment.end, end):
-            stop = min(segment.end, end)
-            if not _update(digest, segment, at, stop):
-                return None
-            at = stop
-    return digest.hexdigest() if at == end else None
-
-
 def _written(store: StoreView, source: str) -> list[Segment]:
     """The segments of a source up to the last one with entries."""
     last = store.ends[source][0].base if source in store.ends else -1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.log.copies.segment_copy import Damage
+from pyspark_dledger.log.copies.segment_copy import Damages
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
 from pyspark_dledger.log.salvage.pieces import Undecided, ranges_of
 from pyspark_dledger.log.salvage.plan import SalvagePlan
@@ -44,7 +43,7 @@ class PlanRow:
 def plan_rows(plan: SalvagePlan) -> Iterator[PlanRow]:
     """The rows of a plan in the order of the log, then what is left out."""
     for log in plan.logs:
-        damages = _Damages(plan, log)
+        damages = _Problems(plan, log)
         rows = [*_copied(plan, log, damages), *_repaired(plan, log, damages)]
         rows += [*_fillers(log, damages), *_undecided(plan, log, damages)]
         yield from sorted(rows, key=lambda row: row.pos)
@@ -56,7 +55,7 @@ def plan_rows(plan: SalvagePlan) -> Iterator[PlanRow]:
             yield PlanRow(LEFT_OUT, log.source, *indexes, tail.start, size, _index(tail.term), None, names, why, {})
 
 
-def _copied(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+def _copied(plan: SalvagePlan, log: RestoredLog, damages: _Problems) -> Iterator[PlanRow]:
     others = sorted([each.pos for each in log.lost] + [each.pos for each in log.repairs])
     for piece in ranges_of(log.pieces, others):
         names = tuple(plan.names[number] for number in piece.sources)
@@ -75,7 +74,7 @@ def _copied(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[
         )
 
 
-def _repaired(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+def _repaired(plan: SalvagePlan, log: RestoredLog, damages: _Problems) -> Iterator[PlanRow]:
     for each in log.repairs:
         names = tuple(plan.names[number] for number in each.sources)
         problems = damages.within(each.pos, each.pos + each.size)
@@ -85,7 +84,7 @@ def _repaired(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterato
         )
 
 
-def _fillers(log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+def _fillers(log: RestoredLog, damages: _Problems) -> Iterator[PlanRow]:
     """Lost entries, those that follow each other in one row."""
     undecided = {each.pos for each in log.undecided}
     joined: list[LostEntry] = []
@@ -98,7 +97,7 @@ def _fillers(log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
         yield _filler_row(log, joined, damages)
 
 
-def _filler_row(log: RestoredLog, lost: list[LostEntry], damages: _Damages) -> PlanRow:
+def _filler_row(log: RestoredLog, lost: list[LostEntry], damages: _Problems) -> PlanRow:
     first, last = lost[0], lost[-1]
     end = last.pos + last.size
     why = "nobody has it" if all(each.is_known for each in lost) else "nobody has it, and no index unit has its extent"
@@ -117,7 +116,7 @@ def _filler_row(log: RestoredLog, lost: list[LostEntry], damages: _Damages) -> P
     )
 
 
-def _undecided(plan: SalvagePlan, log: RestoredLog, damages: _Damages) -> Iterator[PlanRow]:
+def _undecided(plan: SalvagePlan, log: RestoredLog, damages: _Problems) -> Iterator[PlanRow]:
     for each in log.undecided:
         yield PlanRow(
             UNDECIDED if plan.refused else FILLER,
@@ -145,37 +144,23 @@ def _index(value: int) -> int | None:
 
 def problems_within(plan: SalvagePlan) -> Callable[[RestoredLog, int, int], dict[str, str]]:
     """A function that gives the first problem of each source between two positions of a log."""
-    damages = {log.source: _Damages(plan, log) for log in plan.logs}
+    damages = {log.source: _Problems(plan, log) for log in plan.logs}
     return lambda log, start, end: damages[log.source].within(start, end)
 
 
-class _Damages:
+class _Problems:
     """The damage of all sources where they have this log, found by position."""
 
     def __init__(self, plan: SalvagePlan, log: RestoredLog) -> None:
         self._names = plan.names
-        self._by_source: dict[int, list[Damage]] = {}
-        own = (each for each in log.damages if each.start < log.stops.get(each.source, INT64_MAX))
-        for damage in sorted(own, key=lambda each: (each.source, each.start)):
-            self._by_source.setdefault(damage.source, []).append(damage)
+        own = [each for each in log.damages if each.start < log.stops.get(each.source, INT64_MAX)]
+        sources = sorted({each.source for each in own})
+        self._of_sources = {number: Damages(each for each in own if each.source == number) for number in sources}
 
     def within(self, start: int, end: int) -> dict[str, str]:
         """The first problem of each source in ``[start, end)``."""
-        found = {}
-        for number, damages in self._by_source.items():
-            first = max(bisect_left(damages, start, key=lambda each: each.start) - 1, 0)
-            problem = next(_overlapping(damages[first:], start, end), None)
-            if problem is not None:
-                found[self._names[number]] = problem
-        return found
-
-
-def _overlapping(damages: Iterable[Damage], start: int, end: int) -> Iterator[str]:
-    for damage in damages:
-        if damage.start >= end:
-            return
-        if damage.end > start:
-            yield damage.problem
+        found = {number: damages.first_within(start, end) for number, damages in self._of_sources.items()}
+        return {self._names[number]: each.problem for number, each in found.items() if each is not None}
 
 
 def headline(plan: SalvagePlan) -> str:

@@ -29,7 +29,7 @@ from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.healed_store import open_store
 from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.options import Offset, ReadOptions
-from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_once, read_partition
+from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tail.store_tail import StoreTail
 from pyspark_dledger.log.tail.tail import NOTHING, Limits, TailOffset, stream_options
@@ -380,7 +380,7 @@ class _Append:
         begin = pos = self._offset.pos or 0
         while (end := self._tail.latest(self._offset, Limits(size=self._commit_bytes, until=until))) != self._offset:
             parts: Sequence[Partition] = self._tail.plan(self._offset, end)
-            batches = [batch for part in parts for batch in read_once(part) if batch.num_rows]
+            batches = [batch for part in parts for batch in read_partition(part, is_once=True) if batch.num_rows]
             self._commit([batch.select(self._names) for batch in batches], end)
             self._rows += sum(batch.num_rows for batch in batches)
             self._problems += sum(batch.num_rows - batch[_PROBLEM].null_count for batch in batches)

@@ -29,7 +29,7 @@ from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.json_text import NOT_PRINTABLE
 from pyspark_dledger.format.state_files import crc32
-from pyspark_dledger.log.plan import WIDE_COLUMNS, read_once
+from pyspark_dledger.log.plan import WIDE_COLUMNS, read_partition
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form, RowsPart
 from pyspark_dledger.rocketmq.jobs.new_files import (
     ChecksumFile,
@@ -89,7 +89,7 @@ class ParquetForm(Form):
         """Write one or more files for each topic and day; see `Form.write`."""
         writer = _PartWriter(part, number, target)
         try:
-            for batch in read_once(part.partition):
+            for batch in read_partition(part.partition, is_once=True):
                 writer.add(batch)
             files = writer.finish()
         except BaseException:
@@ -442,7 +442,7 @@ class _Lines:
 
     def __iter__(self) -> Iterator[bytes]:
         engine = get_engine(self.part.partition.engine)
-        for batch in read_once(self.part.partition):
+        for batch in read_partition(self.part.partition, is_once=True):
             self.problems += _problems(batch)
             self.count += batch.num_rows
             text = b""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
@@ -12,7 +12,7 @@ from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest
-from pyspark_dledger.log.copies.segment_copy import Damage
+from pyspark_dledger.log.copies.segment_copy import Damages
 from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup
 from pyspark_dledger.log.diff.copy_ranges import AFTER, DAMAGED, FILLER, INTACT, UNREAD, Copy, CopyRange
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup
@@ -92,8 +92,8 @@ class ComparedLog:
         self._is_ledger = source == DLEDGER
         self._has_places = self._is_ledger and compared.is_indexed
         """Whether positions in the comparison are no positions of a log, as in DLedger 0.4.0."""
-        damages = sorted(compared.damages(source), key=lambda each: each.start)
-        self._damages = [[each for each in damages if each.source == number] for number in range(len(self.names))]
+        damages = compared.damages(source)
+        self._damages = [Damages(each for each in damages if each.source == n) for n in range(len(self.names))]
         self._order = sorted(range(len(self.names)), key=lambda number: self.names[number])
         """The replicas by name: no result depends on the order of the arguments."""
         self._times: dict[tuple[int, int], int | None] = {}
@@ -131,7 +131,7 @@ class ComparedLog:
         lost = [number for number, copy in own if number not in unclear and self._lacks(number, copy, key)]
         intact = [number for number, copy in own if copy.state == INTACT and not copy.is_undecided]
         if not self._ranges:
-            lost = [number for number in self._order if self._damage_at(number, key, key + 1) is not None]
+            lost = [number for number in self._order if self._damages[number].first_within(key, key + 1) is not None]
         elif not (lost or unclear or intact):
             lost = [number for number, copy in own if copy.state == AFTER]
         return Having(*(tuple(self.names[number] for number in numbers) for numbers in (lost, intact, unclear)))
@@ -261,10 +261,9 @@ class ComparedLog:
 
     def _without_history(self) -> Iterator[Place]:
         """All damage, if no replica has anything intact."""
-        damages = [damage for own in self._damages for damage in own]
-        edges = sorted({edge for each in damages for edge in (each.start, each.end)})
+        edges = sorted({edge for own in self._damages for each in own for edge in (each.start, each.end)})
         for start, end in pairwise(edges):
-            if any(self._damage_at(number, start, end) is not None for number in self._order):
+            if any(self._damages[number].first_within(start, end) is not None for number in self._order):
                 yield Place(self.source, 0, start, end)
 
     def _after_ranges(self) -> Iterator[Place]:
@@ -316,7 +315,7 @@ class ComparedLog:
         """The rows of damaged copies in a place, by position; of several those of the first replica, no filler."""
         found: dict[int, Row] = {}
         for number in self._order if not self._has_places else ():
-            for damage in self._damages_in(number, place.start, place.end):
+            for damage in self._damages[number].within(place.start, place.end):
                 # No message is so long: these are bytes that nobody can tell.
                 if damage.end - damage.start > MAX_ENTRY_SIZE or (self._is_ledger and damage.index is None):
                     continue
@@ -325,24 +324,12 @@ class ComparedLog:
                         found[row["pos"]] = row
         return found
 
-    def _damages_in(self, number: int, start: int, end: int) -> Iterator[Damage]:
-        damages = self._damages[number]
-        place = max(bisect_left(damages, start, key=lambda each: each.start) - 1, 0)
-        for damage in islice(damages, place, None):
-            if damage.start >= end:
-                return
-            if damage.end > start:
-                yield damage
-
-    def _damage_at(self, number: int, start: int, end: int) -> Damage | None:
-        return next(self._damages_in(number, start, end), None)
-
     def _with_problem(self, place: Place) -> Place:
         """The place with the first problem of the first replica that lost it."""
         having = self.having(place.history, place.key)
         numbers = [number for number in self._order if self.names[number] in (*having.lost, *having.unclear)]
         end = max(place.end, place.start + 1)
-        damages = (self._damage_at(number, place.start, end) for number in numbers if not self._has_places)
+        damages = (self._damages[number].first_within(place.start, end) for number in numbers if not self._has_places)
         problem = next((each.problem for each in damages if each is not None), None)
         return replace(place, problem=problem or self._missing(place, numbers))
 

@@ -5,9 +5,9 @@ Also what units say of entries before the first file, and `Candidates`: texts wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -371,37 +371,28 @@ class Candidates:
     def __init__(self, lines: Iterable[str], logs: Sequence[StoreView]) -> None:
         self._lines = list(dict.fromkeys(lines))
         self._logs = logs
-        self._keys: dict[str, dict[int, list[str]]] = {}
+        self._by_tag = self._numbered(java_hash)
+        self._by_key = cache(lambda topic: self._numbered(partial(key_hash, topic)))
+
+    def _numbered(self, hash_of: Callable[[str], int]) -> dict[int, list[str]]:
+        """The lines by their hash."""
+        found: dict[int, list[str]] = {}
+        for line in self._lines:
+            found.setdefault(hash_of(line), []).append(line)
+        return found
 
     def keys_of(self, lost: LostMessage) -> list[str]:
         """The lines that can be a key or uniqKey of a message; without its topic, those of any topic."""
         if not lost.key_hashes:
             return []
         topics = [lost.topic] if lost.topic is not None else self._topics
-        found = {
-            line for topic in topics for number in lost.key_hashes for line in self._by_hash(topic).get(number, [])
-        }
+        found = {line for topic in topics for number in lost.key_hashes for line in self._by_key(topic).get(number, [])}
         return [line for line in self._lines if line in found] if found else []
 
     def tags_of(self, lost: LostMessage) -> list[str]:
         """The lines that can be the tag of a message."""
-        return self._tags.get(lost.tags_code, []) if lost.tags_code else []
+        return self._by_tag.get(lost.tags_code, []) if lost.tags_code else []
 
     @cached_property
     def _topics(self) -> list[str]:
         return sorted({topic for log in self._logs for topic in topics_of(log)})
-
-    @cached_property
-    def _tags(self) -> dict[int, list[str]]:
-        tags: dict[int, list[str]] = {}
-        for line in self._lines:
-            tags.setdefault(java_hash(line), []).append(line)
-        return tags
-
-    def _by_hash(self, topic: str) -> dict[int, list[str]]:
-        if topic not in self._keys:
-            hashes: dict[int, list[str]] = {}
-            for line in self._lines:
-                hashes.setdefault(key_hash(topic, line), []).append(line)
-            self._keys[topic] = hashes
-        return self._keys[topic]
