@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -36,13 +37,16 @@ def check_distinct(stores: Sequence[StoreView], kind: str) -> None:
 def _places(store: StoreView) -> list[object]:
     """The folder of the node or of the log, and its first local file, to which another folder can have links."""
     places: list[object] = [path_of(str(store.paths.node_dir or store.path)).resolve()]
-    for segment in store.segments[:1]:
+    return places + [(state.st_dev, state.st_ino) for _, state in local_files(store.segments[:1])]
+
+
+def local_files(segments: Iterable[Segment]) -> Iterator[tuple[Segment, os.stat_result]]:
+    """The segments whose files are on this machine, with the state of their files."""
+    for segment in segments:
         path = path_of(segment.path)
         with suppress(OSError):
             if not is_remote_path(path):
-                state = path.stat()
-                places.append((state.st_dev, state.st_ino))
-    return places
+                yield segment, path.stat()
 
 
 def replica_names(stores: Sequence[StoreView]) -> list[str]:

@@ -18,8 +18,7 @@ from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.rocketmq.export import export
-from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
-from pyspark_dledger.rocketmq.lost.lost_messages import count_of
+from pyspark_dledger.rocketmq.lost.lost_messages import count_of, lost_in_group
 from pyspark_dledger.rocketmq.tables import read_table
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue, write_dledger
 from tests.support.long_runs import mostly_slow

@@ -29,7 +29,7 @@ from pyspark_dledger.log.store_view import RowRange, answer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pyspark_dledger.rocketmq.lost.pointers import Pointer
+    from pyspark_dledger.rocketmq.lost.known_units import Pointer
 
 # Both ids are the hex digits of 16 bytes, of 28 with IPv6 addresses; the port of an offsetMsgId takes two of its four.
 _ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
@@ -159,8 +159,7 @@ def _by_index(search: _Search) -> str:
 
 def _add_entry(search: _Search, index: int) -> None:
     """Add what the DLedger index knows of an entry that is not in the log."""
-    from pyspark_dledger.rocketmq.lost.known_units import entry_of
-    from pyspark_dledger.rocketmq.lost.pointers import pointers_to
+    from pyspark_dledger.rocketmq.lost.known_units import entry_of, pointers_to
 
     log, unit = search.log, search.log.index_files.unit(index)
     # After the end, the units of entries that were never committed may be left from a truncation.
@@ -175,8 +174,7 @@ def _by_offset_msg_id(search: _Search) -> str:
     log, offset = search.log, int(match[1], 16)
     message = log.row_of_message(offset)
     if message is None:
-        from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
-        from pyspark_dledger.rocketmq.lost.pointers import pointers_to
+        from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, pointers_to
 
         known = pointers_to(log, [KnownMessage(offset)])
         search.pointers.extend(pointer for pointer in known if pointer.message.witnesses)
@@ -215,8 +213,7 @@ def _by_scan(search: _Search, name: str, rows: Callable[[pa.RecordBatch], list[i
 
     With trustKeyIndex only if these lead to none.
     """
-    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage
-    from pyspark_dledger.rocketmq.lost.pointers import damaged_rows, offsets_of_keys, pointers_to
+    from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, damaged_rows, offsets_of_keys, pointers_to
 
     log, damaged = search.log, 0
     columns = ("kind", "pos", "size", "keys", "uniqKey", "problem", "problemCode")
@@ -274,7 +271,7 @@ def _upper_id(text: str) -> list[str]:
 
 
 def _by_queue_offset(search: _Search) -> str:
-    from pyspark_dledger.rocketmq.lost.pointers import pointers_to, unit_at
+    from pyspark_dledger.rocketmq.lost.known_units import pointers_to, unit_at
 
     match = _QUEUE_OFFSET.fullmatch(search.what)
     if match is None:

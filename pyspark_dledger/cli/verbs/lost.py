@@ -21,8 +21,7 @@ from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.store_view import answer
 
 if TYPE_CHECKING:
-    from pyspark_dledger.rocketmq.lost.group_losses import GroupLosses
-    from pyspark_dledger.rocketmq.lost.lost_messages import Candidates, LostMessage
+    from pyspark_dledger.rocketmq.lost.lost_messages import Candidates, GroupLosses, LostMessage
 
 _READ = ("consumequeue", "index", "checkpoint")
 # The columns that fit a terminal; --json has all.
@@ -44,8 +43,7 @@ def run_lost(args: argparse.Namespace, out: Output) -> int:
 
 
 def _lost(args: argparse.Namespace, out: Output, log: Log) -> int:
-    from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
-    from pyspark_dledger.rocketmq.lost.lost_messages import Candidates, before_first_file
+    from pyspark_dledger.rocketmq.lost.lost_messages import Candidates, before_first_file, lost_in_group
 
     logs: list[Log] = [log, *log.replicas]
     names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None

@@ -17,8 +17,8 @@ from pyspark_dledger.log.io.state_files import StoreCheckpoint, epoch_file_probl
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView
 
-# Bytes. No log loses more at its end.
-_MAX_LOST_END = 2**44
+MAX_LOST_END = 2**44
+"""Bytes. No log loses more at its end."""
 _DAY = 24 * 3600
 
 
@@ -91,7 +91,7 @@ class CommitLogReplica:
     @property
     def is_confirmed_impossible(self) -> bool:
         """Whether the confirmed offset is so far after the log's end that the checkpoint is damaged."""
-        return not self.is_end_unread and (self.confirm_offset or 0) - self.end > _MAX_LOST_END
+        return not self.is_end_unread and (self.confirm_offset or 0) - self.end > MAX_LOST_END
 
     def segment_at(self, pos: int) -> int | None:
         """The number of the segment with position `pos`; None without one."""

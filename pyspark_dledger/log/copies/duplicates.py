@@ -8,14 +8,13 @@ Replicas whose bytes differ anywhere are two, even if their files have the same 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 
 from pyspark_dledger.log.copies.runs import Evidence, Run, majority_bytes
 from pyspark_dledger.log.copies.segment_bytes import is_torn
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.files import is_remote_path, path_of
+from pyspark_dledger.log.replicas import local_files
 from pyspark_dledger.log.store_view import StoreView
 
 _SECOND = 10**9
@@ -49,14 +48,7 @@ def _firsts(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
 
 def _files(store: StoreView) -> list[_File]:
     """Name, size and time of each local file of the log; a time in whole seconds may have been set."""
-    files: list[_File] = []
-    for segment in store.segments:
-        path = path_of(segment.path)
-        with suppress(OSError):
-            if not is_remote_path(path):
-                state = path.stat()
-                files.append((segment.name, state.st_size, state.st_mtime_ns))
-    return files
+    return [(segment.name, state.st_size, state.st_mtime_ns) for segment, state in local_files(store.segments)]
 
 
 def _is_one_node(nodes: Sequence[str | None], one: int, two: int) -> bool:

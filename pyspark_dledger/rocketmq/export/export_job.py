@@ -60,8 +60,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     parsed,
     target_path,
 )
-from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
-from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of
+from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, count_of, lost_in_group
 
 _FORMS = {
     "commitlog": "commit_log_form.CommitLogForm",

@@ -1,4 +1,4 @@
-"""Lists the lost messages and entries of a store: what units know of its damaged and missing places.
+"""Lists the lost messages and entries of replicas: what units know of their damaged and missing places.
 
 Also what units say of entries before the first file, and `Candidates`: texts whose hashes the lost messages have.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,10 +17,17 @@ from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.spec import DLEDGER, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.copies.commit_log_replica import MAX_LOST_END
+from pyspark_dledger.log.diff.commit_log_group import commit_log_group
+from pyspark_dledger.log.diff.copy_ranges import Ranges
+from pyspark_dledger.log.diff.diff_table import LogEvidence
+from pyspark_dledger.log.diff.replica_group import ReplicaGroup
 from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
-from pyspark_dledger.log.io.queue_files import FOLDER, folders_in
+from pyspark_dledger.log.io.queue_files import FOLDER
 from pyspark_dledger.log.io.queue_units import messages_in
+from pyspark_dledger.log.replicas import check_distinct
+from pyspark_dledger.log.salvage.compared_stores import ComparedStores, Progress, map_in_threads
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.lost.compared_log import MAX_LISTED, ComparedLog, Place
 from pyspark_dledger.rocketmq.lost.known_units import (
@@ -28,6 +36,7 @@ from pyspark_dledger.rocketmq.lost.known_units import (
     entries_of_index,
     known_messages,
     merged,
+    topics_of,
 )
 
 NEIGHBOURS, REPLICAS = "neighbours", "replicas"
@@ -80,7 +89,43 @@ class LostMessage:
         return self.pos + (self.size or 0)
 
 
-def lost_messages(log: ComparedLog, on_unreadable: OnUnreadable = ignore_error) -> list[LostMessage]:
+class GroupLosses(NamedTuple):
+    """What replicas have lost, and the entries and the positions for which no check tells which copy is intact."""
+
+    messages: list[LostMessage]
+    unclear: Ranges
+    unclear_positions: Ranges
+    unclear_reasons: tuple[str, ...] = ()
+
+
+def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLosses:
+    """What a store and its replicas have lost, in the order of the log, with the replicas that lost it and have it.
+
+    What is neither intact nor unclear on any of them is lost for good. Nothing is said of what cannot be read; see
+    `StoreView.unread`. Raises StoreError.
+    """
+    stores = [log, *log.replicas]
+    check_distinct(stores, "replica")
+    compared = ComparedStores(stores, map_in_threads, progress)
+    ledger, old = ReplicaGroup(compared, log.options.group_size), commit_log_group(compared)
+    logs = [ComparedLog(compared, COMMITLOG, old)] if old is not None else []
+    logs.append(ComparedLog(compared, DLEDGER, ledger))
+    messages = [lost for each in logs for lost in _lost_of(each, log.on_unreadable)]
+    # A broker that is running has appended meanwhile.
+    ends = [(store.max_offset, store.refreshed().max_offset) for store in stores]
+    now = dict(zip(compared.names, ends, strict=True))
+    messages = [lost for lost in messages if not any(now[name][0] <= lost.pos < now[name][1] for name in lost.lost_on)]
+    of_bytes = LogEvidence(old.ranges if old is not None else (), MIN_MESSAGE_SIZE)
+    of_entries = LogEvidence(ledger.ranges)
+    return GroupLosses(
+        sorted(messages, key=lambda lost: (lost.pos, lost.size or 0)),
+        of_entries.unclear.ranges_found(),
+        of_bytes.unclear.ranges_found(),
+        tuple(sorted({*of_entries.unclear_reasons, *of_bytes.unclear_reasons})),
+    )
+
+
+def _lost_of(log: ComparedLog, on_unreadable: OnUnreadable = ignore_error) -> list[LostMessage]:
     """What is lost of a log or undecided, in the order of the log. Raises StoreError for a remote file."""
     places = log.places()
     found: list[LostMessage] = []
@@ -271,10 +316,6 @@ def _of_bytes(place: Place, start: int, end: int, entries: int | None) -> LostMe
     return replace(unknown, pos=start, size=end - start, entries=entries)
 
 
-# Bytes. No log loses more at its end.
-_MAX_LOST_END = 2**44
-
-
 def messages_of(
     ranges: Sequence[Place], known: Iterable[KnownMessage], segments: list[Segment]
 ) -> list[list[KnownMessage]]:
@@ -324,7 +365,7 @@ def _begins_file(pos: int, segments: list[Segment]) -> bool:
         return False
     last = segments[-1]
     if pos >= last.base:
-        return pos < last.end + _MAX_LOST_END and (pos - last.base) % last.size == 0
+        return pos < last.end + MAX_LOST_END and (pos - last.base) % last.size == 0
     return any(segment.base == pos for segment in segments)
 
 
@@ -357,12 +398,6 @@ def _units(log: StoreView) -> Iterator[str]:
         count = len(messages_in(0, log.min_offset, root).pos)
         if count:
             yield f"its queues have {counted(count, 'message')} from there"
-
-
-def topics_of(log: StoreView, on_unreadable: OnUnreadable = ignore_error) -> list[str]:
-    """The topics that have a folder for their ConsumeQueues."""
-    root = log.paths.root
-    return sorted(folder.name for folder in folders_in(root / FOLDER, on_unreadable)) if root is not None else []
 
 
 class Candidates:

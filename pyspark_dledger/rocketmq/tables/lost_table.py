@@ -10,7 +10,7 @@ from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
-from pyspark_dledger.rocketmq.lost.group_losses import lost_in_group
+from pyspark_dledger.rocketmq.lost.lost_messages import lost_in_group
 
 _WITNESSES = (
     "`indexUnits`, `consumeQueue`, `indexFile`, `checkpoint`; `log`: its header is intact; "
