@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.format.dispatched_rows import key_hash
+from pyspark_dledger.format.dispatched_rows import Keys, key_hash
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.lost.lost_messages import count_of, lost_in_group
 from pyspark_dledger.rocketmq.tables import read_table
@@ -242,6 +244,20 @@ def test_lost_bytes_are_the_messages_that_another_replica_has(tmp_path: Path) ->
     found = lost_of(tmp_path / "b", tmp_path / "a")
     assert [(row["pos"], row["size"]) for row in found] == [(row["pos"], row["size"]) for row in store.rows[3:6]]
     assert [(row["topic"], row["queueOffset"]) for row in found] == [("Orders", n) for n in (3, 4, 5)]
+
+
+def test_the_key_hashes_are_those_that_any_replica_has(tmp_path: Path) -> None:
+    """An index of keys can lack units: the last replica's does not hide what another one knows."""
+    for name, keys in (("a", (7, 8)), ("b", (8,)), ("c", (7,))):
+        store = write_commitlog(tmp_path / name, [mq_message("Orders", b"x" * n, queue_offset=n) for n in range(9)])
+        lost = store.rows[3]
+        index = IndexWriter(tmp_path / name, hash_slots=7, index_units=5)
+        index.put(Keys(np.full(len(keys), lost["pos"]), np.full(len(keys), 1_700_000_000_000), np.array(keys)))
+        index.flush()
+        index.close()
+        change(tmp_path / name, lost["pos"], bytes(lost["size"]))
+    found = lost_of(*(tmp_path / name for name in "abc"))
+    assert [(row["pos"], row["keyHashes"]) for row in found] == [(lost["pos"], [7, 8])]
 
 
 def test_unknown_bytes_are_lost_only_where_no_replica_has_a_message(tmp_path: Path) -> None:
