@@ -19,7 +19,7 @@ from pyspark_dledger.log.io.state_files import CHECKPOINT_LAYOUT as STORE_CHECKP
 from pyspark_dledger.log.options import OF_GROUPS, OF_STREAMS, OPTIONS
 from pyspark_dledger.log.tables.table import TableColumn
 from pyspark_dledger.log.verify.findings import CATALOGUE, SEVERITIES, Code
-from pyspark_dledger.raft.messages import RequestCode
+from pyspark_dledger.raft.messages import REQUESTS, RequestCode
 from pyspark_dledger.raft.node.metrics.catalogue import GROUPS, Metric
 from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
@@ -209,16 +209,17 @@ def wire_header() -> str:
 def wire_messages() -> str:
     """The binary messages with fields, texts or a body of their own."""
     rows = []
-    for key, fields in binary_layout.OWN.items():
-        code, is_response = key
-        shown = []
-        for meaning, found in groupby(fields, key=lambda field: field.meaning):
-            typed = ", ".join(f"`{field.name}` {WIRE_TYPES[field.format]}" for field in found)
-            shown.append(f"{typed}{meaning and f' ({meaning})'}")
-        texts = ", ".join(f"`{name}`" for name in binary_layout.OWN_TEXTS.get(key, ()))
-        row = ("; ".join(shown), texts, binary_layout.BODIES.get(key, ""))
-        if any(row):
-            rows.append((f"{RequestCode(code).name} {code}{' response' if is_response else ''}", *row))
+    for request in sorted(REQUESTS.values(), key=lambda kind: kind.request_code):
+        for kind in (request, request.response):
+            shown = []
+            for meaning, found in groupby(binary_layout.own_numbers(kind), key=lambda field: field.meaning):
+                typed = ", ".join(f"`{field.name}` {WIRE_TYPES[field.format]}" for field in found)
+                shown.append(f"{typed}{meaning and f' ({meaning})'}")
+            texts = ", ".join(f"`{name}`" for name in binary_layout.own_texts(kind))
+            row = ("; ".join(shown), texts, binary_layout.body_of(kind))
+            if any(row):
+                code = RequestCode(kind.request_code)
+                rows.append((f"{code.name} {code}{'' if kind is request else ' response'}", *row))
     return table(("message", "fields", "texts", "body"), rows)
 
 

@@ -1,12 +1,16 @@
-"""The messages of DLedger's protocol as values, independent of their encoding (protocol package of the Java DLedger).
+"""The messages of DLedger's protocol as values (protocol package of the Java DLedger), and how each field is sent.
 
-A missing index or term is -1, as in Java. Times are milliseconds.
+A missing index or term is -1, as in Java. Times are milliseconds. The package `wire` encodes messages by what is
+declared here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
@@ -71,9 +75,49 @@ class Role(Enum):
     LEADER = "LEADER"
 
 
+class Wire(NamedTuple):
+    """How a field is sent: as a number, as a text, or in the body of a binary frame.
+
+    ``format`` is the `struct` format of its number, which is the count of a field in the body. ``in_json``: Java has
+    it, too.
+    """
+
+    format: str = ""
+    meaning: str = ""
+    name: str = ""
+    body: str = ""
+    to_count: Callable[[Any], int] | None = None
+    is_text: bool = False
+    in_json: bool = True
+
+
+def _number(form: str, meaning: str = "", default: Any = -1, in_json: bool = True) -> Any:
+    return field(default=default, metadata={"wire": Wire(form, meaning, in_json=in_json)})
+
+
+def _one_of(default: Enum) -> Any:
+    meaning = ", ".join(f"{number} {each.name}" for number, each in enumerate(type(default)))
+    return _number("B", meaning, default)
+
+
+def _text(default: str | None = None) -> Any:
+    return field(default=default, metadata={"wire": Wire(is_text=True)})
+
+
+def _counted(form: str, name: str, body: str, make: Callable[[], Any], count: Callable[[Any], int] = len) -> Any:
+    return field(default_factory=make, metadata={"wire": Wire(form, name=name, body=body, to_count=count)})
+
+
+def _in_body(default: Any, body: str = "") -> Any:
+    return field(default=default, metadata={"wire": Wire(body=body, in_json=False)})
+
+
 @dataclass(slots=True, kw_only=True)
 class WireMessage:
     """The fields of every request and response (``RequestOrResponse``)."""
+
+    request_code: ClassVar[int] = -1
+    """Of the request, also for its response."""
 
     group: str | None = None
     remote_id: str | None = None
@@ -83,24 +127,59 @@ class WireMessage:
     term: int = -1
 
 
-class Request(WireMessage):
-    """A request of a node or client to a node."""
-
-    __slots__ = ()
-
-
 class Response(WireMessage):
-    """The response of that node; ``code`` is the result."""
+    """The response of a node; ``code`` is the result."""
 
     __slots__ = ()
 
 
-@dataclass(slots=True, kw_only=True)
-class VoteRequest(Request):
-    """A candidate (``leader_id``) requests a vote; ``ledger_end_*`` are those of its log."""
+class Request(WireMessage):
+    """A request of a node or client to a node.
 
-    ledger_end_index: int = -1
-    ledger_end_term: int = -1
+    ``acts_as`` is the field with the member that alone may send it; None for requests of clients. ``saves``: handling
+    it may wait for the disk.
+    """
+
+    __slots__ = ()
+    response: ClassVar[type[Response]] = Response
+    acts_as: ClassVar[str | None] = None
+    saves: ClassVar[bool] = False
+
+
+_AnyRequest = TypeVar("_AnyRequest", bound=Request)
+REQUESTS: dict[int, type[Request]] = {}
+"""The class of each request code."""
+
+
+def _sent_as(
+    code: RequestCode, response: type[Response], acts_as: str | None = None, saves: bool = False
+) -> Callable[[type[_AnyRequest]], type[_AnyRequest]]:
+    """Declares the code of a request, and its response."""
+
+    def declare(kind: type[_AnyRequest]) -> type[_AnyRequest]:
+        kind.request_code = response.request_code = int(code)
+        kind.response, kind.acts_as, kind.saves = response, acts_as, saves
+        REQUESTS[code] = kind
+        return kind
+
+    return declare
+
+
+def is_extension(code: int) -> bool:
+    """Whether Java lacks the request, so that it is sent in the binary dialect only."""
+    return 58000 < code < 59000
+
+
+def wire_fields(kind: type[WireMessage]) -> dict[str, Wire]:
+    """How the message's own fields are sent, by their names, in the order of the wire."""
+    return {each.name: each.metadata["wire"] for each in fields(kind) if "wire" in each.metadata}
+
+
+_PEERS = "`peers` times two texts: id, address"
+_ENTRIES = "`count` entries"
+_BODIES = "`count` lengths (u32), then the bodies"
+_TOPICS = "`topics` queue counts (u32), then the names as texts, then storeHost (0, 8 or 20 bytes)"
+_FILES = "`files` sizes (u32), then the names as texts, then the contents"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,13 +189,17 @@ class VoteResponse(Response):
     ``is_without_log``: the vote of a member that lost its disk; the result is UNKNOWN. Binary dialect only.
     """
 
-    vote_result: VoteResult = VoteResult.UNKNOWN
-    is_without_log: bool = False
+    vote_result: VoteResult = _one_of(VoteResult.UNKNOWN)
+    is_without_log: bool = _number("B", "1: the vote of a member that lost its disk", False, in_json=False)
 
 
+@_sent_as(RequestCode.VOTE, VoteResponse, "leader_id", saves=True)
 @dataclass(slots=True, kw_only=True)
-class HeartBeatRequest(Request):
-    """A heartbeat of the leader (``leader_id``) of ``term``."""
+class VoteRequest(Request):
+    """A candidate (``leader_id``) requests a vote; ``ledger_end_*`` are those of its log."""
+
+    ledger_end_index: int = _number("q")
+    ledger_end_term: int = _number("q")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +207,23 @@ class HeartBeatResponse(Response):
     """``code``: whether the receiver follows that leader."""
 
 
+@_sent_as(RequestCode.HEART_BEAT, HeartBeatResponse, "leader_id")
+@dataclass(slots=True, kw_only=True)
+class HeartBeatRequest(Request):
+    """A heartbeat of the leader (``leader_id``) of ``term``."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PushResponse(Response):
+    """``index`` and ``count`` repeat the request's (``index`` None for COMMIT); begin and end are the follower's."""
+
+    index: int | None = _number("q", "the request's firstIndex", None)
+    count: int = _number("I", "the request's", 0)
+    begin_index: int = _number("q", "the follower's first")
+    end_index: int = _number("q", "the follower's last")
+
+
+@_sent_as(RequestCode.PUSH, PushResponse, "leader_id")
 @dataclass(slots=True, kw_only=True)
 class PushRequest(Request):
     """``data`` contains ``count`` consecutive encoded entries, the first with ``first_index``.
@@ -132,11 +232,11 @@ class PushRequest(Request):
     even a single entry is sent as ``batchEntry``.
     """
 
-    type: PushType = PushType.APPEND
-    commit_index: int = -1
-    first_index: int = -1
-    count: int = 0
-    data: Buffer = b""
+    type: PushType = _one_of(PushType.APPEND)
+    commit_index: int = _number("q")
+    first_index: int = _number("q", in_json=False)
+    count: int = _number("I", "", 0)
+    data: Buffer = _in_body(b"", _ENTRIES)
     is_batch: bool = False
 
     @property
@@ -145,15 +245,16 @@ class PushRequest(Request):
 
 
 @dataclass(slots=True, kw_only=True)
-class PushResponse(Response):
-    """``index`` and ``count`` repeat the request's (``index`` None for COMMIT); begin and end are the follower's."""
+class AppendResponse(Response):
+    """``index`` and ``pos`` of the first entry, the number of entries, and their runs (empty from Java)."""
 
-    index: int | None = None
-    count: int = 0
-    begin_index: int = -1
-    end_index: int = -1
+    index: int = _number("q", "of the first entry")
+    pos: int = _number("q", "of the first entry")
+    count: int = _number("I", "entries appended", 1, in_json=False)
+    runs: tuple[EntryRun, ...] = _in_body((), "index (i64) and pos (i64) of the first entry of each consecutive run")
 
 
+@_sent_as(RequestCode.APPEND, AppendResponse)
 @dataclass(slots=True, kw_only=True)
 class AppendRequest(Request):
     """``is_restart`` is an extension: it restarts the pipeline of a connection after a rejected append.
@@ -162,54 +263,37 @@ class AppendRequest(Request):
     ``is_restart``. So a pipeline keeps its order. Java peers know neither this nor batches.
     """
 
-    bodies: Bodies = field(default_factory=lambda: Bodies(0, b""))
-    is_restart: bool = True
-
-
-@dataclass(slots=True, kw_only=True)
-class AppendResponse(Response):
-    """``index`` and ``pos`` of the first entry, the number of entries, and their runs (empty from Java)."""
-
-    index: int = -1
-    pos: int = -1
-    count: int = 1
-    runs: tuple[EntryRun, ...] = ()
-
-
-@dataclass(slots=True, kw_only=True)
-class GetRequest(Request):
-    """``is_committed`` is an extension: return only a committed entry, and report only a certain absence."""
-
-    begin_index: int = -1
-    is_committed: bool = False
+    bodies: Bodies = _counted("I", "count", _BODIES, lambda: Bodies(0, b""), attrgetter("count"))
+    is_restart: bool = _number("B", "1 restarts a rejected pipeline", True, in_json=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class GetResponse(Response):
     """The entry, or none."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry] = _counted("I", "count", _ENTRIES, list)
 
 
+@_sent_as(RequestCode.GET, GetResponse)
 @dataclass(slots=True, kw_only=True)
-class MetadataRequest(Request):
-    """Requests the members and the leader."""
+class GetRequest(Request):
+    """``is_committed`` is an extension: return only a committed entry, and report only a certain absence."""
+
+    begin_index: int = _number("q")
+    is_committed: bool = _number("B", "1: a committed entry only", False, in_json=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class MetadataResponse(Response):
     """``peers`` maps id to address."""
 
-    peers: dict[str, str] = field(default_factory=dict)
+    peers: dict[str, str] = _counted("H", "peers", _PEERS, dict)
 
 
+@_sent_as(RequestCode.METADATA, MetadataResponse)
 @dataclass(slots=True, kw_only=True)
-class TransferRequest(Request):
-    """``LeadershipTransferRequest``: to the leader ``transfer_id``, or from it to ``transferee_id``."""
-
-    transfer_id: str | None = None
-    transferee_id: str | None = None
-    take_leadership_ledger_index: int = -1
+class MetadataRequest(Request):
+    """Requests the members and the leader."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,9 +301,14 @@ class TransferResponse(Response):
     """``code``: whether the transfer succeeded."""
 
 
+@_sent_as(RequestCode.LEADERSHIP_TRANSFER, TransferResponse, "transfer_id", saves=True)
 @dataclass(slots=True, kw_only=True)
-class StatusRequest(Request):
-    """Extension: requests the state of a member. Binary only."""
+class TransferRequest(Request):
+    """``LeadershipTransferRequest``: to the leader ``transfer_id``, or from it to ``transferee_id``."""
+
+    transfer_id: str | None = _text()
+    transferee_id: str | None = _text()
+    take_leadership_ledger_index: int = _number("q")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,16 +319,34 @@ class StatusResponse(Response):
     `ConfigRequest`.
     """
 
-    role: Role = Role.CANDIDATE
-    begin_index: int = -1
-    end_index: int = -1
-    end_term: int = -1
-    committed_index: int = -1
-    peers: dict[str, str] = field(default_factory=dict)
-    problem: str = ""
-    serves_messages: bool = False
+    role: Role = _one_of(Role.CANDIDATE)
+    begin_index: int = _number("q")
+    end_index: int = _number("q")
+    end_term: int = _number("q")
+    committed_index: int = _number("q")
+    peers: dict[str, str] = _counted("H", "peers", _PEERS, dict)
+    problem: str = _in_body("", "; then a text: the latest problem, or empty")
+    serves_messages: bool = _number("B", "1 if it does as leader", False)
 
 
+@_sent_as(RequestCode.STATUS, StatusResponse)
+@dataclass(slots=True, kw_only=True)
+class StatusRequest(Request):
+    """Extension: requests the state of a member. Binary only."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadResponse(Response):
+    """``data``: ``count`` encoded entries from ``first_index`` on."""
+
+    first_index: int = _number("q")
+    count: int = _number("I", "", 0)
+    begin_index: int = _number("q", "the member's first")
+    committed_index: int = _number("q")
+    data: Buffer = _in_body(b"", _ENTRIES)
+
+
+@_sent_as(RequestCode.READ, ReadResponse)
 @dataclass(slots=True, kw_only=True)
 class ReadRequest(Request):
     """Extension: requests committed entries of any member, from ``first_index`` on. Binary only.
@@ -247,28 +354,9 @@ class ReadRequest(Request):
     The member waits up to ``wait_ms`` for that entry to be committed, then responds without entries.
     """
 
-    first_index: int = 0
-    max_bytes: int = 1 << 20
-    wait_ms: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class ReadResponse(Response):
-    """``data``: ``count`` encoded entries from ``first_index`` on."""
-
-    first_index: int = -1
-    count: int = 0
-    begin_index: int = -1
-    committed_index: int = -1
-    data: Buffer = b""
-
-
-@dataclass(slots=True, kw_only=True)
-class TopicsRequest(Request):
-    """Extension: requests the number of queues of topics. New topics get ``queue_nums``. Binary only."""
-
-    names: tuple[str, ...] = ()
-    queue_nums: int = 4
+    first_index: int = _number("q", "", 0)
+    max_bytes: int = _number("I", "of entries in the response", 1 << 20)
+    wait_ms: int = _number("I", "for the first entry", 0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -278,24 +366,18 @@ class TopicsResponse(Response):
     ``reason`` is the application's reason for a rejection.
     """
 
-    queue_counts: dict[str, int] = field(default_factory=dict)
-    store_host: bytes = b""
-    reason: str | None = None
+    queue_counts: dict[str, int] = _counted("H", "topics", _TOPICS, dict)
+    store_host: bytes = _in_body(b"")
+    reason: str | None = _text()
 
 
+@_sent_as(RequestCode.TOPICS, TopicsResponse)
 @dataclass(slots=True, kw_only=True)
-class PutRequest(AppendRequest):
-    """Extension: the bodies are messages that the leader's application turns into entries. Binary only.
+class TopicsRequest(Request):
+    """Extension: requests the number of queues of topics. New topics get ``queue_nums``. Binary only."""
 
-    In a pipeline it counts as an append. New topics get ``queue_nums`` queues. A leader of another term than ``term``
-    rejects it with EXPIRED_TERM; with -1 any leader takes it.
-    """
-
-    queue_nums: int = 4
-
-
-POSITION_SIZE = 24
-"""Bytes of index, pos and queueOffset of one message."""
+    names: tuple[str, ...] = _counted("H", "names", "`names` texts", tuple)
+    queue_nums: int = _number("I", "of new topics", 4)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -307,13 +389,42 @@ class PutResponse(Response):
     if it appended none. ``reason`` is the application's reason for a rejection.
     """
 
-    index: int = -1
-    pos: int = -1
-    count: int = 0
-    positions: Buffer = b""
-    reason: str | None = None
+    index: int = _number("q", "of the first new entry")
+    pos: int = _number("q", "of the first new entry")
+    count: int = _number("I", "messages of the request", 0)
+    positions: Buffer = _in_body(b"", "nothing, or `count` times index, pos and queueOffset (i64)")
+    reason: str | None = _text()
 
 
+@_sent_as(RequestCode.PUT_MESSAGES, PutResponse)
+@dataclass(slots=True, kw_only=True)
+class PutRequest(AppendRequest):
+    """Extension: the bodies are messages that the leader's application turns into entries. Binary only.
+
+    In a pipeline it counts as an append. New topics get ``queue_nums`` queues. A leader of another term than ``term``
+    rejects it with EXPIRED_TERM; with -1 any leader takes it.
+    """
+
+    queue_nums: int = _number("I", "of new topics", 4)
+
+
+POSITION_SIZE = 24
+"""Bytes of index, pos and queueOffset of one message."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ProducerResponse(Response):
+    """See `encoded.ProducerState`. ``reason`` is the application's reason for a rejection."""
+
+    count: int = _number("q", "", 0)
+    other_runs: int = _number("q", "", 0)
+    last_number: int = _number("q")
+    next_index: int = _number("q")
+    ids: Buffer = _in_body(b"", "identities")
+    reason: str | None = _text()
+
+
+@_sent_as(RequestCode.PRODUCER, ProducerResponse)
 @dataclass(slots=True, kw_only=True)
 class ProducerRequest(Request):
     """Extension: requests what the leader's log has of a producer's messages. Binary only.
@@ -323,46 +434,22 @@ class ProducerRequest(Request):
     term.
     """
 
-    producer: bytes = bytes(8)
-    run: int = 0
-    from_index: int = -1
-
-
-@dataclass(slots=True, kw_only=True)
-class ProducerResponse(Response):
-    """See `encoded.ProducerState`. ``reason`` is the application's reason for a rejection."""
-
-    count: int = 0
-    other_runs: int = 0
-    last_number: int = -1
-    next_index: int = -1
-    ids: Buffer = b""
-    reason: str | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class ConfigRequest(Request):
-    """Extension: requests the leader's metadata files, which are stored next to the log. Binary only."""
+    producer: bytes = _in_body(bytes(8), "producer")
+    run: int = _number("I", "", 0)
+    from_index: int = _number("q")
 
 
 @dataclass(slots=True, kw_only=True)
 class ConfigResponse(Response):
     """Metadata by file name."""
 
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, bytes] = _counted("H", "files", _FILES, dict)
 
 
+@_sent_as(RequestCode.CONFIG, ConfigResponse)
 @dataclass(slots=True, kw_only=True)
-class SummaryRequest(Request):
-    """Extension: requests a part of a member's summary, the state of its application that its log does not tell.
-
-    ``begin_index``: the requester's log begins there, so it needs the state of all earlier entries. ``snapshot`` 0 asks
-    for a new one, with ``offset`` 0. Binary only.
-    """
-
-    begin_index: int = -1
-    snapshot: int = 0
-    offset: int = 0
+class ConfigRequest(Request):
+    """Extension: requests the leader's metadata files, which are stored next to the log. Binary only."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -373,47 +460,44 @@ class SummaryResponse(Response):
     REPEATED_REQUEST if the snapshot is gone.
     """
 
-    snapshot: int = 0
-    offset: int = 0
-    size: int = 0
-    data: Buffer = b""
+    snapshot: int = _number("q", "", 0)
+    offset: int = _number("q", "", 0)
+    size: int = _number("q", "", 0)
+    data: Buffer = _in_body(b"", "bytes of the snapshot")
 
 
+@_sent_as(RequestCode.SUMMARY, SummaryResponse, "local_id", saves=True)
 @dataclass(slots=True, kw_only=True)
-class IdentityRequest(Request):
-    """Extension: the leader asks for the member's cluster id, and gives it its own if it has one. Binary only."""
+class SummaryRequest(Request):
+    """Extension: requests a part of a member's summary, the state of its application that its log does not tell.
 
-    cluster_id: str | None = ""
+    ``begin_index``: the requester's log begins there, so it needs the state of all earlier entries. ``snapshot`` 0 asks
+    for a new one, with ``offset`` 0. Binary only.
+    """
+
+    begin_index: int = _number("q")
+    snapshot: int = _number("q", "0: a new one", 0)
+    offset: int = _number("q", "", 0)
 
 
 @dataclass(slots=True, kw_only=True)
 class IdentityResponse(Response):
     """The member's cluster id, "" if it has none."""
 
-    cluster_id: str | None = ""
+    cluster_id: str | None = _text("")
+
+
+@_sent_as(RequestCode.IDENTITY, IdentityResponse, "leader_id", saves=True)
+@dataclass(slots=True, kw_only=True)
+class IdentityRequest(Request):
+    """Extension: the leader asks for the member's cluster id, and gives it its own if it has one. Binary only."""
+
+    cluster_id: str | None = _text("")
 
 
 LIST = "list"
 ENTRY = "entry"
 """The action that only returns the leader's list."""
-
-
-@dataclass(slots=True, kw_only=True)
-class MembersRequest(Request):
-    """Extension: requests the list of members, or a change of it. Binary only.
-
-    ``action`` is "" at any member, or at the leader list, add, remove, or replace ``member_id`` by ``new_id``.
-    ``address`` is the new one's. A restored or new member asks for an entry of the leader's term with action entry.
-    """
-
-    action: str | None = ""
-    member_id: str | None = ""
-    new_id: str | None = ""
-    address: str | None = ""
-
-    @property
-    def is_change(self) -> bool:
-        return self.action not in (None, "", LIST)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -423,5 +507,24 @@ class MembersResponse(Response):
     ``reason`` says why a change was rejected.
     """
 
-    members: str | None = ""
-    reason: str | None = None
+    members: str | None = _text("")
+    reason: str | None = _text()
+
+
+@_sent_as(RequestCode.MEMBERS, MembersResponse, saves=True)
+@dataclass(slots=True, kw_only=True)
+class MembersRequest(Request):
+    """Extension: requests the list of members, or a change of it. Binary only.
+
+    ``action`` is "" at any member, or at the leader list, add, remove, or replace ``member_id`` by ``new_id``.
+    ``address`` is the new one's. A restored or new member asks for an entry of the leader's term with action entry.
+    """
+
+    action: str | None = _text("")
+    member_id: str | None = _text("")
+    new_id: str | None = _text("")
+    address: str | None = _text("")
+
+    @property
+    def is_change(self) -> bool:
+        return self.action not in (None, "", LIST)

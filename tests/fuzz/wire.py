@@ -28,7 +28,6 @@ from pyspark_dledger.raft.wire import (
     encode_refusal,
 )
 from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
-from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 from pyspark_dledger.raft.wire.remoting import decode_header
 from tests.fuzz.cases import numbers, run_by_command_line
 from tests.support.wire_messages import SAMPLES, encoded, has_json_form
@@ -191,7 +190,7 @@ def write_again(message: WireMessage | Refusal, is_binary: bool) -> None:
     for as_binary in (True, is_binary):
         if as_binary or has_json_form(message):
             frames = FrameReader().feed(encoded(message, OPAQUE, as_binary))
-            found = decode(frames[0], {OPAQUE: REQUEST_CODES[type(message)]}).message
+            found = decode(frames[0], {OPAQUE: message.request_code}).message
             if found != message:
                 raise Harm(f"written again, {message} is read as {found}")
 

@@ -26,7 +26,6 @@ from pyspark_dledger.raft.messages import (
     TopicsRequest,
 )
 from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Refusal
-from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, RESPONSES
 from tests.support.clients import batch_of, connected
 from tests.support.fake_members import (
     ACK,
@@ -144,7 +143,7 @@ def test_unencodable_topics_are_rejected(names: list[str]) -> None:
 
 
 def rejection(kind: type[Request], code: int, reason: str | None = None) -> Any:
-    return RESPONSES[REQUEST_CODES[kind]](group="g", code=code, reason=reason)  # type: ignore[call-arg]
+    return kind.response(group="g", code=code, reason=reason)  # type: ignore[call-arg]
 
 
 def test_config() -> None:

@@ -37,7 +37,6 @@ from pyspark_dledger.raft.node.callers import Caller as NodeCaller
 from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.inbound import Inbound
 from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, Refusal, WireConnection
-from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 from tests.support.groups import (
     HOST,
     Nodes,
@@ -244,7 +243,7 @@ def test_puts_and_appends_are_rejected_after_each_other() -> None:
         inbound._transport = transport  # type: ignore[assignment]  # a stand-in
 
         def send(opaque: int, request: AppendRequest) -> None:
-            code = REQUEST_CODES[type(request)]
+            code = request.request_code
             transport.client._outstanding[opaque] = code
             transport.client._binary_requests.add(opaque)
             inbound.received(ReceivedRequest(opaque, request, True, False, False, code))

@@ -43,9 +43,8 @@ from pyspark_dledger.raft.wire import (
     encode_response,
     framing,
 )
-from pyspark_dledger.raft.wire.binary_layout import OWN_TEXTS
+from pyspark_dledger.raft.wire.binary_layout import own_texts
 from pyspark_dledger.raft.wire.json_bodies import decode_request, decode_response
-from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, REQUESTS, RESPONSES
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 from tests.fuzz import wire as fuzz_wire
 from tests.support.wire_messages import (
@@ -67,7 +66,7 @@ DATA = Path(__file__).resolve().parent / "wire"
 
 def sent(message: WireMessage, is_binary: bool) -> WireMessage | Refusal | None:
     """The message, encoded and decoded."""
-    outstanding = {7: REQUEST_CODES[type(message)]} if isinstance(message, Response) else {}
+    outstanding = {7: message.request_code} if isinstance(message, Response) else {}
     return decode(only(encoded(message, 7, is_binary)), outstanding).message
 
 
@@ -398,7 +397,7 @@ def test_frames_do_not_depend_on_how_the_bytes_arrive(messages: list[WireMessage
         found += reader.feed(stream[start : start + size])
         assert reader.is_between_frames == (start + size >= len(stream) or is_boundary(stream, start + size))
         start += size
-    outstanding = {number: REQUEST_CODES[type(message)] for number, message in enumerate(messages)}
+    outstanding = {number: message.request_code for number, message in enumerate(messages)}
     assert [decode(frame, outstanding).message for frame in found] == messages
 
 
@@ -411,7 +410,7 @@ def is_boundary(stream: bytes, offset: int) -> bool:
 
 def test_every_message_class_has_samples() -> None:
     java = {type(message) for message in JAVA_MESSAGES.values()}
-    assert {*REQUESTS.values(), *RESPONSES.values()} == java | set(EXTENSIONS)
+    assert {each for kind in m.REQUESTS.values() for each in (kind, kind.response)} == java | set(EXTENSIONS)
     assert {type(message) for message in SAMPLES} == java | set(EXTENSIONS)
 
 
@@ -580,7 +579,7 @@ FATAL_RESPONSES = {
 @pytest.mark.parametrize("name", FATAL_RESPONSES)
 def test_unreadable_binary_responses_raise_an_error(name: str) -> None:
     code, own, body = FATAL_RESPONSES[name]
-    texts = TEXTS + b"\xff\xff" * len(OWN_TEXTS.get((code, True), ()))
+    texts = TEXTS + b"\xff\xff" * len(own_texts(m.REQUESTS[code].response))
     with pytest.raises(WireError, match=r"expected (?![45] texts)"):
         decode(only(framed(0x44, binary_header(code, own, flags=1, texts=texts), body)), {1: code})
 

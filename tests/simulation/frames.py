@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from pyspark_dledger.raft.messages import Request, Response, WireMessage
 from pyspark_dledger.raft.wire import FrameReader, decode, encode_request, encode_response
-from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 
 OPAQUE = 7
 M = TypeVar("M", bound=WireMessage)
@@ -18,7 +17,7 @@ def through_frames(message: M, is_binary: bool, request: Request | None) -> M:
     encode = encode_request if request is None else encode_response
     buffers = encode(message, OPAQUE, is_binary)  # type: ignore[arg-type]
     (frame,) = _READER.feed(b"".join(buffers))
-    codes = {} if request is None else {OPAQUE: int(REQUEST_CODES[type(request)])}
+    codes = {} if request is None else {OPAQUE: request.request_code}
     found = decode(frame, codes).message
     assert type(found) is type(message), found
     return found

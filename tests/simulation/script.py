@@ -49,7 +49,6 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
     VoteResult,
 )
-from pyspark_dledger.raft.wire import message_kinds
 from tests.simulation import ledger
 from tests.simulation.checker import HEADER_SIZE, Checker
 from tests.simulation.disk import SimStore
@@ -66,9 +65,6 @@ REQUESTS: dict[str, type[Request]] = {
     "STATUS": StatusRequest,
     "TOPICS": TopicsRequest,
     "CONFIG": ConfigRequest,
-}
-RESPONSES: dict[type[Request], type[Response]] = {
-    message_kinds.REQUESTS[code]: message_kinds.RESPONSES[code] for code in message_kinds.REQUESTS
 }
 BODY_SIZE = 16
 TICK = 10
@@ -226,7 +222,7 @@ class Script:
                 fields["index"] = request.first_index if request.count else None
                 fields["count"] = request.count
             fields |= {name: self._value(value) for name, value in values(words).items()}
-            response = RESPONSES[type(request)](**fields)
+            response = type(request).response(**fields)
         self.core.handle_response(send.token, response, self.now)
         self._drain()
 

@@ -34,58 +34,27 @@ from pyspark_dledger.raft.core.repairs import Repairs
 from pyspark_dledger.raft.core.summary_copy import SummaryCopy
 from pyspark_dledger.raft.messages import (
     AppendRequest,
-    AppendResponse,
     ConfigRequest,
-    ConfigResponse,
     GetRequest,
-    GetResponse,
     HeartBeatRequest,
-    HeartBeatResponse,
     IdentityRequest,
-    IdentityResponse,
     MembersRequest,
-    MembersResponse,
     MetadataRequest,
     MetadataResponse,
     ProducerRequest,
-    ProducerResponse,
     PushRequest,
-    PushResponse,
     PutRequest,
-    PutResponse,
     Request,
     Response,
     Role,
     StatusRequest,
     StatusResponse,
     SummaryRequest,
-    SummaryResponse,
     TopicsRequest,
-    TopicsResponse,
     TransferRequest,
-    TransferResponse,
     VoteRequest,
-    VoteResponse,
 )
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
-
-_RESPONSES: dict[type[Request], type[Response]] = {
-    AppendRequest: AppendResponse,
-    ConfigRequest: ConfigResponse,
-    GetRequest: GetResponse,
-    HeartBeatRequest: HeartBeatResponse,
-    IdentityRequest: IdentityResponse,
-    MembersRequest: MembersResponse,
-    MetadataRequest: MetadataResponse,
-    ProducerRequest: ProducerResponse,
-    PushRequest: PushResponse,
-    PutRequest: PutResponse,
-    StatusRequest: StatusResponse,
-    SummaryRequest: SummaryResponse,
-    TopicsRequest: TopicsResponse,
-    TransferRequest: TransferResponse,
-    VoteRequest: VoteResponse,
-}
 
 
 class Core:
@@ -172,7 +141,7 @@ class Core:
             except DISK_FAILURES as error:
                 member.report_problem(f"a {type(request).__name__} failed: {error}")
                 code = ResponseCode.DISK_ERROR
-        member.reject(token, request, _RESPONSES.get(type(request), Response)(), code)
+        member.reject(token, request, request.response(), code)
         return not isinstance(request, AppendRequest)
 
     def handle_response(self, token: int, response: Response | None, now: int) -> None:

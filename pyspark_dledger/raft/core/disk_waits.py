@@ -16,9 +16,7 @@ from pyspark_dledger.raft.messages import (
     AppendRequest,
     GetResponse,
     HeartBeatRequest,
-    IdentityRequest,
     IdentityResponse,
-    MembersRequest,
     MembersResponse,
     PushRequest,
     PushResponse,
@@ -26,15 +24,11 @@ from pyspark_dledger.raft.messages import (
     ReadResponse,
     Request,
     Response,
-    SummaryRequest,
     SummaryResponse,
-    TransferRequest,
-    VoteRequest,
 )
 
-_REQUESTS = (IdentityRequest, MembersRequest, SummaryRequest, TransferRequest, VoteRequest)
 # The first confirms a reset, ReadResponse has a copy for a repair.
-_RESPONSES = (GetResponse, IdentityResponse, MembersResponse, ReadResponse, SummaryResponse)
+_SAVING_RESPONSES = (GetResponse, IdentityResponse, MembersResponse, ReadResponse, SummaryResponse)
 
 
 class DiskWaits:
@@ -66,12 +60,12 @@ class DiskWaits:
             return store.append_may_wait
         if isinstance(request, HeartBeatRequest):
             return request.term > self._member.term
-        return isinstance(request, _REQUESTS)
+        return request.saves
 
     def in_response(self, response: Response | None) -> bool:
         if isinstance(response, PushResponse) and self._member.members.commit_may_wait:
             return True
-        return response is not None and (response.term > self._member.term or isinstance(response, _RESPONSES))
+        return response is not None and (response.term > self._member.term or isinstance(response, _SAVING_RESPONSES))
 
     @property
     def in_drain(self) -> bool:

@@ -14,19 +14,13 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import (
-    HeartBeatRequest,
-    IdentityRequest,
-    PushRequest,
     Request,
     Response,
-    SummaryRequest,
     TransferRequest,
-    VoteRequest,
     VoteResponse,
     VoteResult,
 )
 from pyspark_dledger.raft.peers import Address, usual_host
-from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES, RESPONSES
 
 MEMBER_UNIT = "dledger-member"
 """The organizational unit (OU) of certificates that may act as any member."""
@@ -34,7 +28,6 @@ MEMBER_UNIT = "dledger-member"
 _LOOPBACK = "127.0.0.1"
 # The kinds of subjectAltName that name a host, as `ssl` calls them; a DirName is no text, a URI or email no host.
 _HOST_NAMES = ("DNS", "IP Address")
-_LED_BY = (PushRequest, HeartBeatRequest, VoteRequest, IdentityRequest)
 
 
 class Credentials(NamedTuple):
@@ -47,18 +40,15 @@ class Credentials(NamedTuple):
 
 def acting_member(request: Request) -> str | None:
     """The member that a request claims to be of; None for requests that clients may send."""
-    if isinstance(request, _LED_BY):
-        return request.leader_id or ""
-    if isinstance(request, TransferRequest) and request.transfer_id != request.remote_id:
-        return request.transfer_id or ""
-    if isinstance(request, SummaryRequest):
-        return request.local_id or ""
-    return None
+    if request.acts_as is None or (isinstance(request, TransferRequest) and request.transfer_id == request.remote_id):
+        return None
+    member_id: str | None = getattr(request, request.acts_as)
+    return member_id or ""
 
 
 def stranger_response(request: Request) -> Response:
     """The response to a member's request that came from another place. It has no term: nobody should adopt one."""
-    response = RESPONSES[REQUEST_CODES[type(request)]](
+    response = request.response(
         group=request.group, local_id=request.local_id, remote_id=request.remote_id, code=ResponseCode.UNKNOWN_MEMBER
     )
     if isinstance(response, VoteResponse):

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.raft.messages import Request, RequestCode, Response, WireMessage
+from pyspark_dledger.raft.messages import REQUESTS, Request, RequestCode, Response, WireMessage, is_extension
 from pyspark_dledger.raft.wire import binary
 from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, WireFrame, frame
 from pyspark_dledger.raft.wire.json_bodies import decode_request, decode_response, encode_body
-from pyspark_dledger.raft.wire.message_kinds import BINARY_ONLY, REQUEST_CODES, REQUESTS
 from pyspark_dledger.raft.wire.remoting import (
     SUCCESS,
     SYSTEM_ERROR,
@@ -103,7 +102,7 @@ def _encode(
     secret: str | None = None,
     member: str | None = None,
 ) -> list[Buffer]:
-    code = REQUEST_CODES[type(message)]
+    code = message.request_code
     if offers_binary and (is_binary or code != RequestCode.METADATA):
         raise EncodeError(
             f"the binary dialect can be offered only with METADATA in JSON, found {type(message).__name__}"
@@ -138,7 +137,7 @@ def _decode_response(header: Header, body: memoryview, outstanding: Mapping[int,
 
 
 def _request_or_refusal(code: int, body: memoryview) -> Request | Refusal:
-    if code not in REQUESTS or code in BINARY_ONLY:
+    if code not in REQUESTS or is_extension(code):
         return not_supported(code)
     try:
         return decode_request(code, body)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import binascii
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -20,8 +20,8 @@ from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, VoteResult, WireMessage
+from pyspark_dledger.raft.wire.binary_layout import camel_case
 from pyspark_dledger.raft.wire.fastjson import base64_bytes, integer, parse_object, quote, shown, text
-from pyspark_dledger.raft.wire.message_kinds import BINARY_ONLY, REQUESTS, RESPONSES
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 from pyspark_dledger.store.dledger_store import Entry
 
@@ -66,18 +66,22 @@ def encode_body(message: WireMessage) -> bytes:
 
 def decode_request(code: int, body: Buffer) -> Request:
     """The request of that code. Raises WireError for an unreadable body, and for a code that Java does not have."""
-    return _decode(REQUESTS, code, body)
+    return _decode(_kind_of(code), body)
 
 
 def decode_response(code: int, body: Buffer) -> Response:
     """The response to a request of that code. Raises WireError."""
-    return _decode(RESPONSES, code, body)
+    return _decode(_kind_of(code).response, body)
 
 
-def _decode(kinds: Mapping[int, type[AnyMessage]], code: int, body: Buffer) -> AnyMessage:
-    kind = kinds.get(code)
-    if kind is None or code in BINARY_ONLY:
+def _kind_of(code: int) -> type[Request]:
+    kind = m.REQUESTS.get(code)
+    if kind is None or m.is_extension(code):
         raise WireError(f"expected a request code that is sent as JSON, found {code}")
+    return kind
+
+
+def _decode(kind: type[AnyMessage], body: Buffer) -> AnyMessage:
     fields = parse_object(body, kind.__name__)
     if fields is None:
         raise WireError(f"expected {kind.__name__} as a JSON object, found nothing")
@@ -333,21 +337,16 @@ def _resolved(fields: dict[str, Any], item: Any) -> Any:
     return found
 
 
-_FIELDS: dict[type[WireMessage], tuple[JsonField, ...]] = {
-    m.MetadataRequest: (),
+# What `messages` does not say: fields that are sent in another form than a number or text, and what Java derives.
+_OWN_FORMS: dict[type[WireMessage], tuple[JsonField, ...]] = {
     m.MetadataResponse: (JsonField("peers", _peers_json, "peers", _read_peers),),
     m.AppendRequest: (JsonField("body", _bodies_json, "bodies", _read_bodies),),
-    m.AppendResponse: (_number("index", "index"), _number("pos", "pos")),
-    m.GetRequest: (_number("beginIndex", "begin_index"), _constant("maxSize", b"0")),
+    m.GetRequest: (_constant("maxSize", b"0"),),
     m.GetResponse: (JsonField("entries", _get_entries_json, "entries", _read_get_entries),),
-    m.VoteRequest: (_number("ledgerEndIndex", "ledger_end_index"), _number("ledgerEndTerm", "ledger_end_term")),
     m.VoteResponse: (_enum("voteResult", "vote_result", VoteResult, VoteResult.UNKNOWN, _OLD_VOTE_RESULTS),),
-    m.HeartBeatRequest: (),
-    m.HeartBeatResponse: (),
     m.PushRequest: (
         _derived("batch", lambda request: b"true" if _is_batch(request) else b"false"),
         _derived("batchEntry", _push_batch),
-        _number("commitIndex", "commit_index"),
         _derived("count", lambda request: b"%d" % _count(request)),
         _derived("entry", _push_entry),
         _derived("firstEntryIndex", lambda request: b"%d" % (request.first_index if _count(request) else -1)),
@@ -356,25 +355,32 @@ _FIELDS: dict[type[WireMessage], tuple[JsonField, ...]] = {
         _derived("totalSize", lambda request: b"%d" % (len(request.data) if _is_batch(request) else 0)),
         _enum("type", "type", PushType, None, {}),
     ),
-    m.PushResponse: (
-        _number("index", "index"),
-        _number("beginIndex", "begin_index"),
-        _number("endIndex", "end_index"),
-        _number("count", "count", 32, is_count=True),
-    ),
-    m.TransferRequest: (
-        _text("transferId", "transfer_id"),
-        _text("transfereeId", "transferee_id"),
-        _number("takeLeadershipLedgerIndex", "take_leadership_ledger_index"),
-    ),
-    m.TransferResponse: (),
+}
+
+
+def _fields(kind: type[WireMessage]) -> list[JsonField]:
+    """The fields of a message's JSON."""
+    found = {field.key: field for field in (*_COMMON, *_OWN_FORMS.get(kind, ()))}
+    for name, wire in m.wire_fields(kind).items():
+        key = camel_case(name)
+        if wire.in_json and not wire.to_count and key not in found:
+            is_count = wire.format == "I"
+            found[key] = _text(key, name) if wire.is_text else _number(key, name, 32 if is_count else 64, is_count)
+    return list(found.values())
+
+
+_FIELDS = {
+    kind: _fields(kind)
+    for code, request in m.REQUESTS.items()
+    if not m.is_extension(code)
+    for kind in (request, request.response)
 }
 _WRITERS: dict[type[WireMessage], list[tuple[bytes, Write]]] = {
-    kind: [(f'"{key}":'.encode(), write) for key, write, *_ in sorted((*_COMMON, *own), key=lambda field: field.key)]
+    kind: [(f'"{key}":'.encode(), write) for key, write, *_ in sorted(own, key=lambda field: field.key)]
     for kind, own in _FIELDS.items()
 }
 _READERS: dict[type[WireMessage], list[tuple[str, str, Read]]] = {
-    kind: [(field.key, field.attribute, field.read) for field in (*_COMMON, *own) if field.attribute and field.read]
+    kind: [(field.key, field.attribute, field.read) for field in own if field.attribute and field.read]
     for kind, own in _FIELDS.items()
 }
 _FINISHERS: dict[type[WireMessage], Callable[[dict[str, Any], dict[str, Any]], None]] = {PushRequest: _finish_push}

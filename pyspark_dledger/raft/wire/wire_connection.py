@@ -29,7 +29,6 @@ from pyspark_dledger.raft.wire.dialects import (
     encode_response,
 )
 from pyspark_dledger.raft.wire.framing import MAX_FRAME_SIZE, FrameReader, WireFrame
-from pyspark_dledger.raft.wire.message_kinds import REQUEST_CODES
 from pyspark_dledger.raft.wire.remoting import Refusal
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
@@ -119,7 +118,7 @@ class WireConnection:
         offers, secret = is_hello and self._offers_binary, self._secret if is_hello else None
         member = self._member() if is_hello and self._member is not None else None
         buffers = encode_request(request, opaque, self.is_binary, offers, secret, member)
-        self._outstanding[opaque] = REQUEST_CODES[type(request)]
+        self._outstanding[opaque] = request.request_code
         if self.is_binary:
             self._binary_requests.add(opaque)
         return opaque, buffers
