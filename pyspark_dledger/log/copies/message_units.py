@@ -103,6 +103,18 @@ class MessageUnits:
         units = (_unit_of(by_name, message) for by_name in self._queues if (message.topic, message.queue_id) in by_name)
         return any(unit is None or unit.size for unit in units)
 
+    def place_of(self, position: int, data: bytes) -> int | None:
+        """Where the message begins that queues have at the place of this copy: its own position, or an earlier one.
+
+        None if they have neither. Several messages of a queue can have queueOffset 0.
+        """
+        message = message_in(data)
+        if message is None or message.queue_offset <= 0:
+            return None
+        units = [_unit_of(by_name, message) for by_name in self._queues]
+        found = {unit.commit_log_offset for unit in units if unit is not None and unit.size > 0}
+        return position if position in found else min((each for each in found if 0 < each < position), default=None)
+
     @cached_property
     def _dispatched(self) -> int:
         """The last message that a queue has: messages get their units in the order of the log."""

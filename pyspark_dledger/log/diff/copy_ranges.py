@@ -14,7 +14,7 @@ from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.segment_copy import Damage, Damages
 from pyspark_dledger.log.salvage.histories import Histories, History
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
-from pyspark_dledger.log.salvage.pieces import FAIL_ALIKE, UNCONFIRMED, Piece, Undecided
+from pyspark_dledger.log.salvage.pieces import ELSEWHERE, FAIL_ALIKE, UNCONFIRMED, Piece, Undecided
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, indexes_of, start_of
 
 INTACT, DAMAGED, FILLER, UNREAD, BEFORE, AFTER = "intact", "damaged", "filler", "unread", "before", "after"
@@ -228,7 +228,7 @@ class CopyRanges:
         if undecided is not None and group is not None:
             if undecided.why == FAIL_ALIKE:
                 return Copy(DAMAGED, history, group[0], is_undecided=True, is_silent=True)
-            return Copy(INTACT, history, group[0], is_undecided=True)
+            return Copy(INTACT, history, group[0], is_undecided=True, is_silent=undecided.why == ELSEWHERE)
         if is_unread:
             return Copy(UNREAD, history)
         if not is_inside:

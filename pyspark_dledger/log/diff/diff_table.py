@@ -301,7 +301,8 @@ class MemberEvidence:
         extent = found.first, found.last, found.size
         # A filler is right where nothing shows that a copy is: a salvage was told to write it.
         own = [each for each in found.copies if each.state == INTACT and each.history == copy.history]
-        is_held = bool(own) and (found.why_undecided == ONLY_COPY or not all(each.is_undecided for each in own))
+        is_only = found.why_undecided == ONLY_COPY and not any(each.is_silent for each in own)
+        is_held = bool(own) and (is_only or not all(each.is_undecided for each in own))
         is_in_log = copy.history == 0
         if not is_in_log and copy.state in (INTACT, DAMAGED):
             self.tail.add(*extent)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+from pyspark_dledger.format.state_files import epoch_at
 from pyspark_dledger.log.copies.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, CommitLogState, ConsistentPoint
-from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT, NO_RANGES, RangeCounter, Ranges
+from pyspark_dledger.log.diff.copy_ranges import AFTER, DAMAGED, INTACT, NO_RANGES, RangeCounter, Ranges
 from pyspark_dledger.log.diff.diff_table import LogEvidence, MemberEvidence, member_evidence
 from pyspark_dledger.log.diff.replica_group import Candidate, Loss, ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
@@ -269,7 +270,8 @@ def judge_commit_logs(
 ) -> GroupVerdict:
     """The verdict on CommitLogs."""
     evidence = member_evidence(group.ranges, group.names)
-    first = min(range(len(states)), key=lambda number: _order(states[number], evidence[number]))
+    ranks = [_rank(group, number, state) for number, state in enumerate(states)]
+    first = min(range(len(states)), key=lambda number: _order(ranks[number], states[number], evidence[number]))
     overwrites, overwritten = RangeCounter(), set()
     for found in group.ranges:
         others = [n for n, copy in enumerate(found.copies) if copy.history > 0 and copy.state in (INTACT, DAMAGED)]
@@ -283,6 +285,7 @@ def judge_commit_logs(
         _replica(
             state,
             states[first],
+            ranks[first] > ranks[number],
             found,
             by_slave.get(state.node),
             ends.get(state.node),
@@ -298,6 +301,7 @@ def judge_commit_logs(
 def _replica(
     state: CommitLogState,
     first: CommitLogState,
+    is_shorter: bool,
     found: MemberEvidence,
     truncation: ConsistentPoint | None,
     lost_end: LostEnd | None,
@@ -306,7 +310,7 @@ def _replica(
 ) -> MemberVerdict:
     ranges = found.ranges()
     damaged, tail = ranges["in_log"], ranges["diverged"]
-    is_behind = _rank(first) > _rank(state) or bool(tail.entries)
+    is_behind = is_shorter or bool(tail.entries)
     pos = truncation.pos if truncation is not None else None
     kept = state.end if pos is None else min(pos, state.end)
     # A slave without messages begins where its master does.
@@ -347,12 +351,22 @@ def _replica(
     )
 
 
-def _rank(state: CommitLogState) -> tuple[int, int]:
-    return -1 if state.epoch is None else state.epoch, state.end
+def _rank(group: CommitLogGroup, number: int, state: CommitLogState) -> tuple[int, int]:
+    """The last epoch of a replica and its end, without what nobody can follow: damage, blanks, another history."""
+    end, epoch = state.end, state.epoch
+    for found in reversed(group.ranges):
+        copy = found.copies[number]
+        is_blank = copy.state == INTACT and not group.messages(found)
+        is_followed = copy.history <= 0 and not is_blank and copy.state not in (DAMAGED, AFTER)
+        if is_followed or copy.is_undecided:
+            break
+        if copy.state != AFTER and found.first <= end:
+            end, epoch = found.first, epoch_at(group.replicas[number].epochs, found.first - 1)
+    return -1 if state.epoch is None or epoch is None else epoch, end
 
 
-def _order(state: CommitLogState, found: MemberEvidence) -> tuple[object, ...]:
+def _order(rank: tuple[int, int], state: CommitLogState, found: MemberEvidence) -> tuple[object, ...]:
     """The replica to follow: of the last epoch, then the longest; of equal ones an intact one, with the most files."""
-    epoch, end = _rank(state)
+    epoch, end = rank
     is_damaged = bool(found.damaged_in_log.entries or state.short or state.unread)
     return -epoch, -end, bool(found.tail.entries), is_damaged, state.begin, state.node

@@ -132,6 +132,7 @@ class ComparedStores:
             has_blank=partial(_has_blank, segments, file_size),
             read=partial(_read, segments),
             is_elsewhere=self._units.is_elsewhere,
+            place_of=self._units.place_of,
             last_epochs=self._last_epochs if source == COMMITLOG else {},
             epochs=dict(_epochs(self.stores)) if source == COMMITLOG else {},
         )

@@ -24,6 +24,7 @@ from pyspark_dledger.log.salvage.matching import (
     common_end,
     last_entries,
     matching,
+    repeating,
     tails,
     without_overlaps,
 )
@@ -146,12 +147,15 @@ class _Decider:
             found_by = StaleRuns(witnesses.ends, committed, witnesses.max_term, witnesses.index_files, self._file_size)
             stale = found_by.among(runs)
             runs = [run for run in runs if run not in stale]
+        others = repeating(runs, witnesses.read, witnesses.place_of, log_of) if self._source != DLEDGER else []
+        runs = [run for run in runs if run not in others]
         lasts = last_entries(runs, range(len(witnesses.names)))
         if not lasts:
             names = ", ".join(witnesses.names)
             why_not = f"expected intact entries in {names}, found none: there is nothing to salvage"
             return Histories(self._source, (), {}, tuple(tails(stale, {}, -1)), why_not)
         members = self._main_members(runs, lasts, log_of)
+        members = members._replace(rest=sorted([*members.rest, *others]))
         if log_of is None:
             # Of a source without an intact entry, checkpoint and index still count.
             known = {number: index for number, index in witnesses.committed.items() if number not in lasts}

@@ -23,7 +23,7 @@ from pyspark_dledger.log.verify.segment_checks import SegmentCheckPart, messages
 from pyspark_dledger.log.verify.verify_store import plan_findings
 
 _COLUMNS = ("kind", "pos", "size", "index", "bodyCrc")
-_CONFIRMED, _UNCONFIRMED, _CONTRADICTED = range(3)
+_CONFIRMED, _UNCONFIRMED, _CONTRADICTED, _ELSEWHERE = range(4)
 
 _Longs = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -72,7 +72,7 @@ def judged(
 
 def _parts(run: Run, entries: _Entries, states: _Longs) -> Iterator[Run]:
     """The entries of a run in parts of the same state; each contradicted one is a part."""
-    cuts = (np.flatnonzero((np.diff(states) != 0) | (states[1:] == _CONTRADICTED)) + 1).tolist()
+    cuts = (np.flatnonzero((np.diff(states) != 0) | (states[1:] >= _CONTRADICTED)) + 1).tolist()
     for low, high in zip([0, *cuts], [*cuts, len(states)], strict=True):
         last = high - 1
         yield run._replace(
@@ -84,7 +84,9 @@ def _parts(run: Run, entries: _Entries, states: _Longs) -> Iterator[Run]:
             confirmed=min(run.confirmed, high - low),
             messages=int(entries.is_message[low:high].sum()),
             is_unconfirmed=bool(states[low] == _UNCONFIRMED),
-            is_contradicted=bool(states[low] == _CONTRADICTED),
+            is_contradicted=bool(states[low] >= _CONTRADICTED),
+            # A unit with another place of the message is a witness against the copy: there is no majority.
+            majority=0 if states[low] == _CONTRADICTED else -1,
         )
 
 
@@ -170,8 +172,8 @@ class _Elsewhere:
         return bool(len(starts) if self._is_indexed else first < last)
 
     def states(self, run: Run, entries: _Entries) -> _Longs:
-        """Whether each entry is confirmed or contradicted."""
-        return np.where(np.isin(entries.pos, self._starts_of(run)), _CONTRADICTED, _CONFIRMED)
+        """Whether each entry is confirmed, or the queue has it elsewhere."""
+        return np.where(np.isin(entries.pos, self._starts_of(run)), _ELSEWHERE, _CONFIRMED)
 
     def _starts_of(self, run: Run) -> _Longs:
         """Where the contradicted messages begin in the segments with a run: only these are read again."""

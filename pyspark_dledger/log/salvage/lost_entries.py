@@ -169,6 +169,9 @@ def _is_blank(part: tuple[int, int], file_size: int) -> bool:
 ReadSource = Callable[[int, int, int], bytes]
 """The bytes of a source, by its number, from a position of the log up to another; fewer if it does not have them."""
 
+PlaceOf = Callable[[int, bytes], int | None]
+"""Where the message begins that queues have at the place of the given copy at a position."""
+
 IsElsewhere = Callable[[int, bytes], bool]
 """Whether a queue has another message where the one at a position of the log says that it is."""
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.copies.lost_ends import OwnEnd
 from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.salvage.lost_entries import file_end, known_after
+from pyspark_dledger.log.salvage.lost_entries import PlaceOf, ReadSource, file_end, known_after
 
 
 class LastEntry(NamedTuple):
@@ -217,3 +218,53 @@ class StaleRuns(NamedTuple):
             if len(known) == last - reached.last_index and run.start not in (end, file_end(end, self.file_size)):
                 return True
         return False
+
+
+_MAX_MESSAGES = 100
+"""Of a run, so many messages are looked up in queues."""
+
+
+def repeating(runs: Sequence[Run], read: ReadSource, place_of: PlaceOf, log_of: int | None) -> list[Run]:
+    """The runs of old messages that are of another history, because they repeat queueOffsets of earlier messages.
+
+    A truncation left them, or their log diverged: they are after a hole, one source has them, and no queue. What the
+    chosen source `log_of` has follows its own messages.
+    """
+    found: list[Run] = []
+    kept: list[Run] = []
+    reached = 0
+    for run in sorted(each for each in runs if not each.is_suspect):
+        is_after_hole = len(run.sources) == 1 and bool(kept) and run.start > reached
+        before = [each for each in kept if log_of not in run.sources or log_of in each.sources] if is_after_hole else []
+        if _repeats(run, before, read, place_of):
+            found.append(run)
+            continue
+        kept.append(run)
+        reached = max(reached, run.end)
+    return found
+
+
+def _repeats(run: Run, before: Sequence[Run], read: ReadSource, place_of: PlaceOf) -> bool:
+    """Whether messages of a run have places in queues that those `before` have, and none is in a queue."""
+    source, is_repeated, at = run.sources[0], False, run.start
+    for _ in range(_MAX_MESSAGES if before else 0):
+        size = int.from_bytes(read(source, at, at + 4), "big") if at < run.end else 0
+        if not size:
+            break
+        data = read(source, at, min(at + size, run.end))
+        place = place_of(at, data)
+        if place == at:
+            return False
+        is_repeated = is_repeated or (place is not None and _has_same_place(data, place, before, read))
+        at += size
+    return is_repeated
+
+
+def _has_same_place(data: bytes, place: int, before: Sequence[Run], read: ReadSource) -> bool:
+    """Whether the log has a message at a position that has the queue and the queueOffset of a copy."""
+    run = next((each for each in before if each.start <= place < each.end), None)
+    size = int.from_bytes(read(run.sources[0], place, place + 4), "big") if run is not None else 0
+    other = message_in(read(run.sources[0], place, min(place + size, run.end))) if run is not None else None
+    one = message_in(data)
+    keys = [(each.topic, each.queue_id, each.queue_offset) for each in (one, other) if each is not None]
+    return len(keys) == 2 and keys[0] == keys[1]

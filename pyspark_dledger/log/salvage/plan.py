@@ -216,8 +216,6 @@ def _decider(undecided: str, take: dict[int, int], confirmed: Confirmed) -> Deci
             return None
         if run.is_suspect:
             return (run.alike[0], WRITTEN_SO) if run.alike else None
-        if run.is_contradicted:
-            return run.variants[0], MAJORITY
         return (run.variants[run.majority], MAJORITY) if run.majority >= 0 else None
 
     return decide

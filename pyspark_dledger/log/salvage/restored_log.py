@@ -17,6 +17,7 @@ from pyspark_dledger.log.salvage.lost_entries import (
     Gap,
     IsElsewhere,
     LostEntry,
+    PlaceOf,
     ReadSource,
     Repair,
     entries_after,
@@ -37,9 +38,9 @@ class Witnesses:
 
     ``ends`` are those of their own logs. ``committed`` are the indexes that their files prove committed. ``max_term``
     is the highest term of any of their currterm files, None if unknown: no entry can have a higher one. ``has_blank``
-    says whether a source ends a file of old messages at a position; ``read`` reads a source, ``is_elsewhere`` asks the
-    queues of all. ``last_epochs`` are those of controller mode that begin in the log of a source, ``epochs`` all of its
-    intact file.
+    says whether a source ends a file of old messages at a position; ``read`` reads a source, ``is_elsewhere`` and
+    ``place_of`` ask the queues of all. ``last_epochs`` are those of controller mode that begin in the log of a source,
+    ``epochs`` all of its intact file.
     """
 
     names: tuple[str, ...]
@@ -50,6 +51,7 @@ class Witnesses:
     has_blank: Callable[[int], bool]
     read: ReadSource
     is_elsewhere: IsElsewhere = lambda *_: False
+    place_of: PlaceOf = lambda *_: None
     last_epochs: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, tuple[Epoch, ...]] = field(default_factory=dict)
 
