@@ -152,26 +152,39 @@ class LogEnds:
         if isinstance(segment.witness, StoreWitness) and start > segment.base:
             segment = replace(segment, witness=segment.witness.since(start))
         # For a lone file, only a search shows whether the log continues after damage.
-        end = self._engine.log_end(segment, start, self._paths.only is not None)
+        end = self._search(segment, start, self._paths.only is not None)
         if end.entries == 0 and not self._is_blank(segment):
             # Its first entry may just have been written.
-            end = self._engine.log_end(segment, start, False)
+            end = self._search(segment, start, False)
             if end.entries == 0 and start > segment.base:
                 return self._new_end_in(segment, segment.base)  # a file that was cut has not all of this entry
             if end.entries == 0:
-                end = self._engine.log_end(segment, start, True)
+                end = self._search(segment, start, True)
         if segment.source != DLEDGER:
             return end
         if end.entries == 1 and start == segment.base:
             end = self._beyond_damaged_first(segment, end)
         while end.entries > 0 and self._continues(segment, end):
             # A log that is being written has grown meanwhile; a damaged one still ends at the same entry.
-            later = self._engine.log_end(segment, end.last_pos, False)
+            later = self._search(segment, end.last_pos, False)
             if later.last_index <= end.last_index:
                 return self._searched_end(segment, start, end)
             end = later
         is_doubtful = self._has_gap(segment, start, end) or self._term_falls(segment, start, end)
         return self._end_by_index(segment, start, end) if is_doubtful else end
+
+    def _search(self, segment: Segment, start: int, search_all: bool) -> LogEnd:
+        """The end that an engine finds, which is at no entry with a later term than the node's: damage raised it."""
+        end = self._engine.log_end(segment, start, search_all)
+        while segment.source == DLEDGER and 0 <= self._current_term < end.last_term:
+            found = self._engine.log_end(segment, end.pos, True)
+            lost, room = found.last_index - end.last_index - found.entries, found.last_pos - end.pos
+            if found.first_index <= end.last_index or not 0 <= lost * ENTRY_HEADER_SIZE <= room:
+                break
+            end = found._replace(
+                entries=end.entries + found.entries, first_index=end.first_index, first_term=end.first_term
+            )
+        return end
 
     def _beyond_damaged_first(self, segment: Segment, end: LogEnd) -> LogEnd:
         """The end of the log after a segment's first entry, if that has a wrong index or term for the one before."""
@@ -218,7 +231,7 @@ class LogEnds:
             self._searched_for = reasons
             self._evidence.update(self._known.evidence)
             return self._before_log_end(segment, start, end)
-        found = self._end_by_index(segment, start, self._engine.log_end(segment, start, True))
+        found = self._end_by_index(segment, start, self._search(segment, start, True))
         self._searched_for = reasons if found.pos == end.pos else None
         return found
 
@@ -234,7 +247,7 @@ class LogEnds:
         if log_end is None or log_end >= end.pos:
             return end
         until = replace(segment, size=max(log_end, start) - segment.base)
-        return self._engine.log_end(until, start, True)
+        return self._search(until, start, True)
 
     def _term_falls(self, segment: Segment, start: int, end: LogEnd) -> bool:
         """Whether an entry of an earlier term follows a later one, and the node has a later term than the last one."""

@@ -229,7 +229,7 @@ def _damaged(member: MemberVerdict) -> str:
 
 
 def _emptied(member: MemberVerdict) -> str:
-    return "none of its entries is left, and its index has units of some" if member.is_emptied else ""
+    return "none of its entries is left, and its files show that it had some" if member.is_emptied else ""
 
 
 def _left_out(member: MemberVerdict) -> str:
@@ -266,7 +266,7 @@ def _lost_end(member: MemberVerdict) -> str:
     if end is None:
         return ""
     if isinstance(end, tuple):
-        return f"its end is lost: {range_text(*end)}, committed as its checkpoint says"
+        return f"its end is lost: {range_text(*end)}, as its checkpoint says"
     more = f"; {enumerated(end.donors)} {_has(end.donors)} more" if end.donors else ""
     return f"its end is lost: {end.proof}{more}"
 

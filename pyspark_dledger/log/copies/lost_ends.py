@@ -208,8 +208,9 @@ def own_end(store: StoreView) -> OwnEnd:
     return OwnEnd(store.end.last_index, -1 if end is None else end)
 
 
-def highest_term(stores: Iterable[StoreView]) -> int | None:
-    """The highest current term of the nodes; None if none is known."""
-    folders = (store.paths.node_dir for store in stores if store.paths.node_dir is not None)
-    found = (term for term, file in map(read_current_term, folders) if file == "currterm")
-    return max((term.curr_term for term in found if term is not None and term.curr_term is not None), default=None)
+def current_terms(stores: Iterable[StoreView]) -> dict[int, int]:
+    """The current term of each node that knows its own."""
+    folders = ((number, store.paths.node_dir) for number, store in enumerate(stores))
+    read = ((number, *read_current_term(folder)) for number, folder in folders if folder is not None)
+    found = ((number, term.curr_term) for number, term, file in read if term is not None and file == "currterm")
+    return {number: term for number, term in found if term is not None}

@@ -114,9 +114,9 @@ def compare_copies(part: SegmentPart | IndexedPart) -> Evidence:
         table, unequal = _read_all(part, files, damages)
         for number, folder in part.index_folders if part.source == DLEDGER else ():
             table.add_units(number, DLedgerIndex(path_of(folder)))
-        _leave_out_torn(table, files)
+        torn = _leave_out_torn(table, files)
         committed = {copy.source: copy.committed for copy in part.copies}
-        variants = _different(table, files, unequal, committed, damages)
+        variants = _different(table, files, unequal, committed, damages) | torn
     runs = sorted(_runs(table, variants, sorted({*committed.values()}) if part.source == DLEDGER else None))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages))
 
@@ -127,9 +127,9 @@ def _compare_indexed(part: IndexedPart) -> Evidence:
     table = _Table(first, entries[first])
     for number in others:
         table.add(number, entries[number])
-    _leave_out_torn(table, files)
+    torn = _leave_out_torn(table, files)
     everywhere = {number: [(0, INT64_MAX)] for number in files}
-    variants = _different(table, files, everywhere, dict.fromkeys(files, -1), damages)
+    variants = _different(table, files, everywhere, dict.fromkeys(files, -1), damages) | torn
     base = int(table.columns["pos"][0]) if len(table) else 0
     return Evidence(base, part.source, tuple(sorted(_runs(table, variants, ()))), tuple(damages))
 
@@ -245,15 +245,6 @@ class _Table:
         )
 
 
-def _leave_out_torn(table: _Table, files: Mapping[int, Bytes]) -> None:
-    """Leave out suspect copies that are torn."""
-    for row in np.flatnonzero((table.intact == 0) & (table.suspect != 0)).tolist():
-        start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
-        for number in sources_of(int(table.suspect[row])):
-            if is_torn(start, files[number].read(start, start + size)):
-                table.suspect[row] &= ~(np.int64(1) << number)
-
-
 Bytes = SegmentBytes | IndexedBytes
 
 
@@ -263,6 +254,20 @@ class _Variants(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
     majority: int = -1
     voters: tuple[int, ...] = ()
+
+
+def _leave_out_torn(table: _Table, files: Mapping[int, Bytes]) -> dict[int, _Variants]:
+    """Leave out suspect copies that are torn. Where all are, their headers remain, and none counts for another one."""
+    found = {}
+    for row in np.flatnonzero((table.intact == 0) & (table.suspect != 0)).tolist():
+        start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
+        suspects = sources_of(int(table.suspect[row]))
+        torn = [number for number in suspects if is_torn(start, files[number].read(start, start + size))]
+        if len(torn) == len(suspects):
+            found[row] = _Variants(tuple((number,) for number in torn))
+        else:
+            table.suspect[row] &= ~sum(np.int64(1) << number for number in torn)
+    return found
 
 
 def _different(

@@ -72,6 +72,7 @@ class MemberVerdict:
     short: tuple[str, ...]
     ahead: tuple[str, ...]
     index_begin: int = -1
+    is_emptied: bool = False
     losses: tuple[Loss, ...] = ()
     can_win: bool = True
     strangers: tuple[str, ...] = ()
@@ -87,11 +88,6 @@ class MemberVerdict:
     def is_plain(self) -> bool:
         """Whether the verdict is on a CommitLog."""
         return self.log == COMMITLOG
-
-    @property
-    def is_emptied(self) -> bool:
-        """Whether no entry of its log is left, and its index shows that there were some."""
-        return self.begin < 0 <= self.index_begin
 
 
 @dataclass(frozen=True)
@@ -204,14 +200,15 @@ def judge(
 def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: Candidate | None) -> MemberVerdict:
     member = group.members[number]
     store = member.store
-    promised = store.checkpoint_committed_index
+    promised = store.promised_index
     unread = store.unread.segment_texts()
     lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
     unreadable = (*unread, *store.unread.witnesses())
     short = short_files(store)
     index_begin = store.index_files.first_index
-    is_emptied = member.begin < 0 <= index_begin
+    is_written = any(store.segment_end(each) > each.base for each in store.ledger_segments)
+    is_emptied = member.begin < 0 and (index_begin >= 0 or is_written)
     strangers = _strangers(group, number)
     is_unfit = is_incomplete or lost_end or short or unread or is_emptied
     start = _start(is_unfit, found.unclear.entries or unreadable or strangers, YES)
@@ -233,6 +230,7 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
         short=short,
         ahead=tuple(sorted(each.node for each in others)),
         index_begin=index_begin,
+        is_emptied=is_emptied,
         losses=candidate.losses if candidate is not None else (),
         can_win=candidate is not None,
         strangers=strangers,

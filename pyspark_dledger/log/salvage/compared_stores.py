@@ -19,7 +19,7 @@ from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.commit_log_replica import own_replicas
 from pyspark_dledger.log.copies.duplicates import duplicates, without_duplicates
 from pyspark_dledger.log.copies.indexed_copies import IndexedPart
-from pyspark_dledger.log.copies.lost_ends import highest_term, own_end
+from pyspark_dledger.log.copies.lost_ends import current_terms, own_end
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import Evidence, Run, SegmentPart, compare_copies
 from pyspark_dledger.log.copies.segment_copy import Damage, SegmentCopy
@@ -122,13 +122,13 @@ class ComparedStores:
         if source == DLEDGER and self.is_indexed:
             no_files = tuple(DLedgerIndex(None) for _ in self.stores)
             ends = tuple(map(own_end, self.stores))
-            return Witnesses(self.names, no_files, ends, committed, None, lambda _: False, lambda *_: b"")
+            return Witnesses(self.names, no_files, ends, committed, {}, lambda _: False, lambda *_: b"")
         return Witnesses(
             names=self.names,
             index_files=tuple(store.index_files for store in self.stores),
             ends=tuple(map(own_end, self.stores)),
             committed=committed if source == DLEDGER else {},
-            max_term=highest_term(self.stores) if source == DLEDGER else None,
+            terms=current_terms(self.stores) if source == DLEDGER else {},
             has_blank=partial(_has_blank, segments, file_size),
             read=partial(_read, segments),
             is_elsewhere=self._units.is_elsewhere,

@@ -5,6 +5,7 @@ All are decided alike, each by the replicas that belong to it: an entry of one h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -140,11 +141,12 @@ class _Decider:
 
     def histories(self, log_of: int | None) -> Histories:
         witnesses = self._witnesses
-        runs = [_checked(run, witnesses.max_term) for each in self._evidence for run in each.runs]
+        runs = _checked([run for each in self._evidence for run in each.runs], witnesses.terms)
         stale: list[Run] = []
         if self._source == DLEDGER and log_of is None:
             committed = max(witnesses.committed.values(), default=-1)
-            found_by = StaleRuns(witnesses.ends, committed, witnesses.max_term, witnesses.index_files, self._file_size)
+            max_term = max(witnesses.terms.values(), default=None)
+            found_by = StaleRuns(witnesses.ends, committed, max_term, witnesses.index_files, self._file_size)
             stale = found_by.among(runs)
             runs = [run for run in runs if run not in stale]
         others = repeating(runs, witnesses.read, witnesses.place_of, log_of) if self._source != DLEDGER else []
@@ -407,10 +409,30 @@ def _without(read: ReadSource, rest: Sequence[Run]) -> ReadSource:
     return read_own
 
 
-def _checked(run: Run, max_term: int | None) -> Run:
-    """The run; suspect if its term is higher than every current term, and neither a unit nor a second source has it."""
-    is_odd = max_term is not None and run.term > max_term and not run.confirmed and len(run.sources) == 1
-    return run._replace(is_suspect=True) if is_odd else run
+def _checked(runs: Sequence[Run], terms: Mapping[int, int]) -> list[Run]:
+    """The runs; those of one source that no unit confirms are suspect if damage raised their term or index.
+
+    No entry has a higher term than every current one; but several with the same one are suspect only if their node
+    knows its current term. An index must be the one between those of adjacent entries.
+    """
+    highest = max(terms.values(), default=INT64_MAX)
+    alike = Counter((number, run.term) for run in runs for number in run.sources)
+    sure = [run for run in runs if not run.is_suspect and (run.confirmed or run.start < run.last_pos)]
+    expected = {(number, run.end): run.last_index + 1 for run in sure for number in run.sources}
+    before = {(number, run.start): run.first_index - 1 for run in sure for number in run.sources}
+
+    def is_raised(run: Run, number: int) -> bool:
+        is_one = run.start == run.last_pos
+        found = {expected.get((number, run.start)), before.get((number, run.end))} - {None}
+        is_odd = run.term > highest and (number in terms or (is_one and alike[number, run.term] == 1))
+        return is_odd or (is_one and len(found) == 1 and run.first_index >= 0 and run.first_index not in found)
+
+    return [
+        run._replace(is_suspect=True)
+        if not run.confirmed and len(run.sources) == 1 and is_raised(run, run.sources[0])
+        else run
+        for run in runs
+    ]
 
 
 def _is_one_message(read: ReadSource, sources: Sequence[int], run: Run) -> bool:

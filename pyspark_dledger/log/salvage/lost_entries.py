@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,17 @@ class Gap(NamedTuple):
 
 
 def lost_entries(gap: Gap, index_files: Sequence[DLedgerIndex], file_size: int) -> list[LostEntry]:
-    """The entries of a gap. Raises StoreError if so many entries do not fit into it."""
+    """The entries of a gap. Raises StoreError if so many entries do not fit into it.
+
+    Units that contradict what follows the gap are of another log: the last files are left out first.
+    """
+    for count in range(len(index_files), 0, -1):
+        with suppress(StoreError):
+            return _laid_out(gap, index_files[:count], file_size)
+    return _laid_out(gap, (), file_size)
+
+
+def _laid_out(gap: Gap, index_files: Sequence[DLedgerIndex], file_size: int) -> list[LostEntry]:
     found: list[LostEntry] = []
     at, index, term = gap.start, gap.first_index, gap.low
     for known in _known(gap, index_files):
@@ -64,10 +75,7 @@ def lost_entries(gap: Gap, index_files: Sequence[DLedgerIndex], file_size: int) 
     if index <= gap.last_index:
         found += _chosen(index, gap.last_index - index + 1, at, gap.end, term, file_size)
     elif gap.end not in (at, file_end(at, file_size)):
-        raise StoreError(
-            f"expected entry {index} at {at}, where index units end the one before it, found it at {gap.end}: the "
-            "sources are of different logs, or the entries around them are damaged"
-        )
+        raise StoreError(f"expected entry {index} at {at}, where index units end the one before it, not at {gap.end}")
     return found
 
 

@@ -81,7 +81,8 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
 
     ``last`` is the leader's last index. Sources that share an entry with another matching source match as well, up to
     their ``committed`` indexes unless they have other entries: a later leader has all that was committed. An entry
-    whose bytes are damaged is known by its index unit.
+    whose bytes are damaged is known by its index unit. A term has one leader, so between two entries of a term the log
+    has only that leader's.
     """
     limits = {leader: last}
     while True:
@@ -96,12 +97,28 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
                 continue
             for source in (*run.sources, *(run.known_to if common >= run.last_index else ())):
                 limits[source] = max(limits.get(source, -1), min(common, run.last_index))
+        terms = _terms(runs, limits)
+        for run in runs:
+            low, high = terms.get(run.term, (0, -1))
+            if not run.is_suspect and run.first_index <= high and run.last_index >= low:
+                for source in limits.keys() & run.sources:
+                    limits[source] = max(limits[source], min(run.last_index, high))
         for source in limits:
             known = min(committed.get(source, -1), last)
             if known > limits[source]:
                 limits[source] = max(limits[source], min(known, _other_entry(runs, source, limits) - 1))
         if limits == before:
             return limits
+
+
+def _terms(runs: Sequence[Run], limits: dict[int, int]) -> dict[int, tuple[int, int]]:
+    """The first and last index of each term in the log of the `limits`."""
+    own = [run for run in runs if any(run.last_index <= limits.get(source, -1) for source in run.sources)]
+    found: dict[int, tuple[int, int]] = {}
+    for run in without_overlaps(run for run in own if not run.is_suspect)[0]:
+        first, _ = found.get(run.term, (run.first_index, -1))
+        found[run.term] = first, run.last_index
+    return found
 
 
 def _other_entry(runs: Sequence[Run], source: int, limits: dict[int, int]) -> int:
@@ -201,17 +218,20 @@ class StaleRuns(NamedTuple):
         return found
 
     def _is_over(self, run: Run) -> bool:
-        """Whether the term of the entries is over, and nothing proves them committed."""
-        return self.max_term is not None and run.term < self.max_term and run.first_index > self.committed
+        """Whether the term of the entries is over, and nothing proves them committed, or of their replica's log."""
+        is_own = run.confirmed and run.last_index <= self.ends[run.sources[0]].last_index
+        is_over = self.max_term is not None and run.term < self.max_term
+        return is_over and run.first_index > self.committed and not is_own
 
     def _is_misplaced(self, run: Run, reached: Run, is_end: bool) -> bool:
         """Whether the log's entries up to this run, as units show them, do not end where it begins.
 
-        A log of a later term can have other entries before the run, unless the one with these is complete.
+        A log of a later term can have other entries before the run, unless the one with these is complete, or they are
+        committed.
         """
-        if run.term > reached.term and not is_end:
-            return False
         last = run.first_index - 1
+        if run.term > reached.term and not is_end and last > self.committed:
+            return False
         for files in self.index_files if last > reached.last_index else (DLedgerIndex(None),):
             known = known_after(reached.last_index, reached.end, reached.term, last, files, self.file_size)
             end = known[-1].pos + known[-1].size if known else reached.end

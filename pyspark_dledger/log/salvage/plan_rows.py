@@ -153,13 +153,15 @@ class _Problems:
 
     def __init__(self, plan: SalvagePlan, log: RestoredLog) -> None:
         self._names = plan.names
+        self._stops = log.stops
         own = [each for each in log.damages if each.start < log.stops.get(each.source, INT64_MAX)]
         sources = sorted({each.source for each in own})
         self._of_sources = {number: Damages(each for each in own if each.source == number) for number in sources}
 
     def within(self, start: int, end: int) -> dict[str, str]:
-        """The first problem of each source in ``[start, end)``."""
-        found = {number: damages.first_within(start, end) for number, damages in self._of_sources.items()}
+        """The first problem in ``[start, end)`` of each source that has no other log there."""
+        own = {number: each for number, each in self._of_sources.items() if self._stops.get(number, INT64_MAX) >= end}
+        found = {number: damages.first_within(start, end) for number, damages in own.items()}
         return {self._names[number]: each.problem for number, each in found.items() if each is not None}
 
 

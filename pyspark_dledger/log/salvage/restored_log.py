@@ -36,18 +36,17 @@ Extent = Piece | LostEntry | Repair
 class Witnesses:
     """What the sources know apart from the entries themselves, by their numbers.
 
-    ``ends`` are those of their own logs. ``committed`` are the indexes that their files prove committed. ``max_term``
-    is the highest term of any of their currterm files, None if unknown: no entry can have a higher one. ``has_blank``
-    says whether a source ends a file of old messages at a position; ``read`` reads a source, ``is_elsewhere`` and
-    ``place_of`` ask the queues of all. ``last_epochs`` are those of controller mode that begin in the log of a source,
-    ``epochs`` all of its intact file.
+    ``ends`` are those of their own logs. ``committed`` are the indexes that their files prove committed, ``terms``
+    those of their currterm files: no entry can have a higher one. ``has_blank`` says whether a source ends a file of
+    old messages at a position; ``read`` reads a source, ``is_elsewhere`` and ``place_of`` ask the queues of all.
+    ``last_epochs`` are those of controller mode that begin in the log of a source, ``epochs`` all of its intact file.
     """
 
     names: tuple[str, ...]
     index_files: tuple[DLedgerIndex, ...]
     ends: tuple[OwnEnd, ...]
     committed: dict[int, int]
-    max_term: int | None
+    terms: dict[int, int]
     has_blank: Callable[[int], bool]
     read: ReadSource
     is_elsewhere: IsElsewhere = lambda *_: False

@@ -94,7 +94,7 @@ def step_of(
 ) -> NextStep:
     """The next step of a group; of CommitLogs that diverged, the master's or the foremost one is restored."""
     members = commit_logs.verdict.members if commit_logs is not None else ()
-    leader = next((each.node for each in members if each.start == MASTER), None)
+    leader = min((each.node for each in members if each.start == MASTER), default=None)
     is_diverged = commit_logs is not None and DIVERGED in commit_logs.bytes
     log_of = leader if is_diverged else None
     logs = [each for each in (commit_logs, entries) if each is not None]

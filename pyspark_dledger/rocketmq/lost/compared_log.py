@@ -296,7 +296,8 @@ class ComparedLog:
         """The place in parts: entries and messages whose headers are left on a replica, and the rest."""
         rows = self._headers(place) if not place.is_end else {}
         for row in (rows[pos] for pos in sorted(rows)):
-            start, end, index = row["pos"], row["pos"] + row["size"], row["index"]
+            start, end = row["pos"], row["pos"] + row["size"]
+            index = place.first if place.is_exact else row["index"]
             if not _has_room(place, row):
                 continue
             before = index - place.first if place.first is not None else None
