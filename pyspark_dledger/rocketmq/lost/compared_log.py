@@ -98,6 +98,8 @@ class ComparedLog:
         """The replicas by name: no result depends on the order of the arguments."""
         self._times: dict[tuple[int, int], int | None] = {}
         """Store times by replica and position."""
+        self._reached: dict[int, int] = {}
+        """Where the last message ends that was read of a replica."""
         self._fillers = [SalvageFillers(store.paths) for store in self.stores]
         self._promised = [
             store.checkpoint_committed_index if self._is_ledger and not store.unread.has_end else -1
@@ -106,6 +108,7 @@ class ComparedLog:
 
     def places(self) -> list[Place]:
         """The places of all histories, in the order of the log."""
+        self._reached.clear()
         held: list[Place] = []
         gone: list[Place] = [] if self._ranges else list(self._without_history())
         for part in (part for found in self._ranges for part in self._parts(found)):
@@ -183,7 +186,7 @@ class ComparedLog:
     def _rows_of(self, part: CopyRange, history: int, donor: int) -> Iterator[Row]:
         """The rows of a replica in a range that it has intact."""
         if not self._is_ledger:
-            yield from self._rows(donor, part.first, part.last + 1)
+            yield from self._messages_of(part, history, donor)
             return
         store = self.stores[donor]
         start, end = store.position_of(part.first), store.position_of(part.last + 1)
@@ -199,6 +202,15 @@ class ComparedLog:
         for row in chain.from_iterable(self._rows(donor, low, high) for low, high in extents):
             if part.first <= row["index"] <= part.last:
                 yield row
+
+    def _messages_of(self, part: CopyRange, history: int, donor: int) -> Iterator[Row]:
+        """The messages of a replica in a range of a CommitLog, which can begin inside one where logs diverged."""
+        for extent in self._copies.parts(history, part.first, part.last):
+            start = max(start_of(extent), self._reached.get(donor, 0))
+            for row in self._rows(donor, start, min(end_of(extent), part.last + 1)):
+                self._reached[donor] = row["pos"] + row["size"]
+                if self._reached[donor] > part.first:
+                    yield row
 
     def _rows(self, number: int, start: int, end: int, most: int = 10_000) -> Iterator[Row]:
         """The entries or messages of a replica that begin in ``[start, end)``; an entry begins at `start`."""
@@ -297,7 +309,7 @@ class ComparedLog:
         rows = self._headers(place) if not place.is_end else {}
         for row in (rows[pos] for pos in sorted(rows)):
             start, end = row["pos"], row["pos"] + row["size"]
-            index = place.first if place.is_exact else row["index"]
+            index: int = place.first if place.is_exact else row["index"]  # type: ignore[assignment]  # None for messages
             if not _has_room(place, row):
                 continue
             before = index - place.first if place.first is not None else None
