@@ -184,7 +184,8 @@ def judge(
     group: ReplicaGroup, evidence: Sequence[MemberEvidence], candidates: Sequence[Candidate], of_log: LogEvidence
 ) -> GroupVerdict:
     """The verdict on DLedger logs, by the `evidence` of each member, and that `of_log`."""
-    last = max(member.end for member in group.members)
+    decided = (history.log.last_index for history in group.histories.found[:1])
+    last = max([*(member.end for member in group.members), *decided])
     stores = [member.store for member in group.members]
     promised, source = min(
         (-store.checkpoint_committed_index, name) for store, name in zip(stores, group.names, strict=True)
