@@ -72,7 +72,6 @@ class MemberVerdict:
     short: tuple[str, ...]
     ahead: tuple[str, ...]
     index_begin: int = -1
-    is_emptied: bool = False
     losses: tuple[Loss, ...] = ()
     can_win: bool = True
     strangers: tuple[str, ...] = ()
@@ -88,6 +87,12 @@ class MemberVerdict:
     def is_plain(self) -> bool:
         """Whether the verdict is on a CommitLog."""
         return self.log == COMMITLOG
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether no entry of a DLedger log is left, and its files show that there were some."""
+        is_written = self.start == NO and not (self.lost_end or self.short or self.is_unread)
+        return self.begin < 0 and not self.is_plain and (self.index_begin >= 0 or is_written)
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,6 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
         short=short,
         ahead=tuple(sorted(each.node for each in others)),
         index_begin=index_begin,
-        is_emptied=is_emptied,
         losses=candidate.losses if candidate is not None else (),
         can_win=candidate is not None,
         strangers=strangers,
