@@ -47,6 +47,14 @@ class _Problem(NamedTuple):
 _NO_PROBLEM = _Problem("", "", 0)
 
 
+class RefusedError(Exception):
+    """A request that is refused: the code, and why."""
+
+    def __init__(self, code: ResponseCode = ResponseCode.INCONSISTENT_STATE, reason: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 class Member:
     """The state of one member of a group (``MemberState``). Its parts add effects for the driver."""
 

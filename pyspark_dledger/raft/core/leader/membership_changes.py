@@ -17,7 +17,7 @@ from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.replication import Replication
-from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
+from pyspark_dledger.raft.core.member import DISK_FAILURES, Member, RefusedError
 from pyspark_dledger.raft.member_list import MemberList, check_new_member
 from pyspark_dledger.raft.messages import ENTRY, LIST, MembersRequest, MembersResponse, Role
 
@@ -28,14 +28,6 @@ _MAX_LAG = 100
 # A list has to fit a text of the binary dialect.
 _MAX_BYTES = 3000
 _KIND = "membership"
-
-
-class _RefusedError(Exception):
-    """A change that is not made: the code, and why."""
-
-    def __init__(self, code: ResponseCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class MembershipChanges:
@@ -69,8 +61,8 @@ class MembershipChanges:
             if request.action:
                 self._change(request)
             elif not member.members.is_complete:
-                raise _RefusedError(ResponseCode.LEADER_NOT_READY, "this member does not know the members itself")
-        except _RefusedError as refused:
+                raise RefusedError(ResponseCode.LEADER_NOT_READY, "this member does not know the members itself")
+        except RefusedError as refused:
             response.reason = str(refused)
             member.reject(token, request, response, refused.code)
             return
@@ -80,7 +72,7 @@ class MembershipChanges:
 
     def _change(self, request: MembersRequest) -> None:
         if not self._member.is_leader:
-            raise _RefusedError(ResponseCode.NOT_LEADER, "another member leads")
+            raise RefusedError(ResponseCode.NOT_LEADER, "another member leads")
         if request.action == ENTRY:
             self._check_all_ours()
             self._noop.append()
@@ -92,7 +84,7 @@ class MembershipChanges:
             self._append(changed)
 
     def _changed(self, request: MembersRequest) -> MemberList | None:
-        """The next list; None if it is the present one. Raises _RefusedError."""
+        """The next list; None if it is the present one. Raises RefusedError."""
         found, name = self._member.members.current, request.member_id or ""
         if request.action == "add":
             if found.addresses.get(name) == request.address:
@@ -101,7 +93,7 @@ class MembershipChanges:
             return self._with_learner(found, name, request.address or "")
         if request.action == "remove":
             if not self._member.members.had(name):
-                raise _RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
+                raise RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
             if name not in found.addresses or found.leaving == name:
                 return None
             if name in found.learners:
@@ -118,30 +110,30 @@ class MembershipChanges:
                 return None
             self._check_no_change()
             if name not in found.voters:
-                raise _RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} is no member of {_names(found)}")
+                raise RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} is no member of {_names(found)}")
             return self._with_learner(found, new, request.address or "")._replace(leaving=name)
-        raise _RefusedError(ResponseCode.UNSUPPORTED, f"{request.action!r} is no change of members")
+        raise RefusedError(ResponseCode.UNSUPPORTED, f"{request.action!r} is no change of members")
 
     def _with_learner(self, found: MemberList, name: str, address: str) -> MemberList:
         if name in found.addresses:
             where = found.addresses[name]
             text = f"{name} is a member already, at {where}: use a new id, or remove it first"
-            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
+            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
         if len(found.body()) > _MAX_BYTES:
-            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"expected at most {_MAX_BYTES} bytes of members")
+            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"expected at most {_MAX_BYTES} bytes of members")
         if address in found.addresses.values():
-            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"another member has the address {address}")
+            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"another member has the address {address}")
         try:
             check_new_member(name, address)
         except OptionError as error:
-            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, str(error)) from None
+            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, str(error)) from None
         return found._replace(learners={name: address})
 
     def _check_majority(self, changed: MemberList) -> None:
         """Refuse a list that would be without a quorum at once."""
         live = [each for each in changed.voters if self._is_live(each)]
         if len(live) < changed.quorum and changed.voters != self._member.members.current.voters:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.UNEXPECTED_ARGUMENT,
                 f"only {', '.join(live) or 'none'} of the voters {', '.join(changed.voters)} would be up and level, no "
                 "majority: start the others, or replace the one that is down",
@@ -158,7 +150,7 @@ class MembershipChanges:
 
     def _check_all_ours(self) -> None:
         if strangers := self._member.members.not_taking_controls:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.UNSUPPORTED,
                 f"{', '.join(strangers)} may be Java members, or of an older version: the members of their group "
                 "change only with --change-members",
@@ -166,7 +158,7 @@ class MembershipChanges:
 
     def _check_committed(self) -> None:
         if not self._member.members.is_committed:
-            raise _RefusedError(ResponseCode.LEADER_NOT_READY, "the change before is not committed yet")
+            raise RefusedError(ResponseCode.LEADER_NOT_READY, "the change before is not committed yet")
 
     def _check_no_change(self) -> None:
         self._check_committed()
@@ -176,14 +168,14 @@ class MembershipChanges:
             if found.leaving:
                 what += f", then {found.leaving} leaves"
             text = f"another change is under way ({what}): wait, or give it up with remove {', '.join(found.learners)}"
-            raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
+            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
 
     def _check_own_entry(self) -> None:
         """A leader must have committed an entry of its own term, else lists of two terms could both be committed."""
         if self._member.transferee is not None:
-            raise _RefusedError(ResponseCode.LEADER_TRANSFERRING, "leadership is being transferred")
+            raise RefusedError(ResponseCode.LEADER_TRANSFERRING, "leadership is being transferred")
         if not self._has_own_entry():
-            raise _RefusedError(ResponseCode.LEADER_NOT_READY, "the leader has committed no entry of its term yet")
+            raise RefusedError(ResponseCode.LEADER_NOT_READY, "the leader has committed no entry of its term yet")
 
     def _has_own_entry(self) -> bool:
         if self._commit_index.has_own():
@@ -203,7 +195,7 @@ class MembershipChanges:
             store.append_as_leader(bodies, member.term, MEMBERS)
         except (DiskFullError, *DISK_FAILURES) as error:
             code = ResponseCode.DISK_FULL if isinstance(error, DiskFullError) else ResponseCode.DISK_ERROR
-            raise _RefusedError(code, f"the list of members cannot be saved: {error}") from None
+            raise RefusedError(code, f"the list of members cannot be saved: {error}") from None
         finally:
             member.members.refresh()
         self._commit_index.advance()
@@ -234,7 +226,7 @@ class MembershipChanges:
                 self._check_majority(changed)
                 self._append(changed)
                 member.resolve_problem(_KIND)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             member.report_problem(f"the change of members waits: {refused}", _KIND, _REPORT_MS)
 
     def _next_list(self, found: MemberList) -> MemberList | None:
@@ -252,10 +244,10 @@ class MembershipChanges:
 
 
 def _without(found: MemberList, name: str) -> MemberList:
-    """The list without that voter. Raises _RefusedError if it is the last one."""
+    """The list without that voter. Raises RefusedError if it is the last one."""
     voters = {each: address for each, address in found.voters.items() if each != name}
     if not voters:
-        raise _RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"{name} is the last member")
+        raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"{name} is the last member")
     return found._replace(voters=voters, leaving="")
 
 
