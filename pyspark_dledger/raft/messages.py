@@ -7,13 +7,14 @@ declared here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.raft.message_fields import counted, in_body, number, one_of, text
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 
@@ -75,43 +76,6 @@ class Role(Enum):
     LEADER = "LEADER"
 
 
-class Wire(NamedTuple):
-    """How a field is sent: as a number, as a text, or in the body of a binary frame.
-
-    ``format`` is the `struct` format of its number, which is the count of a field in the body. ``in_json``: Java has
-    it, too.
-    """
-
-    format: str = ""
-    meaning: str = ""
-    name: str = ""
-    body: str = ""
-    to_count: Callable[[Any], int] | None = None
-    is_text: bool = False
-    in_json: bool = True
-
-
-def _number(form: str, meaning: str = "", default: Any = -1, in_json: bool = True) -> Any:
-    return field(default=default, metadata={"wire": Wire(form, meaning, in_json=in_json)})
-
-
-def _one_of(default: Enum) -> Any:
-    meaning = ", ".join(f"{number} {each.name}" for number, each in enumerate(type(default)))
-    return _number("B", meaning, default)
-
-
-def _text(default: str | None = None) -> Any:
-    return field(default=default, metadata={"wire": Wire(is_text=True)})
-
-
-def _counted(form: str, name: str, body: str, make: Callable[[], Any], count: Callable[[Any], int] = len) -> Any:
-    return field(default_factory=make, metadata={"wire": Wire(form, name=name, body=body, to_count=count)})
-
-
-def _in_body(default: Any, body: str = "") -> Any:
-    return field(default=default, metadata={"wire": Wire(body=body, in_json=False)})
-
-
 @dataclass(slots=True, kw_only=True)
 class WireMessage:
     """The fields of every request and response (``RequestOrResponse``)."""
@@ -170,11 +134,6 @@ def is_extension(code: int) -> bool:
     return 58000 < code < 59000
 
 
-def wire_fields(kind: type[WireMessage]) -> dict[str, Wire]:
-    """How the message's own fields are sent, by their names, in the order of the wire."""
-    return {each.name: each.metadata["wire"] for each in fields(kind) if "wire" in each.metadata}
-
-
 _PEERS = "`peers` times two texts: id, address"
 _ENTRIES = "`count` entries"
 _BODIES = "`count` lengths (u32), then the bodies"
@@ -189,8 +148,8 @@ class VoteResponse(Response):
     ``is_without_log``: the vote of a member that lost its disk; the result is UNKNOWN. Binary dialect only.
     """
 
-    vote_result: VoteResult = _one_of(VoteResult.UNKNOWN)
-    is_without_log: bool = _number("B", "1: the vote of a member that lost its disk", False, in_json=False)
+    vote_result: VoteResult = one_of(VoteResult.UNKNOWN)
+    is_without_log: bool = number("B", "1: the vote of a member that lost its disk", False, in_json=False)
 
 
 @_sent_as(RequestCode.VOTE, VoteResponse, "leader_id", saves=True)
@@ -198,8 +157,8 @@ class VoteResponse(Response):
 class VoteRequest(Request):
     """A candidate (``leader_id``) requests a vote; ``ledger_end_*`` are those of its log."""
 
-    ledger_end_index: int = _number("q")
-    ledger_end_term: int = _number("q")
+    ledger_end_index: int = number("q")
+    ledger_end_term: int = number("q")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,10 +176,10 @@ class HeartBeatRequest(Request):
 class PushResponse(Response):
     """``index`` and ``count`` repeat the request's (``index`` None for COMMIT); begin and end are the follower's."""
 
-    index: int | None = _number("q", "the request's firstIndex", None)
-    count: int = _number("I", "the request's", 0)
-    begin_index: int = _number("q", "the follower's first")
-    end_index: int = _number("q", "the follower's last")
+    index: int | None = number("q", "the request's firstIndex", None)
+    count: int = number("I", "the request's", 0)
+    begin_index: int = number("q", "the follower's first")
+    end_index: int = number("q", "the follower's last")
 
 
 @_sent_as(RequestCode.PUSH, PushResponse, "leader_id")
@@ -232,11 +191,11 @@ class PushRequest(Request):
     even a single entry is sent as ``batchEntry``.
     """
 
-    type: PushType = _one_of(PushType.APPEND)
-    commit_index: int = _number("q")
-    first_index: int = _number("q", in_json=False)
-    count: int = _number("I", "", 0)
-    data: Buffer = _in_body(b"", _ENTRIES)
+    type: PushType = one_of(PushType.APPEND)
+    commit_index: int = number("q")
+    first_index: int = number("q", in_json=False)
+    count: int = number("I", "", 0)
+    data: Buffer = in_body(b"", _ENTRIES)
     is_batch: bool = False
 
     @property
@@ -248,10 +207,10 @@ class PushRequest(Request):
 class AppendResponse(Response):
     """``index`` and ``pos`` of the first entry, the number of entries, and their runs (empty from Java)."""
 
-    index: int = _number("q", "of the first entry")
-    pos: int = _number("q", "of the first entry")
-    count: int = _number("I", "entries appended", 1, in_json=False)
-    runs: tuple[EntryRun, ...] = _in_body((), "index (i64) and pos (i64) of the first entry of each consecutive run")
+    index: int = number("q", "of the first entry")
+    pos: int = number("q", "of the first entry")
+    count: int = number("I", "entries appended", 1, in_json=False)
+    runs: tuple[EntryRun, ...] = in_body((), "index (i64) and pos (i64) of the first entry of each consecutive run")
 
 
 @_sent_as(RequestCode.APPEND, AppendResponse)
@@ -263,15 +222,15 @@ class AppendRequest(Request):
     ``is_restart``. So a pipeline keeps its order. Java peers know neither this nor batches.
     """
 
-    bodies: Bodies = _counted("I", "count", _BODIES, lambda: Bodies(0, b""), attrgetter("count"))
-    is_restart: bool = _number("B", "1 restarts a rejected pipeline", True, in_json=False)
+    bodies: Bodies = counted("I", "count", _BODIES, lambda: Bodies(0, b""), attrgetter("count"))
+    is_restart: bool = number("B", "1 restarts a rejected pipeline", True, in_json=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class GetResponse(Response):
     """The entry, or none."""
 
-    entries: list[Entry] = _counted("I", "count", _ENTRIES, list)
+    entries: list[Entry] = counted("I", "count", _ENTRIES, list)
 
 
 @_sent_as(RequestCode.GET, GetResponse)
@@ -279,15 +238,15 @@ class GetResponse(Response):
 class GetRequest(Request):
     """``is_committed`` is an extension: return only a committed entry, and report only a certain absence."""
 
-    begin_index: int = _number("q")
-    is_committed: bool = _number("B", "1: a committed entry only", False, in_json=False)
+    begin_index: int = number("q")
+    is_committed: bool = number("B", "1: a committed entry only", False, in_json=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class MetadataResponse(Response):
     """``peers`` maps id to address."""
 
-    peers: dict[str, str] = _counted("H", "peers", _PEERS, dict)
+    peers: dict[str, str] = counted("H", "peers", _PEERS, dict)
 
 
 @_sent_as(RequestCode.METADATA, MetadataResponse)
@@ -306,9 +265,9 @@ class TransferResponse(Response):
 class TransferRequest(Request):
     """``LeadershipTransferRequest``: to the leader ``transfer_id``, or from it to ``transferee_id``."""
 
-    transfer_id: str | None = _text()
-    transferee_id: str | None = _text()
-    take_leadership_ledger_index: int = _number("q")
+    transfer_id: str | None = text()
+    transferee_id: str | None = text()
+    take_leadership_ledger_index: int = number("q")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -319,14 +278,14 @@ class StatusResponse(Response):
     `ConfigRequest`.
     """
 
-    role: Role = _one_of(Role.CANDIDATE)
-    begin_index: int = _number("q")
-    end_index: int = _number("q")
-    end_term: int = _number("q")
-    committed_index: int = _number("q")
-    peers: dict[str, str] = _counted("H", "peers", _PEERS, dict)
-    problem: str = _in_body("", "; then a text: the latest problem, or empty")
-    serves_messages: bool = _number("B", "1 if it does as leader", False)
+    role: Role = one_of(Role.CANDIDATE)
+    begin_index: int = number("q")
+    end_index: int = number("q")
+    end_term: int = number("q")
+    committed_index: int = number("q")
+    peers: dict[str, str] = counted("H", "peers", _PEERS, dict)
+    problem: str = in_body("", "; then a text: the latest problem, or empty")
+    serves_messages: bool = number("B", "1 if it does as leader", False)
 
 
 @_sent_as(RequestCode.STATUS, StatusResponse)
@@ -339,11 +298,11 @@ class StatusRequest(Request):
 class ReadResponse(Response):
     """``data``: ``count`` encoded entries from ``first_index`` on."""
 
-    first_index: int = _number("q")
-    count: int = _number("I", "", 0)
-    begin_index: int = _number("q", "the member's first")
-    committed_index: int = _number("q")
-    data: Buffer = _in_body(b"", _ENTRIES)
+    first_index: int = number("q")
+    count: int = number("I", "", 0)
+    begin_index: int = number("q", "the member's first")
+    committed_index: int = number("q")
+    data: Buffer = in_body(b"", _ENTRIES)
 
 
 @_sent_as(RequestCode.READ, ReadResponse)
@@ -354,9 +313,9 @@ class ReadRequest(Request):
     The member waits up to ``wait_ms`` for that entry to be committed, then responds without entries.
     """
 
-    first_index: int = _number("q", "", 0)
-    max_bytes: int = _number("I", "of entries in the response", 1 << 20)
-    wait_ms: int = _number("I", "for the first entry", 0)
+    first_index: int = number("q", "", 0)
+    max_bytes: int = number("I", "of entries in the response", 1 << 20)
+    wait_ms: int = number("I", "for the first entry", 0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -366,9 +325,9 @@ class TopicsResponse(Response):
     ``reason`` is the application's reason for a rejection.
     """
 
-    queue_counts: dict[str, int] = _counted("H", "topics", _TOPICS, dict)
-    store_host: bytes = _in_body(b"")
-    reason: str | None = _text()
+    queue_counts: dict[str, int] = counted("H", "topics", _TOPICS, dict)
+    store_host: bytes = in_body(b"")
+    reason: str | None = text()
 
 
 @_sent_as(RequestCode.TOPICS, TopicsResponse)
@@ -376,8 +335,8 @@ class TopicsResponse(Response):
 class TopicsRequest(Request):
     """Extension: requests the number of queues of topics. New topics get ``queue_nums``. Binary only."""
 
-    names: tuple[str, ...] = _counted("H", "names", "`names` texts", tuple)
-    queue_nums: int = _number("I", "of new topics", 4)
+    names: tuple[str, ...] = counted("H", "names", "`names` texts", tuple)
+    queue_nums: int = number("I", "of new topics", 4)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -389,11 +348,11 @@ class PutResponse(Response):
     if it appended none. ``reason`` is the application's reason for a rejection.
     """
 
-    index: int = _number("q", "of the first new entry")
-    pos: int = _number("q", "of the first new entry")
-    count: int = _number("I", "messages of the request", 0)
-    positions: Buffer = _in_body(b"", "nothing, or `count` times index, pos and queueOffset (i64)")
-    reason: str | None = _text()
+    index: int = number("q", "of the first new entry")
+    pos: int = number("q", "of the first new entry")
+    count: int = number("I", "messages of the request", 0)
+    positions: Buffer = in_body(b"", "nothing, or `count` times index, pos and queueOffset (i64)")
+    reason: str | None = text()
 
 
 @_sent_as(RequestCode.PUT_MESSAGES, PutResponse)
@@ -405,7 +364,7 @@ class PutRequest(AppendRequest):
     rejects it with EXPIRED_TERM; with -1 any leader takes it.
     """
 
-    queue_nums: int = _number("I", "of new topics", 4)
+    queue_nums: int = number("I", "of new topics", 4)
 
 
 POSITION_SIZE = 24
@@ -416,12 +375,12 @@ POSITION_SIZE = 24
 class ProducerResponse(Response):
     """See `encoded.ProducerState`. ``reason`` is the application's reason for a rejection."""
 
-    count: int = _number("q", "", 0)
-    other_runs: int = _number("q", "", 0)
-    last_number: int = _number("q")
-    next_index: int = _number("q")
-    ids: Buffer = _in_body(b"", "identities")
-    reason: str | None = _text()
+    count: int = number("q", "", 0)
+    other_runs: int = number("q", "", 0)
+    last_number: int = number("q")
+    next_index: int = number("q")
+    ids: Buffer = in_body(b"", "identities")
+    reason: str | None = text()
 
 
 @_sent_as(RequestCode.PRODUCER, ProducerResponse)
@@ -434,16 +393,16 @@ class ProducerRequest(Request):
     term.
     """
 
-    producer: bytes = _in_body(bytes(8), "producer")
-    run: int = _number("I", "", 0)
-    from_index: int = _number("q")
+    producer: bytes = in_body(bytes(8), "producer")
+    run: int = number("I", "", 0)
+    from_index: int = number("q")
 
 
 @dataclass(slots=True, kw_only=True)
 class ConfigResponse(Response):
     """Metadata by file name."""
 
-    files: dict[str, bytes] = _counted("H", "files", _FILES, dict)
+    files: dict[str, bytes] = counted("H", "files", _FILES, dict)
 
 
 @_sent_as(RequestCode.CONFIG, ConfigResponse)
@@ -460,10 +419,10 @@ class SummaryResponse(Response):
     REPEATED_REQUEST if the snapshot is gone.
     """
 
-    snapshot: int = _number("q", "", 0)
-    offset: int = _number("q", "", 0)
-    size: int = _number("q", "", 0)
-    data: Buffer = _in_body(b"", "bytes of the snapshot")
+    snapshot: int = number("q", "", 0)
+    offset: int = number("q", "", 0)
+    size: int = number("q", "", 0)
+    data: Buffer = in_body(b"", "bytes of the snapshot")
 
 
 @_sent_as(RequestCode.SUMMARY, SummaryResponse, "local_id", saves=True)
@@ -475,16 +434,16 @@ class SummaryRequest(Request):
     for a new one, with ``offset`` 0. Binary only.
     """
 
-    begin_index: int = _number("q")
-    snapshot: int = _number("q", "0: a new one", 0)
-    offset: int = _number("q", "", 0)
+    begin_index: int = number("q")
+    snapshot: int = number("q", "0: a new one", 0)
+    offset: int = number("q", "", 0)
 
 
 @dataclass(slots=True, kw_only=True)
 class IdentityResponse(Response):
     """The member's cluster id, "" if it has none."""
 
-    cluster_id: str | None = _text("")
+    cluster_id: str | None = text("")
 
 
 @_sent_as(RequestCode.IDENTITY, IdentityResponse, "leader_id", saves=True)
@@ -492,7 +451,7 @@ class IdentityResponse(Response):
 class IdentityRequest(Request):
     """Extension: the leader asks for the member's cluster id, and gives it its own if it has one. Binary only."""
 
-    cluster_id: str | None = _text("")
+    cluster_id: str | None = text("")
 
 
 LIST = "list"
@@ -507,8 +466,8 @@ class MembersResponse(Response):
     ``reason`` says why a change was rejected.
     """
 
-    members: str | None = _text("")
-    reason: str | None = _text()
+    members: str | None = text("")
+    reason: str | None = text()
 
 
 @_sent_as(RequestCode.MEMBERS, MembersResponse, saves=True)
@@ -520,10 +479,10 @@ class MembersRequest(Request):
     ``address`` is the new one's. A restored or new member asks for an entry of the leader's term with action entry.
     """
 
-    action: str | None = _text("")
-    member_id: str | None = _text("")
-    new_id: str | None = _text("")
-    address: str | None = _text("")
+    action: str | None = text("")
+    member_id: str | None = text("")
+    new_id: str | None = text("")
+    address: str | None = text("")
 
     @property
     def is_change(self) -> bool:

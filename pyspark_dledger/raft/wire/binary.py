@@ -19,6 +19,7 @@ from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.encode.encoded import CONTENT_SIZE, PRODUCER_SIZE, Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.raft import messages as m
+from pyspark_dledger.raft.message_fields import wire_fields
 from pyspark_dledger.raft.messages import PushType, WireMessage
 from pyspark_dledger.raft.wire import binary_layout as layout
 from pyspark_dledger.raft.wire.fastjson import MAX_TEXT_SIZE
@@ -426,7 +427,7 @@ _FAST_NUMBERS: dict[type[WireMessage], Callable[[Any], Sequence[Any]]] = {
 
 def _layout_of(kind: type[WireMessage]) -> _Layout:
     defaults = {each.name: each.default for each in fields(kind)}
-    wires = m.wire_fields(kind)
+    wires = wire_fields(kind)
     numbers = [name for name, wire in wires.items() if wire.format]
     optional = next((name for name in numbers if defaults[name] is None), None)
     texts = tuple(name for name, wire in wires.items() if wire.is_text)

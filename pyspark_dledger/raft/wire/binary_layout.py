@@ -11,7 +11,8 @@ import struct
 from dataclasses import fields
 from typing import NamedTuple
 
-from pyspark_dledger.raft.messages import WireMessage, wire_fields
+from pyspark_dledger.raft.message_fields import wire_fields
+from pyspark_dledger.raft.messages import WireMessage
 
 VERSION = 1
 

@@ -19,6 +19,7 @@ from pyspark_dledger.format.codec import record_struct
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
 from pyspark_dledger.raft import messages as m
+from pyspark_dledger.raft.message_fields import wire_fields
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, VoteResult, WireMessage
 from pyspark_dledger.raft.wire.binary_layout import camel_case
 from pyspark_dledger.raft.wire.fastjson import base64_bytes, integer, parse_object, quote, shown, text
@@ -361,7 +362,7 @@ _OWN_FORMS: dict[type[WireMessage], tuple[JsonField, ...]] = {
 def _fields(kind: type[WireMessage]) -> list[JsonField]:
     """The fields of a message's JSON."""
     found = {field.key: field for field in (*_COMMON, *_OWN_FORMS.get(kind, ()))}
-    for name, wire in m.wire_fields(kind).items():
+    for name, wire in wire_fields(kind).items():
         key = camel_case(name)
         if wire.in_json and not wire.to_count and key not in found:
             is_count = wire.format == "I"
