@@ -21,7 +21,7 @@ APART = "apart"
 PLAN = "plan"
 """Something is damaged: what can be restored from where."""
 COPY = "copy"
-"""Something is damaged in stores that no salvage writes: where the copies differ."""
+"""Something is damaged in stores that no salvage writes: copy a complete member by hand."""
 SALVAGE = "salvage"
 """Write what the plan shows."""
 EMPTY = "empty"
@@ -138,7 +138,7 @@ def next_step(
         if is_empty:
             return NextStep(EMPTY, names=tuple(each.name for each in members))
         if not can_salvage:
-            return _step(COPY, ["diff" if len(members) > 1 else "verify", *paths], damaged)
+            return NextStep(COPY, names=tuple(each.name for each in damaged or members))
         chosen = ["--log-of", log_of] if log_of is not None else []
         left_out = [each for each in members if each.save is not None and chosen]
         before = _save(left_out[0]).arguments if left_out else ()
@@ -165,9 +165,13 @@ def _largest_group(members: Sequence[Condition]) -> list[Condition]:
 def _save(member: Condition) -> NextStep:
     """Save what a member would lose as a slave, or in a salvage of another log."""
     assert member.save is not None
-    source, pos = member.save
+    return _step(SAVE, export_from(*member.save), [member])
+
+
+def export_from(source: str, pos: int) -> list[str]:
+    """The arguments that save a log from a position on."""
     target, start = unused(f"{path_of(source).name}-rest"), f'startingOffsets={{"pos": {pos}}}'
-    return _step(SAVE, ["export", source, target, "--to", "jsonl", "--option", start], [member])
+    return ["export", source, target, "--to", "jsonl", "--option", start]
 
 
 def after_plan(arguments: Sequence[str], has_undecided: bool) -> NextStep:

@@ -249,6 +249,12 @@ def test_diverged_logs_of_which_none_may_lead(case_folder: Callable[[str], Path]
     command = shlex.split(saved.partition("out: ")[2])
     assert command[:4] == ["dledger", "export", str(paths[0]), "b1-rest"]
     assert run(*command[1:]).code in (0, 1)
+    planned = run(*step[2:])
+    salvaged = run(*step[2:-1], "--undecided", "filler", "--to", "other")
+    for done in planned, salvaged:
+        (note,) = (line for line in done.out.splitlines() if "; to save it: " in line)
+        assert note.startswith("note: left out: what b1 has of another history from position ")
+        assert shlex.split(note.partition("it: ")[2])[:4] == ["dledger", "export", str(paths[0]), "b1-rest-2"]
     refused = run("salvage", *paths, "--plan")
     assert refused.code == 2 and "Choose the one to restore (--log-of)" in refused.err
     (command,) = (line for line in refused.out.splitlines() if line.startswith("next: "))
@@ -294,6 +300,21 @@ def test_a_member_without_its_first_files(case_folder: Callable[[str], Path], tm
     text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"
     (line,) = (each for each in checked(run, *paths)[1] if text in each)
     assert line.startswith("n2 ") and line in run("diff", *paths).out.splitlines()
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_a_store_that_no_salvage_writes_is_replaced_by_hand(
+    count: int, case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    group = copy_tree(case_folder("raw-040-snapshot-blank"), tmp_path / "group")
+    paths = [group / f"dledger-n{number}" for number in range(count)]
+    with max(paths[0].glob("data/*")).open("r+b") as file:
+        file.seek(2000)
+        file.write(bytes(600))
+    assert follow(run, *paths) == [["dledger", "check", *map(str, paths)]]
+    text = "done: a salvage does not write stores of DLedger 0.4.0: stop n0, move its folder away, "
+    for verb in ("check", "diff")[:count]:
+        assert any(line.startswith(text) for line in run(verb, *paths).out.splitlines())
 
 
 def test_a_member_whose_restart_fails_may_not_start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,6 +11,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Run, SegmentPart
+from pyspark_dledger.log.next_step import as_given, export_from
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import check_distinct, numbered, replica_names
 from pyspark_dledger.log.salvage.compared_stores import (
@@ -159,6 +161,7 @@ def plan_salvage(
             unreadable[name] = (*unreadable.get(name, ()), *files[name])
     unread = tuple(extent for store in stores for extent in store.unread.extents)
     paths = tuple(store.path for store in stores)
+    notes = (*notes, *(text for log in logs for text in _left_out_notes(log, names, paths)))
     return SalvagePlan(names, paths, tuple(logs), found.committed, notes, refused, unreadable, unread)
 
 
@@ -184,6 +187,16 @@ def _notes(parts: Sequence[SegmentPart]) -> Iterator[str]:
                 f"{source}: files of the sources have {', '.join(map(str, sorted(sizes)))} bytes, those of the result "
                 f"{max(sizes)}: a node with another mappedFileSizeCommitLog does not start on them"
             )
+
+
+def _left_out_notes(log: RestoredLog, names: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
+    """How to save what each source has of another history than the restored log."""
+    starts: dict[int, int] = {}
+    for tail in log.tails:
+        starts[tail.sources[0]] = min(tail.start, starts.get(tail.sources[0], tail.start))
+    for number, pos in starts.items():
+        command = shlex.join(["dledger", *export_from(as_given(paths[number]), pos)])
+        yield f"left out: what {names[number]} has of another history from position {pos} on; to save it: {command}"
 
 
 def _unreadable_notes(unreadable: Mapping[str, Sequence[str]], what: str = "it knows") -> Iterator[str]:
