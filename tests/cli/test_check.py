@@ -352,6 +352,22 @@ def test_a_salvaged_log_without_its_end_is_known_to_lack_it(
     )
 
 
+def test_a_damaged_copy_that_a_salvage_was_told_to_take_is_known(tmp_path: Path, run: Run) -> None:
+    payloads = [mq_message("T", b"x" * 200, queue_offset=number) for number in range(9)]
+    stores = [write_dledger(tmp_path / f"n{number}", payloads, node=f"n{number}") for number in range(3)]
+    for number, store in enumerate(stores):
+        with Path(store.segments[0].path).open("r+b") as file:
+            for row in (store.rows[3], store.rows[5 + number]):
+                file.seek(row["pos"] + row["size"] - 100)
+                file.write(b"y")
+    paths = [store.path for store in stores]
+    commands = follow(run, *paths)
+    assert "--undecided" in commands[2]
+    done, lines = checked(run, *commands[-1][2:])
+    known = "known: 1 entry damaged, 3, which the salvage that wrote n0 was told to take"
+    assert done.code == 1 and lines[1] == f"lost for good: nothing; {known}"
+
+
 def test_what_another_member_has_is_no_known_loss(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
     group = copy_tree(case_folder("mq-53-three"), tmp_path / "group")
     shutil.rmtree(group / "n1" / "dledger-n1" / "index")

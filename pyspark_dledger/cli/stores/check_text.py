@@ -74,6 +74,7 @@ def lost_for_good(report: CheckReport) -> str:
     if report.known_losses and NOTHING in parts:
         parts.remove(NOTHING)
     parts += [f"known: {_known_text(name, loss)}" for name, loss in report.known_losses.items()]
+    parts += [f"known: {_decided_text(member)}" for member in report.members if member.facts.decided]
     state = report.members[0].facts.state
     if len(report.members) == 1 and state.min_offset > 0:
         parts = parts or [NOTHING]
@@ -86,6 +87,13 @@ def lost_for_good(report: CheckReport) -> str:
 def _known_text(name: str, loss: KnownLoss) -> str:
     what = f"committed entries up to {loss.last_index}" if loss.last_index >= 0 else f"positions up to {loss.last_pos}"
     return f"{what}, after the end of the log that a salvage wrote as {name}"
+
+
+def _decided_text(member: MemberCheck) -> str:
+    found = [each for each in member.facts.examples["decidedCopy"] if each.pos is not None]
+    places = ", ".join(str(each.pos if each.index is None else each.index) for each in found[:_MAX_CODES])
+    count = counted(member.facts.decided, "entry")
+    return f"{count} damaged, {places}, which the salvage that wrote {member.name} was told to take"
 
 
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}

@@ -165,7 +165,7 @@ class MemberCheck:
     def is_clean(self) -> bool:
         """Whether nothing is wrong with it."""
         restart = self.facts.restart
-        is_sound = self.start == YES and self.serve in (YES, None) and not self.facts.faults
+        is_sound = self.start == YES and self.serve in (YES, None) and not self.facts.faults and not self.facts.decided
         return is_sound and (restart is None or not restart.is_trouble)
 
     @property

@@ -82,6 +82,11 @@ class StoreFacts:
         return sum(self.findings[code] for code in SILENT_CODES)
 
     @property
+    def decided(self) -> int:
+        """The number of entries that fail a check, and that the salvage which wrote the store was told to take."""
+        return self.findings["decidedCopy"]
+
+    @property
     def faults(self) -> dict[str, int]:
         """The findings that are warnings and errors, by code."""
         return {code: count for code, count in self.findings.most_common() if CODES[code].severity != INFO}
