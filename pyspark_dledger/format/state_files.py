@@ -74,11 +74,15 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CurrentTerm:
-    """A node's term, and the node that it voted for, or None. ``curr_term`` is None if it is unreadable."""
+    """A node's term, and the node that it voted for, or None. ``curr_term`` is None if it is unreadable.
+
+    Nothing writes ``unknown`` keys: they can be damaged ones.
+    """
 
     curr_term: int | None
     vote_leader: str | None
     problem: str | None = None
+    unknown: tuple[str, ...] = ()
 
 
 def parse_checkpoint(data: bytes) -> Checkpoint:
@@ -99,7 +103,8 @@ def parse_current_term(data: bytes) -> CurrentTerm:
     except ValueError as error:
         return CurrentTerm(None, None, str(error))
     term, problem = _long(properties, CURR_TERM)
-    return CurrentTerm(term, properties.get(VOTE_LEADER) or None, problem)
+    unknown = tuple(sorted(properties.keys() - {CURR_TERM, VOTE_LEADER}))
+    return CurrentTerm(term, properties.get(VOTE_LEADER) or None, problem, unknown)
 
 
 def _long(properties: dict[str, str], key: str) -> tuple[int | None, str | None]:

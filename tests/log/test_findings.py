@@ -513,6 +513,11 @@ def lost_header_and_a_unit_of_another_size(root: Path) -> None:
     patch_queue(root, 10, store.rows[10]["commitLogOffset"], store.rows[10]["storeSize"] + 7)
 
 
+def zeroed_key_header(root: Path) -> None:
+    keyed(root)
+    patch_keys(root, 0, bytes(40))
+
+
 def wrong_key_header(root: Path) -> None:
     keyed(root)
     patch_keys(root, 16, (5).to_bytes(8, "big"))
@@ -747,6 +752,9 @@ CASES: dict[str, Case] = {
         {"currtermFromBackup", "currtermBelowLog"}, renamed("currterm", ".tmp"), without("checkpoint")
     ),
     "a currterm of noise": Case({"currtermUnreadable"}, state("currterm", "currTerm=?"), plain),
+    "a currterm with a damaged key": Case(
+        {"currtermUnreadable"}, state("currterm", "currTerm=9\nvoteL\x10ader=n0"), state("currterm", "currTerm=9")
+    ),
     "an older term": Case({"currtermBelowLog"}, state("currterm", "currTerm=0"), state("currterm", "currTerm=9")),
     "a copy of a state file": Case({"leftoverFile"}, state("checkpoint.bak", "committedIndex=18"), plain),
     "a gap before DLedger": Case({"dividedOffset"}, gap_before_dledger, upgraded),
@@ -779,6 +787,7 @@ CASES: dict[str, Case] = {
     "confirmed after the end": Case(
         {"confirmedBeyondEnd"}, controller("1\n0\n1-0\n", 99999), controller("1\n0\n1-0\n", 1)
     ),
+    "a header of zeros": Case({"keyIndexHeader"}, zeroed_key_header, keyed),
     "a header of other keys": Case({"keyIndexHeader"}, wrong_key_header, keyed),
     "a unit of another key": Case({"keyIndexUnit"}, wrong_hash, keyed),
     "a key of no message": Case({"keyIndexUnit"}, key_of_no_message, keyed),

@@ -84,7 +84,7 @@ def _print_compared(out: Output, found: CompareReport) -> None:
         out.line("")
     out.line(f"{found.folder}: {counted(found.built.messages, 'message')} {found.committed}")
     equal, kind = len(found.differences) - len(changed), "queues" if found.what == "consumequeue" else "index files"
-    out.line(f"{equal} {kind} are as they would be built, {len(changed)} are not")
+    out.line(f"{equal} {kind} are as they would be built, {len(changed) - found.has_keys_outside} are not")
     for text in found.notes:
         out.line(f"note: {text}")
 

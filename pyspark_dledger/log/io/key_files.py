@@ -44,6 +44,7 @@ _NAME = re.compile(r"\d{17}")  # yyyyMMddHHmmssSSS
 # RocketMQ's default is four units to a slot (5,000,000 slots); files with another ratio are searched.
 _UNITS_PER_SLOT = 4
 _UNITS_PER_READ = 64 * 1024
+_FIRST_BYTES = 256 * 1024
 _PROBE = 1024
 """Units of one probe, 20 KiB: a damaged page of 4 KiB does not decide it."""
 
@@ -74,6 +75,11 @@ def read_header(path: Path) -> IndexHeader | None:
     """The header; None for a shorter file. Like all reads here, raises UnreadableError."""
     data = read_existing(str(path), 0, INDEX_FILE_HEADER_SIZE)
     return IndexHeader(*_HEADER.unpack(data)) if len(data) == INDEX_FILE_HEADER_SIZE else None
+
+
+def has_slots_in_use(path: Path) -> bool:
+    """Whether one of the first slots of a file leads to a unit."""
+    return any(read_existing(str(path), INDEX_FILE_HEADER_SIZE, _FIRST_BYTES))
 
 
 def unit_position(slots: int, number: int) -> int:

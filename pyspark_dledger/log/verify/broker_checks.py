@@ -100,7 +100,10 @@ def _check_key_file(store: StoreView, path: Path, log_end: int, report: Report) 
         return
     problem = _header_problem(header)
     if header.index_count <= 1 and problem is None:
-        return  # created and not yet used
+        if key_files.has_slots_in_use(path) or (file is not None and any(file.read(1, 2).tobytes())):
+            text = f"expected an indexCount that counts the units of the file, found {header.index_count}"
+            report.add("keyIndexHeader", path, text, offset=0)
+        return  # else created and not yet used
     if problem is None and file is None:
         problem = (
             f"expected a first unit of commitLogOffset {header.begin_phy_offset}, and a unit {header.index_count - 1} "

@@ -15,7 +15,15 @@ from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
-from pyspark_dledger.format.state_files import EPOCH_FILE, Checkpoint, CurrentTerm, parse_checkpoint, parse_current_term
+from pyspark_dledger.format.state_files import (
+    CURR_TERM,
+    EPOCH_FILE,
+    VOTE_LEADER,
+    Checkpoint,
+    CurrentTerm,
+    parse_checkpoint,
+    parse_current_term,
+)
 from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import is_remote_path, is_there, path_of, read_start, scan_folder
 from pyspark_dledger.log.io.queue_files import proven_index
@@ -313,6 +321,9 @@ def _check_checkpoint(store: StoreView, node_dir: Path, report: Report) -> None:
 def _check_current_term(store: StoreView, node_dir: Path, report: Report) -> None:
     file = node_dir / "currterm"
     current = _read(file, "currterm", parse_current_term, store.end.entries > 0, report)
+    if current is not None and current.unknown:
+        text = f"expected the keys {CURR_TERM} and {VOTE_LEADER}, found {current.unknown[0][:40]!r}"
+        report.add("currtermUnreadable", file, text)
     # Without the file, Java begins with term 0.
     term = current.curr_term if current is not None else (None if file.exists() else 0)
     if term is not None and term < store.end.last_term:

@@ -107,6 +107,11 @@ class CompareReport:
         """Whether a rebuild would change nothing."""
         return all(row.is_equal for row in self.differences)
 
+    @property
+    def has_keys_outside(self) -> bool:
+        """Whether one of the differences is of keys outside the ranges of all index files."""
+        return any(isinstance(row, IndexDifference) and row.file is None for row in self.differences)
+
 
 def compare(
     path: str | os.PathLike[str],
