@@ -115,6 +115,8 @@ def test_a_folder_of_nodes_and_a_segment(case_folder: Callable[[str], Path], run
     done, lines = checked(run, case_folder("raw-three-diverged"))
     assert done.code == 1 and lines[0].startswith("3 replicas: DLedger log; ")
     assert "done: start n0 and n2 first; the other members follow" in lines
+    done, lines = checked(run, case_folder("mq-53-three"))
+    assert done.code == 0 and "done: start n0, n1 and n2" in lines
     segment = next(case_folder("mq-plain").glob("commitlog/*"))
     found = run("check", segment)
     assert found.code == 2 and f"{segment}: expected a whole store to check, found one segment" in found.err

@@ -358,7 +358,7 @@ def test_a_raw_log_of_0_4_is_judged_by_its_own_software(facts: dict[str, Facts])
 def test_an_empty_log_loses_nothing_on_a_restart(case_folder: Callable[[str], Path]) -> None:
     found = answers(facts_of(case_folder("raw-040-snapshot-blank") / "dledger-n2"))
     assert found["What is in the store?"] == ("info", "Nothing.")
-    assert found["What is it?"] == ("info", "DLedger log; index -1 to -1.")
+    assert found["What is it?"] == ("info", "DLedger log; no entries.")
     question = "What would a restart with DLedger 0.4 (its files are those of 0.4.0) do?"
     assert found[question] == ("good", "Would change nothing.")
 

@@ -53,7 +53,10 @@ def what_text(report: CheckReport) -> str:
     is_one = not any(each.verdict.strangers for each in (report.comparison, report.commit_logs) if each is not None)
     what = "replicas" if is_one else "stores, not replicas of one log"
     count = f"{len(states)} {what}: " if len(states) > 1 else ""
-    ends = [f"index {state.begin_index} to {state.end_index}" for state in states if state.dialect != "commitlog"]
+    ledgers = [state for state in states if state.dialect != "commitlog"]
+    ends = [
+        f"index {each.begin_index} to {each.end_index}" if each.end_index >= 0 else "no entries" for each in ledgers
+    ]
     ends += [f"pos {state.min_offset} to {state.max_offset}" for state in states if state.dialect == "commitlog"]
     committed = [state.committed_index for state in states if state.committed_index is not None]
     bound = f"; committed up to {max(committed)}" if committed else ""
@@ -99,7 +102,7 @@ def _decided_text(member: MemberCheck) -> str:
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}
 
 
-_DAMAGED = "its log is damaged, as verify finds, where the others do not show it"
+_DAMAGED = "verify finds errors that a comparison with the others does not show"
 _WRONG_QUEUES = "a broker does not load ConsumeQueue files of a wrong size"
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from pyspark_dledger.cli.arguments import ROW_POSITION
 from pyspark_dledger.errors import OptionError
@@ -74,12 +75,22 @@ def position_option(which: str, text: str) -> tuple[str, str]:
 
 
 def replica_paths(paths: list[str]) -> list[str]:
-    """The paths of replicas. A single folder with several nodes stands for its nodes."""
+    """The paths of replicas. A single folder with several nodes, or brokers' roots, stands for these."""
     folder = path_of(paths[0])
     if len(paths) > 1 or not folder.is_dir():
         return paths
-    nodes = node_folders(folder, sorted(path.name for path in folder.iterdir()))
-    return [str(node) for node in nodes.values()] if len(nodes) > 1 else paths
+    nodes = list(node_folders(folder, _names(folder)).values())
+    if not nodes and not (folder / "commitlog").is_dir():
+        nodes = [folder / name for name in _names(folder) if _is_root(folder / name)]
+    return [str(node) for node in nodes] if len(nodes) > 1 else paths
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _is_root(folder: Path) -> bool:
+    return folder.is_dir() and bool((folder / "commitlog").is_dir() or node_folders(folder, _names(folder)))
 
 
 def open_store(args: argparse.Namespace, use: str | None = None, leave_out: bool = False) -> Log:

@@ -323,4 +323,7 @@ def _next(report: CheckReport, logs: Sequence[StoreView]) -> NextStep:
     is_lost = report.lost_in_logs != NOTHING and not sources
     can_salvage = can_be_salvaged(logs)
     found = step_of(conditions, report.comparison, report.commit_logs, is_lost=is_lost, can_salvage=can_salvage)
-    return NextStep(REPLACE, names=(as_given(sources[0]),)) if sources and found.step == START else found
+    if not sources or found.step != START:
+        return found
+    # Of a store on several paths the first one names it.
+    return NextStep(REPLACE, names=(as_given(sources[0].partition(",")[0]),))

@@ -258,8 +258,8 @@ def notes_of_queues(built: BuildReport) -> Iterator[str]:
         yield f"{units}, for messages that the log does not have: consumers skip fillers"
     if built.led_over:
         yield (
-            f"{counted(built.led_over, 'unit is a copy', 'units are copies')} of the next unit, for messages "
-            "that the log's first file does not have: consumers may get the next message once more for each copy"
+            f"{counted(built.led_over, 'unit is a copy', 'units are copies')} of the next unit, at the beginning of "
+            "queues, where a filler would hide intact messages: consumers can get the message of that unit again"
         )
     if built.repeated:
         yield (
