@@ -14,7 +14,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.layout import Field
-from pyspark_dledger.log.io.key_files import hash_slots, index_files, read_header
+from pyspark_dledger.log.io.key_files import KeyFile, index_files, read_header
 from pyspark_dledger.log.io.state_files import CHECKPOINT_LAYOUT as STORE_CHECKPOINT
 from tests.support import golden
 
@@ -74,8 +74,9 @@ def index_file() -> str:
         for file in reversed(index_files(_root()))
         if (header := read_header(file)) and header.begin_phy_offset <= row["commitLogOffset"]
     )
-    slots = hash_slots(file)
-    assert slots is not None
+    key_file = KeyFile.opened(file)
+    assert key_file is not None
+    slots = key_file.slots
     says = {"indexCount": "number of the next unit", "hashSlotCount": "slots in use"}
     head = _fields(_read(file, 0, layout.INDEX_FILE_HEADER_SIZE), layout.INDEX_FILE_HEADER, says)
     slot = layout.INDEX_FILE_HEADER_SIZE + key_hash % slots * layout.INDEX_FILE_SLOT_SIZE
