@@ -36,6 +36,7 @@ _MAX_FRONT_SIZE = _FIXED.size + _MIDDLE[layout.HOST_SIZES[1], layout.HOST_SIZES[
 _TOPIC_LENGTH_SIZES = {layout.MESSAGE_MAGIC_V1: 1, layout.MESSAGE_MAGIC_V2: 2}
 _PROPERTIES_LENGTH_SIZE = 2
 _CRC_DIGITS = 10
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PROPERTY_CRC = re.compile(re.escape(layout.PROPERTY_CRC.encode()) + rb"\x01([0-9]{10})\x02")
 MESSAGE_CRC_MASK = 0x7FFFFFFF
 _PUT_ID_TEXT = re.compile(rb"[a-zA-Z0-9_-]{32}")
@@ -226,6 +227,25 @@ def parse_properties(raw: bytes) -> dict[str, str]:
         if name and separator and value:
             properties[decode_utf8(name)] = decode_utf8(value)
     return properties
+
+
+def are_written_properties(raw: bytes) -> bool:
+    """Whether a broker can have written these properties: names and values are UTF-8 text without control characters.
+
+    ``MessageDecoder.messageProperties2String`` ends each value with a separator, of which the last one can be left out.
+    """
+    parts = raw.removesuffix(bytes([layout.PROPERTY_SEPARATOR])).split(bytes([layout.PROPERTY_SEPARATOR]))
+    has_names = all(part.count(bytes([layout.NAME_VALUE_SEPARATOR])) == 1 for part in parts)
+    return not raw or (has_names and all(is_written_text(part.replace(b"\x01", b"")) for part in parts))
+
+
+def is_written_text(raw: bytes) -> bool:
+    """Whether bytes are UTF-8 text without control characters, except for those of lines and columns."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return _CONTROL.search(raw) is None
 
 
 def message_crc(data: bytes) -> int:

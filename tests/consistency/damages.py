@@ -21,6 +21,13 @@ def damage(world: World, count: int | None = None) -> None:
     """Damage replicas; sometimes one is given twice, as a copied folder."""
     draw = random.Random(f"damages {world.seed}")
     count = draw.choice(COUNTS) if count is None else count
+    # By a draw of its own: the other damages of a seed stay.
+    own = random.Random(f"properties {world.seed}")
+    if count and own.random() < 0.1:
+        replica = own.choice(world.replicas)
+        done = zeros_in_properties(own, world, replica)
+        if done is not None:
+            replica.damages.append(f"zeros_in_properties {done}")
     for _ in range(count):
         made, weight = zip(*DAMAGES.items(), strict=True)
         one = draw.choices(made, weight)[0]
@@ -108,6 +115,25 @@ def torn(draw: random.Random, _: World, replica: Replica) -> str | None:
         data[each * SECTOR : (each + 1) * SECTOR] = bytes(len(data[each * SECTOR : (each + 1) * SECTOR]))
     _rewrite(path, data)
     return f"{path.name} sectors {sectors}"
+
+
+def zeros_in_properties(draw: random.Random, _: World, replica: Replica) -> str | None:
+    """The sector, or the page, from an edge within the last properties of a message on: its checksum does not tell."""
+    files = {int(path.name): path for path in replica.files()}
+    size = draw.choice((SECTOR, PAGE))
+    edges = []
+    for entry in replica.entries:
+        base = max((each for each in files if each <= entry.pos), default=None)
+        edge = entry.end // size * size
+        if base is not None and entry.end - edge < len(entry.data) - entry.data.rfind(b"\1") and edge > entry.pos:
+            edges.append((files[base], edge - base))
+    if not edges:
+        return None
+    path, at = draw.choice(edges)
+    data = bytearray(path.read_bytes())
+    data[at : at + size] = bytes(len(data[at : at + size]))
+    _rewrite(path, data)
+    return f"{path.name} at {at}, {size} bytes"
 
 
 def header(draw: random.Random, world: World, replica: Replica) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.copies.segment_bytes import is_torn
+from pyspark_dledger.log.copies.segment_bytes import is_torn, lacks_a_write
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.salvage.plan_rows import headline
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
@@ -52,8 +52,8 @@ def test_a_copy_of_a_damaged_replica_has_no_vote(tmp_path: Path, keeps_times: bo
     paths = [n0.path, n1.path, copy]
     for order in (paths, paths[::-1]):
         found = plan(SalvageRequest.of(order, undecided="majority"))
-        assert [each.index for each in found.logs[0].undecided] == [INDEX]
-        assert f"{INDEX}: nothing shows that a copy is right" in headline(found)
+        assert [(each.first_index, each.why) for _, each in found.chosen] == [(INDEX, "tie")]
+        assert f"{INDEX}: copies differ, no check shows which one is right" in headline(found)
         assert "n1 is a copy of copy: what both have counts once" in found.notes
     assert comparison(*paths).notes[0] == "n1 is a copy of copy: what both have counts once"
 
@@ -66,12 +66,12 @@ def test_two_folders_of_one_node_have_one_vote(tmp_path: Path) -> None:
         file.seek(66046)
         (byte,) = file.read(1)
         file.seek(66046)
-        file.write(bytes([byte ^ 0xFF]))
+        file.write(bytes([byte ^ 1]))
     copy = tmp_path / "old"
     shutil.copytree(n0, copy, copy_function=shutil.copy)
     for order in ([n0, copy, n2], [n2, copy, n0]):
         found = plan(SalvageRequest.of(order, undecided="majority"))
-        assert [each.index for log in found.logs for each in log.undecided] == [301]
+        assert [(each.first_index, each.why) for _, each in found.chosen] == [(301, "tie")]
         assert any("is a copy of" in note for note in found.notes)
     found = plan(SalvageRequest.of([n0, n1, n2], undecided="majority"))
     assert [each.first_index for _, each in found.chosen] == [301]
@@ -107,6 +107,45 @@ def test_a_hole_up_to_the_edge_of_a_sector_is_a_lost_write(tmp_path: Path) -> No
     assert members["n1"].damaged.ranges == ((index, index),) and entry
     assert not members["n0"].damaged.entries
     assert plan(SalvageRequest.of([n0.path, n1.path, n2.path])).refused == ()
+
+
+def test_zeros_from_a_sector_edge_on_are_a_lost_write_if_another_copy_has_more() -> None:
+    data = bytes(range(1, 201))
+    zeros_at_end = data[:188] + bytes(12)
+    assert lacks_a_write(1024 - 188, zeros_at_end, data) and not lacks_a_write(1024 - 188, data, zeros_at_end)
+    assert lacks_a_write(1024 - 200, zeros_at_end, data), "they end at an edge"
+    assert not lacks_a_write(1024 - 150, zeros_at_end, data), "no edge is at the zeros"
+    assert not lacks_a_write(1024 - 188, b"?" + zeros_at_end[1:], data), "another byte differs"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"", b"\0\0"),  # fewer zeros than a lost write has
+        (b"", b"\x1f"),
+        (b"", b"\xff"),
+        (b"UNIQ_KEY", b"UNIQ-KEY"),
+        (b"\2", b"?"),
+    ],
+)
+def test_a_message_that_no_broker_writes_is_damaged_if_another_copy_is_better(
+    tmp_path: Path, old: bytes, new: bytes
+) -> None:
+    """Nothing but its bytes tells: there are no queues, and no index of keys."""
+    paths = [unpack("mq-53-three", tmp_path) / f"n{number}" for number in range(2)]
+    for path in paths:
+        shutil.rmtree(path / "consumequeue")
+        shutil.rmtree(path / "index")
+    file = paths[1] / "dledger-n1/data/00000000000000131072"
+    data = file.read_bytes()
+    name = data.index(b"UNIQ_KEY", 4096)
+    at = data.index(old, name) if old else name + 20
+    file.write_bytes(data[:at] + new + data[at + len(new) :])
+    for order in (paths, paths[::-1]):
+        found = plan(SalvageRequest.of(order))
+        assert headline(found) == "lost for good: nothing"
+        (damage,) = (each for each in found.logs[0].damages if "another replica has" in each.problem)
+        assert found.names[damage.source] == "n1"
 
 
 def test_what_a_salvage_decided_is_decided_in_a_comparison_with_its_sources(tmp_path: Path) -> None:

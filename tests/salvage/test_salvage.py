@@ -264,17 +264,31 @@ def test_a_plan_shows_the_choice_for_undecided_entries(tmp_path: Path, capsys: p
     assert "decided by --undecided majority or --take: 1, listed in " in capsys.readouterr().out
 
 
-def test_of_two_different_copies_a_filler_is_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_different_copies_one_is_kept_and_never_a_filler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     group = golden_group(tmp_path, "raw-three")
     change(group.members[0], group.extents[7].pos + 60, b"?")
     paths = [str(member) for member in group.members[:2]]
     assert main(["salvage", *paths, "--plan"]) == 1
-    text = "of two different copies, which are no majority, it writes a filler: --take INDEX=ID takes the copy of"
+    text = "of different copies without a majority, it takes one, and nothing shows that it is right: --take INDEX=ID"
     assert text in capsys.readouterr().out
     assert main(["salvage", *paths, "--to", str(tmp_path / "result")]) == 1
-    assert "or writes a filler if there is no majority, as of two different copies; " in capsys.readouterr().err
-    report = salvage(SalvageRequest.of(paths, undecided="majority"), tmp_path / "result")
-    assert (report.lost, report.decided, lost_indexes(tmp_path / "result")) == (1, 0, [7])
+    assert "or one of the copies if there is no majority; " in capsys.readouterr().err
+    logs = []
+    for order in (paths, paths[::-1]):
+        result = tmp_path / f"result of {Path(order[0]).name}"
+        assert main(["salvage", *order, "--undecided", "majority", "--to", str(result)]) == 1
+        said = capsys.readouterr().out.splitlines()[0]
+        assert said == (
+            "lost for good: cannot tell for 1 entry, 7: copies differ, no check shows which one is right, and one of "
+            "them is taken"
+        )
+        assert not (result / "lost.jsonl").exists()
+        (row,) = map(json.loads, (result / "decided.jsonl").read_text().splitlines())
+        assert (row["index"], row["why"], [row["sources"], *row["others"]]) == (7, "tie", [["n1"], ["n0"]])
+        logs.append([file.read_bytes() for file in sorted(result.glob("dledger-*/data/*"))])
+    assert logs[0] == logs[1]
 
 
 def test_plan_rows_are_split_where_the_sources_change(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ _SENTENCES = {
     "(docs/operations.md, copy a peer)",
     next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
     next_step.EMPTY: "{names} have nothing that a salvage could restore: restore a backup (dledger restore)",
-    next_step.UNDECIDED: "it takes the bytes that most copies have; of two different copies, which are no majority, it "
-    "writes a filler: --take INDEX=ID takes the copy of a store instead",
+    next_step.UNDECIDED: "it takes the bytes that most copies have; of different copies without a majority, it takes "
+    "one, and nothing shows that it is right: --take INDEX=ID takes the copy of a store instead",
     next_step.CHECK: "it says what may be started, and what is lost: give all replicas of a group",
     next_step.COMPARE_QUEUES: "it writes nothing: it shows what a rebuild would change",
     next_step.REBUILD: "stop the broker first; the old files are kept",

@@ -47,7 +47,7 @@ def add_salvage(parser: argparse.ArgumentParser) -> None:
     text = (
         "entries of which nothing shows that a copy is right: refuse (default), majority (the bytes that most copies "
     )
-    text += "have, or the last copy, else a filler) or filler"
+    text += "have, else one of the copies) or filler"
     parser.add_argument("--undecided", choices=_UNDECIDED, default="refuse", metavar="WHAT", help=text)
     text = "for an undecided entry, take the copy of this source; repeatable"
     parser.add_argument("--take", action="append", default=[], metavar="INDEX=ID", help=text)

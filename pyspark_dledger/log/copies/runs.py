@@ -14,9 +14,11 @@ import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.arrow_functions import distinct
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, PROPERTY_UNIQ_KEY
+from pyspark_dledger.format.message import are_written_properties, is_written_text, message_in
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.indexed_copies import IndexedBytes, IndexedPart, read_indexed
-from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, is_torn, unequal_windows
+from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, is_torn, lacks_a_write, unequal_windows
 from pyspark_dledger.log.copies.segment_copy import (
     Bools,
     CopyEntries,
@@ -36,6 +38,8 @@ MAX_SOURCES = 62
 """Sources are bits of a signed number."""
 
 _TORN = "expected what another replica has, found zeros from or to the edge of a sector"
+_NO_PROPERTIES = "expected a topic and properties of text without control characters, as another replica has"
+_NO_UNIQ_KEY = f"expected a property {PROPERTY_UNIQ_KEY}, as another replica has"
 _KEYS = ("pos", "size", "index", "term")
 
 
@@ -43,10 +47,10 @@ class Run(NamedTuple):
     """Adjacent entries ``[start, end)`` of one term that the same sources have; ``last_pos`` is that of the last one.
 
     Indexes and the term are -1 for old messages. ``variants`` are the numbers of the sources, grouped by equal bytes:
-    one group unless the bytes of a single entry differ; then ``majority`` is the number of the group that has at each
-    byte the value of most ``voters``, -1 if none has. If ``is_suspect``, no source has the entry intact, and these
-    sources have its header with a problem. ``confirmed`` counts entries that an index unit confirms. ``known_to`` are
-    sources that do not have the last entry intact, but its index unit.
+    one group unless the bytes of a single entry differ, the greatest first; then ``majority`` is the number of the
+    group that has at each byte the value of most ``voters``, -1 if none has. If ``is_suspect``, no source has the entry
+    intact, and these sources have its header with a problem. ``confirmed`` counts entries that an index unit confirms.
+    ``known_to`` are sources that do not have the last entry intact, but its index unit.
     """
 
     start: int
@@ -307,27 +311,55 @@ def _different(
         groups: dict[bytes, list[int]] = {}
         for number in sources_of(int(holders[row])):
             groups.setdefault(copies[number], []).append(number)
-        ordered = sorted((tuple(numbers), data) for data, numbers in groups.items())
+        # By their bytes: the order of the sources decides nothing.
+        ordered = [(tuple(numbers), data) for data, numbers in sorted(groups.items(), reverse=True)]
         if table.intact[row]:
-            ordered = _without_torn(ordered, table, row, damages)
+            ordered = _without_damaged(ordered, table, row, damages)
         most = majority_bytes([data for data in copies.values() if len(data) == size])
         majority = next((place for place, (_, data) in enumerate(ordered) if data == most), -1)
         found[row] = _Variants(tuple(numbers for numbers, _ in ordered), majority, tuple(voters))
     return found
 
 
-def _without_torn(
+def _without_damaged(
     ordered: list[tuple[tuple[int, ...], bytes]], table: _Table, row: int, damages: list[Damage]
 ) -> list[tuple[tuple[int, ...], bytes]]:
-    """The groups of copies without those that lost a write, where another one has other bytes."""
+    """The groups of copies without those whose bytes show damage that another one does not have."""
     start, size, index = (int(table.columns[name][row]) for name in ("pos", "size", "index"))
-    torn = [numbers for numbers, data in ordered if is_torn(start, data)]
-    if len(torn) in (0, len(ordered)):
-        return ordered
-    for number in (number for numbers in torn for number in numbers):
-        table.intact[row] &= ~(np.int64(1) << number)
-        damages.append(Damage(number, start, start + size, index if index >= 0 else None, _TORN))
-    return [each for each in ordered if each[0] not in torn]
+    copies = [data for _, data in ordered]
+    for check in (_torn, _not_written, _without_uniq_key):
+        texts = check(start, ENTRY_HEADER_SIZE if index >= 0 else 0, copies)
+        if all(texts) or not any(texts):
+            continue
+        for (numbers, _), text in zip(ordered, texts, strict=True):
+            for number in numbers if text else ():
+                table.intact[row] &= ~(np.int64(1) << number)
+                damages.append(Damage(number, start, start + size, index if index >= 0 else None, text))
+        return [each for each, text in zip(ordered, texts, strict=True) if not text]
+    return ordered
+
+
+def _torn(start: int, _: int, copies: Sequence[bytes]) -> list[str]:
+    """What is wrong with each copy that lost a write."""
+    found = [is_torn(start, data) or any(lacks_a_write(start, data, other) for other in copies) for data in copies]
+    return [_TORN if is_one else "" for is_one in found]
+
+
+def _not_written(_: int, header: int, copies: Sequence[bytes]) -> list[str]:
+    """What is wrong with each message that RocketMQ cannot have written."""
+    messages = [message_in(data, header) for data in copies]
+    return [
+        _NO_PROPERTIES
+        if each is not None and not (is_written_text(each.raw_topic) and are_written_properties(each.raw_properties))
+        else ""
+        for each in messages
+    ]
+
+
+def _without_uniq_key(_: int, header: int, copies: Sequence[bytes]) -> list[str]:
+    """What is wrong with each message that lost its key: no damage makes one."""
+    messages = [message_in(data, header) for data in copies]
+    return [_NO_UNIQ_KEY if each is not None and PROPERTY_UNIQ_KEY not in each.properties else "" for each in messages]
 
 
 def _last(rows: Longs) -> int:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from io import FileIO
 
 import numpy as np
+import numpy.typing as npt
 
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.format.store_file import OpenFile
@@ -16,6 +17,8 @@ WINDOW = 256 * 1024
 _SECTOR = 512
 _LEAST_HOLE = 64
 """Bytes: a body can have some zeros anywhere."""
+_LEAST_LOST = 8
+"""Bytes in such a hole that another copy has."""
 
 Bytes = bytes | bytearray
 
@@ -61,10 +64,26 @@ def is_torn(start: int, data: bytes) -> bool:
 
     A write that was lost leaves such a hole: several replicas can lose it in the same way.
     """
-    values = np.frombuffer(data, np.uint8)
-    edges = np.flatnonzero(np.diff((values == 0).view(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    long = edges[np.diff(edges, axis=1)[:, 0] >= _LEAST_HOLE]
-    return bool(((long + start) % _SECTOR == 0).any())
+    holes = _holes(start, data)
+    return bool((np.diff(holes, axis=1) >= _LEAST_HOLE).any())
+
+
+def lacks_a_write(start: int, data: bytes, other: bytes) -> bool:
+    """Whether all that another copy of the same bytes has in addition is zeros here, up to or from a sector's edge."""
+    if len(data) != len(other):
+        return False
+    is_other = np.frombuffer(data, np.uint8) != np.frombuffer(other, np.uint8)
+    count = int(is_other.sum())
+    for low, high in _holes(start, data).tolist():
+        is_other[low:high] = False
+    return count >= _LEAST_LOST and not is_other.any()
+
+
+def _holes(start: int, data: bytes) -> npt.NDArray[np.int64]:
+    """Where zeros begin and end in bytes from position `start` on, of those that do so at the edge of a sector."""
+    is_zero = np.frombuffer(data, np.uint8) == 0
+    found = np.flatnonzero(np.diff(is_zero.view(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    return found[((found + start) % _SECTOR == 0).any(axis=1)]
 
 
 def unequal_windows(

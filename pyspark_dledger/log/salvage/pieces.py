@@ -10,7 +10,7 @@ from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
 ONE, SAME, QUEUE_UNIT, MAJORITY, TAKEN = "onlyCopy", "sameBytes", "queueUnit", "majority", "taken"
-WRITTEN_SO, UNCONFIRMED, DECIDED = "writtenSo", "unconfirmed", "decided"
+WRITTEN_SO, UNCONFIRMED, DECIDED, TIE = "writtenSo", "unconfirmed", "decided", "tie"
 """Why a copy was chosen:
 
 - no other source has it intact;
@@ -20,11 +20,12 @@ WRITTEN_SO, UNCONFIRMED, DECIDED = "writtenSo", "unconfirmed", "decided"
 - the request takes it;
 - its checksums fail, but several sources have the same bytes;
 - it is the only copy left, and no checksum covers it;
-- a salvage that wrote one of the stores decided so.
+- a salvage that wrote one of the stores decided so;
+- no copy has a majority: most sources have this one, or its bytes are the greatest.
 """
 
 
-CHOSEN = (MAJORITY, TAKEN, WRITTEN_SO)
+CHOSEN = (MAJORITY, TAKEN, WRITTEN_SO, TIE)
 """The reasons that prove nothing: the user chose them."""
 
 DIFFER, FAIL_ALIKE, ELSEWHERE = "copies differ", "all fail the same checks alike", "the last copy, no queue knows it"

@@ -25,6 +25,7 @@ from pyspark_dledger.log.salvage.pieces import (
     CHOSEN,
     MAJORITY,
     TAKEN,
+    TIE,
     UNCONFIRMED,
     WRITTEN_SO,
     Decide,
@@ -37,7 +38,7 @@ from pyspark_dledger.log.store_view import StoreView, answer, with_end
 REFUSE, FILL, BY_MAJORITY = "refuse", "filler", "majority"
 UNDECIDED = (REFUSE, BY_MAJORITY, FILL)
 """What to do with entries of which nothing says that a copy is right: write nothing; take the bytes that most copies
-have, or the last copy, else a filler; always a filler."""
+have, else one of the copies that differ, else a filler; always a filler."""
 
 _MAX_NOTES = 5
 
@@ -97,8 +98,8 @@ class SalvagePlan:
 
     @property
     def unconfirmed(self) -> list[Piece]:
-        """The last copies of entries that other sources lost, and that no checksum covers."""
-        return [piece for log in self.logs for piece in log.pieces if piece.why == UNCONFIRMED]
+        """What no check confirms: the last copies of entries that other sources lost, and one of copies that tie."""
+        return [piece for log in self.logs for piece in log.pieces if piece.why in (UNCONFIRMED, TIE)]
 
     def log(self, source: str) -> RestoredLog | None:
         """The log of a kind, ``dledger`` or ``commitlog``."""
@@ -229,6 +230,8 @@ def _decider(undecided: str, take: dict[int, int], confirmed: Confirmed) -> Deci
             return None
         if run.is_suspect:
             return (run.alike[0], WRITTEN_SO) if run.alike else None
-        return (run.variants[run.majority], MAJORITY) if run.majority >= 0 else None
+        if run.majority >= 0:
+            return run.variants[run.majority], MAJORITY
+        return (max(run.variants, key=len), TIE) if len(run.variants) > 1 and not run.is_contradicted else None
 
     return decide

@@ -9,7 +9,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log.copies.segment_copy import Damages
 from pyspark_dledger.log.salvage.lost_entries import LostEntry
-from pyspark_dledger.log.salvage.pieces import Undecided, ranges_of
+from pyspark_dledger.log.salvage.pieces import TIE, UNCONFIRMED, Undecided, ranges_of
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.restored_log import RestoredLog
 
@@ -17,6 +17,12 @@ COPY, REPAIR, FILLER, UNDECIDED, LEFT_OUT = "copy", "repair", "filler", "undecid
 """What happens to a range: copied; copied with a new header; replaced by a filler; nothing decides; in a source, but
 not of the restored log.
 """
+
+
+_TAKEN_TEXTS = {
+    UNCONFIRMED: "no checksum covers the last copy, which is taken",
+    TIE: "copies differ, no check shows which one is right, and one of them is taken",
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ def _undecided(plan: SalvagePlan, log: RestoredLog, damages: _Problems) -> Itera
             each.size,
             _index(each.term),
             None,
-            tuple(plan.names[number] for group in each.variants for number in group),
+            tuple(plan.names[number] for number in sorted(number for group in each.variants for number in group)),
             undecided_text(each, plan),
             damages.within(each.pos, each.pos + each.size),
         )
@@ -135,7 +141,8 @@ def _undecided(plan: SalvagePlan, log: RestoredLog, damages: _Problems) -> Itera
 
 def undecided_text(each: Undecided, plan: SalvagePlan) -> str:
     """Why nothing decides, and the sources by equal bytes: ``copies differ: n0+n1 and n2``."""
-    return f"{each.why}: " + " and ".join("+".join(plan.names[number] for number in group) for group in each.variants)
+    groups = sorted("+".join(sorted(plan.names[number] for number in group)) for group in each.variants)
+    return f"{each.why}: {' and '.join(groups)}"
 
 
 def _index(value: int) -> int | None:
@@ -193,9 +200,10 @@ def headline(plan: SalvagePlan) -> str:
     if unread:
         places = _places((each.index, each.index, each.pos, each.pos + each.size - 1) for each in unread)
         parts.append(f"{places}: only a file that cannot be read may have them")
-    if plan.unconfirmed:
-        places = _places((each.first_index, each.last_index, each.start, each.end - 1) for each in plan.unconfirmed)
-        parts.append(f"{places}: no checksum covers the last copy, which is taken")
+    for why, text in _TAKEN_TEXTS.items():
+        taken = [each for each in plan.unconfirmed if each.why == why]
+        places = _places((each.first_index, each.last_index, each.start, each.end - 1) for each in taken)
+        parts += [f"{places}: {text}"] if taken else []
     if plan.unreadable:
         parts.append(f"cannot tell if a log was longer: files of {', '.join(plan.unreadable)} cannot be read")
     return f"lost for good: {'; '.join(parts)}" if parts else "lost for good: nothing"

@@ -115,13 +115,13 @@ class SalvageRequest:
 class SalvageReport:
     """The result of a finished salvage.
 
-    ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are
-    fillers, listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, and
+    ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are fillers,
+    listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, and
     ``lost_until`` the position up to which a CommitLog had messages; None without one. ``findings`` are those of
     `verify` on the result. Of ``decided`` entries only the request chose the copy: they are listed in
-    ``decided.jsonl``. ``unconfirmed`` entries are the last copy, which no checksum covers. ``unreadable`` sources have
-    checkpoints, queues or indexes that cannot be read. ``broker_conf`` are the settings that a broker without DLedger
-    needs for the result.
+    ``decided.jsonl``. ``unconfirmed`` entries are the last copy, which no checksum covers, or one of several without a
+    majority. ``unreadable`` sources have checkpoints, queues or indexes that cannot be read. ``broker_conf`` are the
+    settings that a broker without DLedger needs for the result.
     """
 
     target: str
@@ -477,9 +477,8 @@ def check_decided(plan: SalvagePlan) -> None:
     index = f"index {first.index} " if first.index >= 0 else ""
     raise UndecidedError(
         f"{counted(len(plan.refused), 'entry')}: nothing shows that a copy is right; the first: {index}at {first.pos}: "
-        f"{undecided_text(first, plan)}. --undecided majority takes the bytes that most copies have, or writes a "
-        "filler if there is no majority, as of two different copies; --take INDEX=ID takes the copy of a source, "
-        "--undecided filler none"
+        f"{undecided_text(first, plan)}. --undecided majority takes the bytes that most copies have, or one of the "
+        "copies if there is no majority; --take INDEX=ID takes the copy of a source, --undecided filler none"
     )
 
 
