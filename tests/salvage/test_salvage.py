@@ -343,8 +343,9 @@ def test_a_damaged_header_is_restored_from_its_index_unit(tmp_path: Path) -> Non
     group = golden_group(tmp_path, "mq-53-three")
     lose(group, 0, [20, 21, 300], size=48)
     found = plan(SalvageRequest.of(group.members[:1]))
-    rows = [(row.action, row.first_index, row.donor) for row in plan_rows(found) if row.action != "copy"]
-    assert rows == [("repair", 20, "n0"), ("repair", 21, "n0"), ("repair", 300, "n0")]
+    rows = [row for row in plan_rows(found) if row.action != "copy"]
+    assert [(row.action, row.donor) for row in rows] == [("repair", "n0")] * 2
+    assert [(row.first_index, row.last_index) for row in rows] == [(20, 21), (300, 300)]
     report = salvage(SalvageRequest.of(group.members[:1]), tmp_path / "result")
     assert (report.lost, report.findings, list(differences(group, tmp_path / "result"))) == (0, (), [])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log.copies.segment_copy import Damages
-from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
 from pyspark_dledger.log.salvage.pieces import TIE, UNCONFIRMED, Undecided, ranges_of
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.restored_log import RestoredLog
@@ -81,13 +81,37 @@ def _copied(plan: SalvagePlan, log: RestoredLog, damages: _Problems) -> Iterator
 
 
 def _repaired(plan: SalvagePlan, log: RestoredLog, damages: _Problems) -> Iterator[PlanRow]:
+    """Entries that get a new header, those that follow each other in one row."""
+    joined: list[Repair] = []
     for each in log.repairs:
-        names = tuple(plan.names[number] for number in each.sources)
-        problems = damages.within(each.pos, each.pos + each.size)
-        donor, why = plan.names[each.donor], "headerFromIndex"
-        yield PlanRow(
-            REPAIR, log.source, each.index, each.index, each.pos, each.size, each.term, donor, names, why, problems
-        )
+        if joined and (each.pos != joined[-1].pos + joined[-1].size or _kind(each) != _kind(joined[-1])):
+            yield _repair_row(plan, log, joined, damages)
+            joined = []
+        joined.append(each)
+    if joined:
+        yield _repair_row(plan, log, joined, damages)
+
+
+def _kind(each: Repair) -> tuple[object, ...]:
+    return each.term, each.donor, each.sources
+
+
+def _repair_row(plan: SalvagePlan, log: RestoredLog, repairs: list[Repair], damages: _Problems) -> PlanRow:
+    first, last = repairs[0], repairs[-1]
+    end = last.pos + last.size
+    return PlanRow(
+        REPAIR,
+        log.source,
+        first.index,
+        last.index,
+        first.pos,
+        end - first.pos,
+        first.term,
+        plan.names[first.donor],
+        tuple(plan.names[number] for number in first.sources),
+        "headerFromIndex",
+        damages.within(first.pos, end),
+    )
 
 
 def _fillers(log: RestoredLog, damages: _Problems) -> Iterator[PlanRow]:
