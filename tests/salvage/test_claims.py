@@ -189,3 +189,29 @@ def test_a_copied_replica_confirms_no_last_copy(tmp_path: Path) -> None:
     shutil.copytree(n0.path, tmp_path / "copy", copy_function=shutil.copy2)
     for paths in ([n0.path, n1.path], [n0.path, n1.path, tmp_path / "copy"]):
         assert comparison(*paths).verdict.unclear_entries.ranges == ((INDEX, INDEX),)
+
+
+@pytest.mark.parametrize(("store", "node"), [("raw-three-diverged", "n1"), ("mq-498-three-diverged", "n2")])
+def test_an_old_file_on_one_replica_does_not_outvote_the_log_of_a_later_term(
+    tmp_path: Path, store: str, node: str
+) -> None:
+    """The other replica with the old file has entries of an earlier term, which were never committed."""
+    folders = {path.parent.name: path for path in unpack(store, tmp_path).rglob("dledger-n?/data")}
+    old, new = folders.pop(f"dledger-{node}"), folders.pop("dledger-n0")
+    (good,) = folders.values()
+    put_back(old, new)
+    roots = [path.parent if store.startswith("raw") else path.parent.parent for path in (new, old, good)]
+    for order in (roots, roots[::-1]):
+        found = plan(SalvageRequest.of(order))
+        (log,) = found.logs
+        assert not log.lost
+        assert log.pieces[-1].term == 2
+        assert node not in {found.names[number] for number in log.pieces[-1].sources}
+
+
+def put_back(old: Path, new: Path) -> None:
+    """Replace the first file in which the folders differ."""
+    for file in sorted(new.iterdir()):
+        if (old / file.name).read_bytes() != file.read_bytes():
+            file.write_bytes((old / file.name).read_bytes())
+            return

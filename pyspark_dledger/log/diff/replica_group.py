@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.committed import best, own_bound
+from pyspark_dledger.log.copies.lost_ends import own_end
 from pyspark_dledger.log.diff.copy_ranges import INTACT, CopyRange, CopyRanges, LogBounds
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.replicas import FoundEntry, check_distinct, entry_of
@@ -228,13 +229,14 @@ def _bounds(store: StoreView, number: int, histories: Histories) -> LogBounds:
     if last is None:
         return LogBounds(-1, -1, unread)
     is_cut = any(number in tail.sources and tail.last_index >= store.end.last_index for tail in histories.stale)
-    end = last.index if is_cut else max(last.index, store.end.last_index)
+    own = own_end(store)
+    end = max(last.index, own.checkpoint_end if is_cut else own.last_index)
     extents = [(each.log.extents, each.since[number]) for each in histories.found if number in each.since]
-    own = [each for found, since in extents for each in found if indexes_of(each)[0] >= since]
+    having = [each for found, since in extents for each in found if indexes_of(each)[0] >= since]
     base = store.ledger_segments[0].base if store.dialect != "0.4" else 0
-    starts = [indexes_of(each)[0] for each in own if start_of(each) >= base]
+    starts = [indexes_of(each)[0] for each in having if start_of(each) >= base]
     if store.dialect == "0.4":
-        starts = [indexes_of(each)[0] for each in own if isinstance(each, Piece) and number in each.sources]
+        starts = [indexes_of(each)[0] for each in having if isinstance(each, Piece) and number in each.sources]
     return LogBounds(min(starts, default=0), end, unread)
 
 

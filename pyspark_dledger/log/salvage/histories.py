@@ -27,6 +27,7 @@ from pyspark_dledger.log.salvage.matching import (
     matching,
     repeating,
     tails,
+    without_old_bytes,
     without_overlaps,
 )
 from pyspark_dledger.log.salvage.pieces import Decide, chosen_pieces
@@ -151,6 +152,8 @@ class _Decider:
             runs = [run for run in runs if run not in stale]
         others = repeating(runs, witnesses.read, witnesses.place_of, log_of) if self._source != DLEDGER else []
         runs = [run for run in runs if run not in others]
+        runs, after = without_old_bytes(runs)
+        stale += after
         lasts = last_entries(runs, range(len(witnesses.names)))
         if not lasts:
             names = ", ".join(witnesses.names)

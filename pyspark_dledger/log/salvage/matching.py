@@ -121,6 +121,32 @@ def _terms(runs: Sequence[Run], limits: dict[int, int]) -> dict[int, tuple[int, 
     return found
 
 
+def without_old_bytes(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The runs without what a source has of a time before its index units, and what follows its last unit of these.
+
+    A file that was put back, or is of another replica, has intact entries that were not in the log any more. Terms
+    never decrease, so of an entry and a unit that another replica's entry confirms, the one with the lower term is old.
+    """
+    known = [(source, run) for run in runs for source in run.known_to]
+    found: list[Run] = []
+    after: list[Run] = []
+    for run in runs:
+        old_units = {each for each in run.known_to if any(each in one.sources and _is_old(run, one) for one in runs)}
+        units = {source: other for source, other in known if source in run.sources and _is_old(run, other)}
+        beyond = {source for source, other in units.items() if run.first_index > other.last_index}
+        own = run._replace(known_to=tuple(each for each in run.known_to if each not in old_units))
+        after += [run.of(beyond)] if beyond else []
+        found += [own.of({*run.sources} - units.keys())] if units.keys() < {*run.sources} else []
+    return found, after
+
+
+def _is_old(run: Run, other: Run) -> bool:
+    """Whether no log that has the other entry has this run at the same index, or after it."""
+    return (
+        not run.is_suspect and not other.is_suspect and run.term < other.term and run.first_index >= other.first_index
+    )
+
+
 def _other_entry(runs: Sequence[Run], source: int, limits: dict[int, int]) -> int:
     """The first index at which a source has an entry of another term than the log of the `limits`."""
     own = [run for run in runs if source in run.sources and not run.is_suspect and run.last_index > limits[source]]
