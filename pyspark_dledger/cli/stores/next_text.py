@@ -15,8 +15,8 @@ _SENTENCES = {
     next_step.APART: "{names} are of several groups: check each group by itself, with all of its replicas; keep all "
     "stores, and export each (docs/incident.md)",
     next_step.PLAN: "it writes nothing: it shows what can be restored, and from which store",
-    next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: stop {names}, move its folder away, copy "
-    "that of a complete member there (cp -a --sparse=always), rename dledger-ID in it, and keep its own currterm "
+    next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: stop {names}; of each, move its folder away, "
+    "copy that of a complete member there (cp -a --sparse=always), rename dledger-ID in it, and keep its own currterm "
     "(docs/operations.md, copy a peer)",
     next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
     next_step.EMPTY: "{names} have nothing that a salvage could restore: restore a backup (dledger restore)",
