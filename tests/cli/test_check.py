@@ -366,7 +366,7 @@ def test_a_damaged_copy_that_a_salvage_was_told_to_take_is_known(tmp_path: Path,
     commands = follow(run, *paths)
     assert "--undecided" in commands[2]
     done, lines = checked(run, *commands[-1][2:])
-    known = "known: 1 entry damaged, 3, which the salvage that wrote n0 was told to take"
+    known = "known: 1 entry damaged or not proven, 3, which the salvage that wrote n0 was told to take"
     assert done.code == 1 and lines[1] == f"lost for good: nothing; {known}"
 
 

@@ -287,6 +287,8 @@ def test_of_two_different_copies_one_is_kept_and_never_a_filler(
         assert not (result / "lost.jsonl").exists()
         (row,) = map(json.loads, (result / "decided.jsonl").read_text().splitlines())
         assert (row["index"], row["why"], [row["sources"], *row["others"]]) == (7, "tie", [["n1"], ["n0"]])
+        assert main(["check", str(result)]) == 1
+        assert "known: 1 entry damaged or not proven, 7, which the salvage" in capsys.readouterr().out
         logs.append([file.read_bytes() for file in sorted(result.glob("dledger-*/data/*"))])
     assert logs[0] == logs[1]
 

@@ -96,7 +96,7 @@ def _decided_text(member: MemberCheck) -> str:
     found = [each for each in member.facts.examples["decidedCopy"] if each.pos is not None]
     places = ", ".join(str(each.pos if each.index is None else each.index) for each in found[:_MAX_CODES])
     count = counted(member.facts.decided, "entry")
-    return f"{count} damaged, {places}, which the salvage that wrote {member.name} was told to take"
+    return f"{count} damaged or not proven, {places}, which the salvage that wrote {member.name} was told to take"
 
 
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}

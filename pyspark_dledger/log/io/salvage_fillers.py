@@ -20,6 +20,8 @@ LOST_FILE = "lost.jsonl"
 """The list of what no source has, in the target of a salvage."""
 DECIDED_FILE = "decided.jsonl"
 """The list of the entries of which only the request of a salvage chose the copy, in its target."""
+TIE = "tie"
+"""Why a copy was taken, in this list: copies differ, and nothing shows which one is right."""
 _MAX_LIST = 16 * 1024 * 1024
 PROBLEM = "a filler of a salvage: no source had the entry"
 
@@ -59,9 +61,9 @@ class SalvageFillers:
                 yield from (place for place in found if None not in place)
 
 
-def decided_positions(paths: StorePaths, source: str) -> frozenset[int]:
-    """Where the entries begin that the salvage which wrote a store decided about."""
-    return frozenset(row["pos"] for row in _listed(paths, DECIDED_FILE) if row.get("source") == source)
+def decided_entries(paths: StorePaths, source: str) -> dict[int, dict[str, Any]]:
+    """The rows of the list for the entries that the salvage which wrote a store decided about, by position."""
+    return {row["pos"]: row for row in _listed(paths, DECIDED_FILE) if row.get("source") == source}
 
 
 def _listed(paths: StorePaths, name: str) -> list[dict[str, Any]]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.log.copies.runs import Run
+from pyspark_dledger.log.io.salvage_fillers import TIE
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
 ONE, SAME, QUEUE_UNIT, MAJORITY, TAKEN = "onlyCopy", "sameBytes", "queueUnit", "majority", "taken"
-WRITTEN_SO, UNCONFIRMED, DECIDED, TIE = "writtenSo", "unconfirmed", "decided", "tie"
+WRITTEN_SO, UNCONFIRMED, DECIDED = "writtenSo", "unconfirmed", "decided"
 """Why a copy was chosen:
 
 - no other source has it intact;
@@ -21,7 +22,7 @@ WRITTEN_SO, UNCONFIRMED, DECIDED, TIE = "writtenSo", "unconfirmed", "decided", "
 - its checksums fail, but several sources have the same bytes;
 - it is the only copy left, and no checksum covers it;
 - a salvage that wrote one of the stores decided so;
-- no copy has a majority: most sources have this one, or its bytes are the greatest.
+- ``TIE``: no copy has a majority: most sources have this one, or its bytes are the greatest.
 """
 
 

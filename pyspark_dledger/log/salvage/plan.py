@@ -11,6 +11,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Run, SegmentPart
+from pyspark_dledger.log.io.salvage_fillers import TIE
 from pyspark_dledger.log.next_step import as_given, export_from
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import check_distinct, numbered, replica_names
@@ -25,7 +26,6 @@ from pyspark_dledger.log.salvage.pieces import (
     CHOSEN,
     MAJORITY,
     TAKEN,
-    TIE,
     UNCONFIRMED,
     WRITTEN_SO,
     Decide,

@@ -5,6 +5,7 @@ Also a node's index: units that differ from their entries, and units after the e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -23,7 +24,7 @@ from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
-from pyspark_dledger.log.io.salvage_fillers import decided_positions
+from pyspark_dledger.log.io.salvage_fillers import TIE, decided_entries
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.unread_files import check_fact
@@ -200,7 +201,9 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
     request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MAX_LISTED)
     try:
         survey = engine.survey(request)
-        _add_problems(part.segment, survey, report, decided_positions(part.paths, part.segment.source))
+        decided = decided_entries(part.paths, part.segment.source)
+        _add_problems(part.segment, survey, report, decided)
+        _add_ties(part, decided, {problem.pos for problem in survey.problems}, report)
         if part.before is not None and part.segment.source == DLEDGER and survey.entries:
             _check_order(engine, part.before, part.segment, index, survey, report)
         _check_units(engine, part, index, survey, report)
@@ -232,7 +235,18 @@ def _queue_check(part: SegmentCheckPart, engine: Engine, report: Report) -> Queu
     return QueueCheck(part.queues, partial(StoreView, part.path, part.options), engine, report, part.log_end)
 
 
-def _add_problems(segment: Segment, survey: Survey, report: Report, decided: frozenset[int]) -> None:
+def _add_ties(
+    part: SegmentCheckPart, decided: Mapping[int, Mapping[str, Any]], reported: set[int], report: Report
+) -> None:
+    """Report the entries of which the salvage took one of several copies that pass all checks."""
+    base = part.segment.base
+    for pos, row in decided.items():
+        if row.get("why") == TIE and base <= pos < part.end and pos not in reported:
+            text = "one of several different copies that pass all checks"
+            report.add("decidedCopy", part.segment.path, text, offset=pos - base, index=row.get("index"), pos=pos)
+
+
+def _add_problems(segment: Segment, survey: Survey, report: Report, decided: Mapping[int, object]) -> None:
     """Report what a survey found. Raises UnreadableError if the rest of the file cannot be read.
 
     A salvage `decided` about the entries at these positions.

@@ -83,7 +83,7 @@ class StoreFacts:
 
     @property
     def decided(self) -> int:
-        """The number of entries that fail a check, and that the salvage which wrote the store was told to take."""
+        """The number of entries that no check proves, and that the salvage which wrote the store was told to take."""
         return self.findings["decidedCopy"]
 
     @property
