@@ -15,7 +15,7 @@ import numpy as np
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.arrow_functions import distinct
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, PROPERTY_UNIQ_KEY
-from pyspark_dledger.format.message import are_written_properties, is_written_text, message_in
+from pyspark_dledger.format.message import Message, are_written_properties, is_written_text, message_in
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.indexed_copies import IndexedBytes, IndexedPart, read_indexed
 from pyspark_dledger.log.copies.segment_bytes import WINDOW, SegmentBytes, is_torn, lacks_a_write, unequal_windows
@@ -347,19 +347,22 @@ def _torn(start: int, _: int, copies: Sequence[bytes]) -> list[str]:
 
 def _not_written(_: int, header: int, copies: Sequence[bytes]) -> list[str]:
     """What is wrong with each message that RocketMQ cannot have written."""
-    messages = [message_in(data, header) for data in copies]
     return [
-        _NO_PROPERTIES
-        if each is not None and not (is_written_text(each.raw_topic) and are_written_properties(each.raw_properties))
-        else ""
-        for each in messages
+        "" if is_written_text(each.raw_topic) and are_written_properties(each.raw_properties) else _NO_PROPERTIES
+        for each in _messages(header, copies)
     ]
 
 
 def _without_uniq_key(_: int, header: int, copies: Sequence[bytes]) -> list[str]:
     """What is wrong with each message that lost its key: no damage makes one."""
-    messages = [message_in(data, header) for data in copies]
-    return [_NO_UNIQ_KEY if each is not None and PROPERTY_UNIQ_KEY not in each.properties else "" for each in messages]
+    return ["" if PROPERTY_UNIQ_KEY in each.properties else _NO_UNIQ_KEY for each in _messages(header, copies)]
+
+
+def _messages(header: int, copies: Sequence[bytes]) -> list[Message]:
+    """The messages in the copies; none if one of the copies is no message, which cannot be compared with the others."""
+    found = [message_in(data, header) for data in copies]
+    messages = [each for each in found if each is not None]
+    return messages if len(messages) == len(found) else []
 
 
 def _last(rows: Longs) -> int:
