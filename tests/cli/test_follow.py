@@ -137,9 +137,9 @@ def test_follow_of_a_plain_commitlog(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_look_reads_queues_only_for_the_committed_bound(
     flags: tuple[str, ...], reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound needs the end of each queue, in two reads: how much is written, and the last units of that."""
+    """Without a checkpoint it needs the end of each queue, in two reads: how much is written, and its last units."""
     messages = [mq_message("T", b"x", queue_id=number % 4) for number in range(8)]
-    write_dledger(tmp_path, messages)
+    write_dledger(tmp_path, messages, checkpoint=False)
     write_consume_queue(tmp_path, rows_of(open_log(tmp_path).scan()))
     _, look = follower(tmp_path, "--from", "earliest", *flags)
     look()

@@ -63,6 +63,10 @@ PROMISES = {
         "tests/raft/test_membership_nodes.py": ["test_two_members_continue_after_one_lost_its_disk"],
         "tests/backup/test_backup_group.py": ["test_a_member_restored_under_load_loses_no_acknowledged_entry"],
     },
+    "a wall clock": {
+        "tests/store/test_steady_clock.py": ["test_a_jump_counts_when_it_has_lasted_a_day"],
+        "tests/rocketmq/test_identities.py": ["test_a_run_of_older_messages_hides_no_earlier_run"],
+    },
     "the network between members": {"tests/raft/test_simulation.py": [], "tests/simulation/faults.py": []},
     "an operator": {
         "tests/raft/test_hello.py": [],
