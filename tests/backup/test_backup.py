@@ -229,7 +229,7 @@ def changed_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -
         *(("log", wrong) for wrong in (None, [[]], "x")),
         ("state", "../state-1"),
         ("term", 2**62),
-        ("files", [{"path": f"state-1/root/{'a/' * 1500}x", "size": 0, "file_size": 0, "crc32": []}]),
+        ("files", [{"path": f"state-1/index/{'a/' * 1500}x", "size": 0, "file_size": 0, "crc32": []}]),
     ],
 )
 def test_a_manifest_with_impossible_values_is_refused(tmp_path: Path, name: str, wrong: object) -> None:
