@@ -149,10 +149,9 @@ class _Decider:
             max_term = max(witnesses.terms.values(), default=None)
             found_by = StaleRuns(witnesses.ends, committed, max_term, witnesses.index_files, self._file_size)
             stale = found_by.among(runs)
-            runs = [run for run in runs if run not in stale]
         others = repeating(runs, witnesses.read, witnesses.place_of, log_of) if self._source != DLEDGER else []
-        runs = [run for run in runs if run not in others]
-        runs, after = without_old_bytes(runs)
+        dropped = {*stale, *others}
+        runs, after = without_old_bytes([run for run in runs if run not in dropped])
         stale += after
         lasts = last_entries(runs, range(len(witnesses.names)))
         if not lasts:

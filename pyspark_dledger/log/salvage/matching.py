@@ -6,6 +6,7 @@ Two logs that have one entry in common (index and term) are the same up to that 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -127,24 +128,47 @@ def without_old_bytes(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     A file that was put back, or is of another replica, has intact entries that were not in the log any more. Terms
     never decrease, so of an entry and a unit that another replica's entry confirms, the one with the lower term is old.
     """
-    known = [(source, run) for run in runs for source in run.known_to]
+    of_units = _latest((source, run) for run in runs for source in run.known_to)
+    of_entries = _latest((source, run) for run in runs for source in run.sources)
     found: list[Run] = []
     after: list[Run] = []
     for run in runs:
-        old_units = {each for each in run.known_to if any(each in one.sources and _is_old(run, one) for one in runs)}
-        units = {source: other for source, other in known if source in run.sources and _is_old(run, other)}
-        beyond = {source for source, other in units.items() if run.first_index > other.last_index}
+        old_units = {source for source in run.known_to if _is_old(run, of_entries.get(source, []))}
+        old = {source for source in run.sources if _is_old(run, of_units.get(source, []))}
+        beyond = {source for source in old if run.first_index > _before(of_units[source], run).last_index}
         own = run._replace(known_to=tuple(each for each in run.known_to if each not in old_units))
         after += [run.of(beyond)] if beyond else []
-        found += [own.of({*run.sources} - units.keys())] if units.keys() < {*run.sources} else []
+        found += [own.of({*run.sources} - old)] if old < {*run.sources} else []
     return found, after
 
 
-def _is_old(run: Run, other: Run) -> bool:
-    """Whether no log that has the other entry has this run at the same index, or after it."""
-    return (
-        not run.is_suspect and not other.is_suspect and run.term < other.term and run.first_index >= other.first_index
-    )
+class _Latest(NamedTuple):
+    """The highest term of a source's entries or units up to an index, and the last index that has it."""
+
+    first_index: int
+    term: int
+    last_index: int
+
+
+def _latest(having: Iterable[tuple[int, Run]]) -> dict[int, list[_Latest]]:
+    """By source, for each first index of its intact runs, what comes up to it."""
+    found: dict[int, list[_Latest]] = defaultdict(list)
+    for source, run in sorted(having, key=lambda each: each[1].first_index):
+        if not run.is_suspect:
+            before = [(each.term, each.last_index) for each in found[source][-1:]]
+            found[source].append(_Latest(run.first_index, *max([*before, (run.term, run.last_index)])))
+    return found
+
+
+def _before(latest: Sequence[_Latest], run: Run) -> _Latest:
+    """What a source has up to the first index of a run; term -1 for nothing."""
+    place = bisect_right(latest, run.first_index, key=lambda each: each.first_index)
+    return latest[place - 1] if place else _Latest(-1, -1, -1)
+
+
+def _is_old(run: Run, latest: Sequence[_Latest]) -> bool:
+    """Whether no log that has these has the run at the same index, or after them."""
+    return not run.is_suspect and run.term < _before(latest, run).term
 
 
 def _other_entry(runs: Sequence[Run], source: int, limits: dict[int, int]) -> int:
@@ -281,8 +305,8 @@ def repeating(runs: Sequence[Run], read: ReadSource, place_of: PlaceOf, log_of: 
     reached = 0
     for run in sorted(each for each in runs if not each.is_suspect):
         is_after_hole = len(run.sources) == 1 and bool(kept) and run.start > reached
-        before = [each for each in kept if log_of not in run.sources or log_of in each.sources] if is_after_hole else []
-        if _repeats(run, before, read, place_of):
+        before = kept if log_of not in run.sources else [each for each in kept if log_of in each.sources]
+        if is_after_hole and _repeats(run, before, read, place_of):
             found.append(run)
             continue
         kept.append(run)
