@@ -17,9 +17,13 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+# macOS has no such clock; there, the monotonic one counts the time in which the machine was suspended.
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 def since_boot() -> float:
     """Seconds of a clock that nobody sets; the time in which the machine was suspended counts."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(_SINCE_BOOT)
 
 
 class SteadyClock:
