@@ -158,9 +158,10 @@ class _Task:
             first += len(batch)
 
 
-@pytest.fixture(scope="module")
-def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MessageNodes]:
-    with message_nodes(tmp_path_factory.mktemp("trio"), 3) as found:
+@pytest.fixture
+def trio(tmp_path: Path) -> Iterator[MessageNodes]:
+    """New nodes for each test: a leader makes only a few transfers for clients in a while."""
+    with message_nodes(tmp_path, 3) as found:
         yield found
 
 
