@@ -33,6 +33,12 @@ COMPARED = [each for each in VERSIONS if SECONDS or BREADTH or each not in SAME_
 BASES = [each for each in golden.ALL if each.is_raw and each.case != "raw-multipath"]
 
 
+@pytest.fixture(autouse=True)
+def _many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small logs, too, are scanned many entries at a time."""
+    monkeypatch.setattr("pyspark_dledger.log.recovery.java_scan._FEW", 1)
+
+
 @pytest.fixture(scope="module")
 def openers() -> Iterator[dict[str, StoreOpener]]:
     with store_openers(VERSIONS) as found:

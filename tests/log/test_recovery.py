@@ -32,6 +32,12 @@ INDEX_FILE_SIZE = 16384
 LAST = "data/00000000000003473408"
 
 
+@pytest.fixture(autouse=True)
+def _many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small logs, too, are scanned many entries at a time."""
+    monkeypatch.setattr("pyspark_dledger.log.recovery.java_scan._FEW", 1)
+
+
 @pytest.fixture
 def damage(case_folder: Unpack, tmp_path: Path) -> Callable[..., Log]:
     """Returns the log of a damaged copy of raw-single."""

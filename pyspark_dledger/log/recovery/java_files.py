@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -115,8 +114,6 @@ class JavaFile:
         self.start = 0
         self._blank_head = 0
         self._rewritten = (0, 0)
-        self._kept: dict[int, bytes] = {}
-        self._latest = (-1, b"")
         self._window = (0, b"")
 
     @property
@@ -128,10 +125,6 @@ class JavaFile:
         if not 0 <= offset < self.size:
             return b""
         size = min(size, self.size - offset)
-        if offset in self._kept and size <= INDEX_UNIT_SIZE:
-            return self._kept[offset][:size]
-        if offset == self._latest[0] and size <= INDEX_UNIT_SIZE:
-            return self._latest[1][:size]
         low, high = self._rewritten
         if self.path is None or low <= offset < high:
             return bytes(size)
@@ -139,10 +132,10 @@ class JavaFile:
             return (b"\xff\xff\xff\xff" + self._blank_head.to_bytes(4, "big") + bytes(offset + size))[offset:][:size]
         at, data = self._window
         if not (at <= offset and offset + size <= at + len(data)):
-            self._window = at, data = offset, self.read_disk(offset, max(size, min(_READ_BYTES, self.size - offset)))
+            self._window = at, data = offset, self._read_disk(offset, max(size, min(_READ_BYTES, self.size - offset)))
         return data[offset - at : offset - at + size]
 
-    def read_disk(self, offset: int, size: int) -> bytes:
+    def _read_disk(self, offset: int, size: int) -> bytes:
         """Bytes of the file on disk; zeros where it became shorter meanwhile."""
         assert self.path is not None
         try:
@@ -152,28 +145,15 @@ class JavaFile:
             raise UnreadableError(str(self.path), error.strerror or str(error)) from None
         return data.ljust(size, b"\0")
 
-    @property
-    def is_untouched(self) -> bool:
-        """Whether its content is that of the file on disk."""
-        return self.path is not None and self._rewritten == (0, 0) and not self._kept and not self._blank_head
-
-    def append_units(self, count: int, unit: Callable[[int], bytes], kept: int | None) -> None:
-        """Write index units at the written position; `unit` returns one by its number, from 0.
-
-        Only the last unit and the one with number `kept` can be read again; the others read as zeros.
-        """
+    def append_units(self, count: int) -> None:
+        """Write index units at the written position, which read as zeros then."""
         low, high = self._rewritten
-        start, size = self.wrote, count * INDEX_UNIT_SIZE
-        self._rewritten = (low if high else start, start + size)
-        if kept is not None and 0 <= kept < count:
-            self._kept[start + kept * INDEX_UNIT_SIZE] = unit(kept)
-        self._latest = start + size - INDEX_UNIT_SIZE, unit(count - 1)
-        self.wrote += size
+        self._rewritten = (low if high else self.wrote, self.wrote + count * INDEX_UNIT_SIZE)
+        self.wrote += count * INDEX_UNIT_SIZE
 
     def write_blank_head(self, size: int) -> None:
         """Overwrite the first `size` bytes with a blank, as 0.4.0 does."""
         self._blank_head = size
-        self._kept = {offset: unit for offset, unit in self._kept.items() if offset >= size}
         self._rewritten = (max(self._rewritten[0], size), max(self._rewritten[1], size))
         if self._rewritten[0] == self._rewritten[1]:
             self._rewritten = (0, 0)
@@ -324,7 +304,7 @@ class JavaFileList:
         begin = self.files[0].base + self.files[0].start if self.files else 0
         return pos == self.wrote_end and pos == begin
 
-    def append_units(self, count: int, unit: Callable[[int], bytes], kept: int | None) -> int:
+    def append_units(self, count: int) -> int:
         """Write index units at the end (see `JavaFile.append_units`) and return how many fit."""
         written = 0
         while written < count:
@@ -336,7 +316,7 @@ class JavaFileList:
             fits = min((last.size - last.wrote) // INDEX_UNIT_SIZE, count - written)
             if fits <= 0:
                 break
-            last.append_units(fits, partial(_shifted, unit, written), kept - written if kept is not None else None)
+            last.append_units(fits)
             written += fits
         return written
 
@@ -352,10 +332,6 @@ class JavaFileList:
             self.deleted.append(file.name)
             if file.name in self.created:
                 self.created.remove(file.name)
-
-
-def _shifted(unit: Callable[[int], bytes], by: int, number: int) -> bytes:
-    return unit(by + number)
 
 
 def list_folder(folder: Path) -> list[Path]:

@@ -155,7 +155,8 @@ class JavaOpening:
         if found is None:
             raise disk_error(f"Get null index for {index}", f"no index file has the unit of {index}")
         file, offset = found
-        return decode_index_unit(file.read(offset, INDEX_UNIT_SIZE))
+        rewritten = self.scan.rewritten_unit(index) if self.scan is not None else None
+        return rewritten or decode_index_unit(file.read(offset, INDEX_UNIT_SIZE))
 
     def _find_begin(self) -> None:
         """Read the index of the first entry from the first file; delete index files before it."""

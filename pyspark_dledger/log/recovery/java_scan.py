@@ -2,31 +2,21 @@
 
 Sources: DLedger 0.1, 0.2.2, 0.2.7, 0.3.1.2, 0.3.2 and 0.4.0, ``DLedgerMmapFileStore.recover``.
 
-Entries that are complete, in order, and agree with the index are found many at a time. While Java rewrites the index,
-there is none to compare with; then the engine walks over the entries.
+Entries that are complete, in order, and agree with the index are passed many at a time, the others one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.format.codec import (
-    EntryHeader,
-    IndexUnit,
-    decode_entry_header,
-    decode_index_unit,
-    decode_records,
-    encode_index_unit,
-)
+from pyspark_dledger.format.codec import EntryHeader, IndexUnit, decode_entry_header, decode_index_unit, decode_records
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import (
-    ENTRY_HEADER,
     ENTRY_HEADER_SIZE,
     INDEX_UNIT,
     INDEX_UNIT_SIZE,
@@ -35,6 +25,7 @@ from pyspark_dledger.format.layout import (
     MIN_BLANK_SIZE,
 )
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment
+from pyspark_dledger.log.io.files import file_at
 from pyspark_dledger.log.recovery.java_files import (
     JavaFile,
     JavaFileList,
@@ -45,113 +36,36 @@ from pyspark_dledger.log.recovery.java_files import (
     underflow,
 )
 
-_MAX_UNITS = 4096
-# Bytes. Above this mean size of an entry, headers are read one by one.
-_MAX_MEAN_SIZE = 4096
 _ROWS = 2**18
+_COLUMNS = IndexUnit._fields
 
-_COLUMNS = ("magic", "size", "index", "term", "pos")
-
-Records = npt.NDArray[Any]
-
-
-class AgreedEntries:
-    """Adjacent entries, numbered from 0."""
-
-    def __init__(self, columns: dict[str, Records], count: int) -> None:
-        self.count = count
-        self._columns = columns
-
-    def unit(self, number: int) -> bytes:
-        """The index unit of an entry."""
-        magic, size, index, term, pos = (int(self._columns[name][number]) for name in _COLUMNS)
-        return encode_index_unit(IndexUnit(magic, pos, size, index, term))
-
-    def term(self, number: int) -> int:
-        return int(self._columns["term"][number])
-
-    def end(self, number: int) -> int:
-        """The position after an entry."""
-        return int(self._columns["pos"][number] + self._columns["size"][number])
+Units = dict[str, npt.NDArray[np.int64]]
+"""The values of the index units of adjacent entries, by name."""
 
 
 def continuing_entries(
     engine: Engine, segment: Segment, start: int, end: int, last: tuple[int, int], magics: tuple[int, ...]
-) -> Iterator[AgreedEntries]:
+) -> Iterator[Units]:
     """The entries in ``[start, end)`` that continue index and term `last`, up to the first one that does not."""
     pos, (index, term) = start, last
     request = ScanRequest(segment, start, end, _COLUMNS, verify_crc=False, max_batch_rows=_ROWS)
     for batch, _ in engine.scan(request):
         # A corrupt row has no index; -2 never matches.
         columns = {name: batch.column(name).fill_null(-2).to_numpy().astype(np.int64) for name in _COLUMNS}
-        starts = pos + np.concatenate(([0], np.cumsum(columns["size"])[:-1]))
-        terms = np.concatenate(([term], columns["term"]))
-        good = np.isin(columns["magic"], magics) & (columns["pos"] == starts) & (terms[1:] >= terms[:-1])
-        good &= columns["index"] == np.arange(index + 1, index + 1 + len(starts))
-        found = AgreedEntries(columns, _leading(good))
-        if found.count:
-            yield found
-            index, term, pos = index + found.count, found.term(found.count - 1), found.end(found.count - 1)
-        if found.count < len(good):
+        ends = pos + np.cumsum(columns["size"])
+        good = np.isin(columns["magic"], magics) & (columns["pos"] == ends - columns["size"])
+        good &= np.diff(columns["term"], prepend=term) >= 0
+        good &= columns["index"] == np.arange(index + 1, index + 1 + len(ends))
+        count = _leading(good)
+        if count:
+            yield {name: values[:count] for name, values in columns.items()}
+            index, term, pos = index + count, int(columns["term"][count - 1]), int(ends[count - 1])
+        if count < len(good):
             return
 
 
-def agreeing_entries(
-    file: JavaFile,
-    offset: int,
-    index: JavaFileList,
-    last_index: int,
-    last_term: int,
-    magics: tuple[int, ...],
-    checks_pos: bool,
-) -> tuple[int, int, int] | None:
-    """Last index, last term and size in bytes of the valid entries from `offset`; None without any.
-
-    They follow `last_index` and `last_term`. With `checks_pos`, their headers must have their position.
-    """
-    units = _following_units(file, offset, index, last_index, last_term, magics)
-    if len(units) == 0:
-        return None
-    headers = _headers(file, units)
-    same = headers["bodySize"].astype(np.int64) + ENTRY_HEADER_SIZE == units["size"]
-    for name in ("magic", "size", "index", "term", *(["pos"] if checks_pos else [])):
-        same &= headers[name] == units[name]
-    count = _leading(same)
-    if count == 0:
-        return None
-    last = units[count - 1]
-    return int(last["index"]), int(last["term"]), int(last["pos"] + last["size"] - units[0]["pos"])
-
-
-def _following_units(
-    file: JavaFile, offset: int, index: JavaFileList, last_index: int, last_term: int, magics: tuple[int, ...]
-) -> Records:
-    """The index units after `last_index` whose entries are adjacent from `offset`, up to the end of the data file."""
-    none = decode_records(b"", INDEX_UNIT)
-    index_offset = (last_index + 1) * INDEX_UNIT_SIZE
-    found = index.find(index_offset) if last_index >= 0 else None
-    if found is None or not found.is_untouched or found.wrote != found.size or not file.is_untouched:
-        return none
-    at = index_offset - found.base
-    units = decode_records(found.read_disk(at, min(_MAX_UNITS * INDEX_UNIT_SIZE, found.size - at)), INDEX_UNIT)
-    sizes = units["size"].astype(np.int64)
-    starts = file.base + offset + np.concatenate(([0], np.cumsum(np.maximum(sizes, 0))[:-1])) if len(units) else sizes
-    terms = np.concatenate(([last_term], units["term"].astype(np.int64)))
-    good = np.isin(units["magic"], magics) & (sizes >= ENTRY_HEADER_SIZE) & (units["pos"] == starts)
-    good &= units["index"] == np.arange(last_index + 1, last_index + 1 + len(units))
-    good &= (terms[1:] >= terms[:-1]) & (starts + sizes <= file.end)
-    return units[: _leading(good)]
-
-
-def _headers(file: JavaFile, units: Records) -> Records:
-    """The entry headers at the positions of the units."""
-    starts = units["pos"].astype(np.int64) - file.base
-    end = int(starts[-1]) + int(units["size"][-1])
-    if end - int(starts[0]) > _MAX_MEAN_SIZE * len(units):
-        return decode_records(b"".join(file.read_disk(int(at), ENTRY_HEADER_SIZE) for at in starts), ENTRY_HEADER)
-    data = np.frombuffer(file.read_disk(int(starts[0]), end - int(starts[0])), np.uint8)
-    rows = (starts - starts[0])[:, None] + np.arange(ENTRY_HEADER_SIZE)
-    return decode_records(data[rows].tobytes(), ENTRY_HEADER)
+def _unit_at(units: Units, number: int) -> IndexUnit:
+    return IndexUnit(*(int(units[name][number]) for name in _COLUMNS))
 
 
 def _leading(good: npt.NDArray[np.bool_]) -> int:
@@ -162,7 +76,9 @@ def _leading(good: npt.NDArray[np.bool_]) -> int:
 # Java's HEADER_SIZE, without the length of the body. An entry must be longer.
 _JAVA_HEADER_SIZE = 44
 _FILES_SCANNED = 3
-# Bytes of one step while the index is rewritten.
+# So many entries are passed one by one: in a small log, that is faster than to import Arrow.
+_FEW = 512
+# Bytes of one step over many entries.
 _MIN_STEP, _MAX_STEP = 64 * 1024, 64 * 1024 * 1024
 
 
@@ -202,7 +118,7 @@ class JavaScan:
     """One scan. After `run`, ``index`` and ``term`` are those of the last entry, -1 without one.
 
     ``end`` is the position where Java ends the log. Of the rewritten units, only the last one and that of `kept_index`
-    can be read afterwards.
+    are known afterwards.
     """
 
     def __init__(
@@ -212,12 +128,14 @@ class JavaScan:
         self.term = -1
         self.stop: Stop | None = None
         self.rewrite: Rewrite | None = None
+        self._rewritten: tuple[IndexUnit, ...] = ()
         self._files = data.files
         self._index_files = index_files
         self._rules = rules
         self._kept_index = kept_index
         self._engine = engine
         self._step = _MIN_STEP
+        self._singles = 0
         self._blanks: set[tuple[int, int]] = set()
         self._number = self._first_file()
         self._offset = 0
@@ -297,33 +215,44 @@ class JavaScan:
         self.end = self._file.base
 
     def _pass_entries(self) -> bool:
-        """Pass many entries at once; whether there were any."""
-        before = self.end
-        if self.rewrite is None:
-            magics, checks_pos = self._rules.magics, self._rules.checks_pos
-            found = agreeing_entries(
-                self._file, self._offset, self._index_files, self.index, self.term, magics, checks_pos
-            )
-            if found is not None:
-                self._passed(*found)
-        elif self._file.path is not None and self.index >= 0:
-            self._pass_unindexed(self._file.path)
-            self._step = min(2 * self._step, _MAX_STEP) if self.end > before else _MIN_STEP
+        """Pass the complete entries that follow, with their index units; whether there were any."""
+        before, file = self.end, self._file
+        if self.index < 0 or self._singles < _FEW:
+            return False
+        segment = Segment(file_at(str(file.path)), file.name, file.base, file.size, DLEDGER, self._rules.checks_pos)
+        start, last = file.base + self._offset, (self.index, self.term)
+        end = min(start + self._step, file.end)
+        for units in continuing_entries(self._engine, segment, start, end, last, self._rules.magics):
+            count = self._agreeing(units) if self.rewrite is None else self._append(units)
+            if count:
+                unit = _unit_at(units, count - 1)
+                self._passed(unit.index, unit.term, unit.pos + unit.size - (file.base + self._offset))
+            if count < len(units["pos"]):
+                break
+        self._step = min(2 * self._step, _MAX_STEP) if self.end > before else _MIN_STEP
         return self.end > before
 
-    def _pass_unindexed(self, path: Path) -> None:
-        """Pass the complete entries that follow, and write their index units."""
-        file, start = self._file, self._file.base + self._offset
-        segment = Segment.local(str(path), file.name, file.base, file.size, DLEDGER, self._rules.checks_pos)
-        end, last = min(start + self._step, file.end), (self.index, self.term)
-        for found in continuing_entries(self._engine, segment, start, end, last, self._rules.magics):
-            kept = self._kept_index - self.index - 1 if self._kept_index is not None else None
-            written = self._index_files.append_units(found.count, found.unit, kept)
-            if written:
-                pos = file.base + self._offset
-                self._passed(self.index + written, found.term(written - 1), found.end(written - 1) - pos)
-            if written < found.count:
-                return
+    def _agreeing(self, units: Units) -> int:
+        """How many of the units are in the index file that has the first of them."""
+        place = self._index_files.data_at(int(units["index"][0]) * INDEX_UNIT_SIZE)
+        if place is None:
+            return 0
+        file, offset = place
+        found = decode_records(file.read(offset, len(units["pos"]) * INDEX_UNIT_SIZE), INDEX_UNIT)
+        return _leading(np.all([found[name] == units[name][: len(found)] for name in _COLUMNS], axis=0))
+
+    def _append(self, units: Units) -> int:
+        """Write units at the end of the index. Returns how many fit."""
+        count = self._index_files.append_units(len(units["pos"]))
+        first = int(units["index"][0])
+        known = {first + count - 1, *([] if self._kept_index is None else [self._kept_index])}
+        written = [_unit_at(units, index - first) for index in known if 0 <= index - first < count]
+        self._rewritten = (*written, *(unit for unit in self._rewritten if unit.index == self._kept_index))
+        return count
+
+    def rewritten_unit(self, index: int) -> IndexUnit | None:
+        """The rewritten unit of an index, if it is known."""
+        return next((unit for unit in self._rewritten if unit.index == index), None)
 
     def _pass_entry(self) -> None:
         head = self._file.read(self._offset, ENTRY_HEADER_SIZE)
@@ -333,6 +262,7 @@ class JavaScan:
             fault = self._index_entry(header)
             if fault is None:
                 self._passed(header.index, header.term, header.size)
+                self._singles += 1
                 return
         self._stop(fault)
 
@@ -403,10 +333,8 @@ class JavaScan:
             if self._index_files.wrote_end != index_offset and not self._index_files.rebuild(index_offset):
                 return f"expected an index that can begin at {index_offset}, found none"
             self.rewrite = Rewrite(header.index, fault)
-        unit = encode_index_unit(unit_of(header, pos))
-        kept = 0 if header.index == self._kept_index else None
         try:
-            written = self._index_files.append_units(1, lambda _: unit, kept)
+            written = self._append({name: np.array([value]) for name, value in unit_of(header, pos)._asdict().items()})
         except JavaThrows as thrown:
             return thrown.detail
         return None if written else f"expected room for an index unit at {index_offset}, found none"

@@ -63,18 +63,18 @@ class RecoveryPreview:
 
     java: str
     outcome: str
-    begin_index: int | None
-    end_index: int | None
-    end_term: int | None
-    committed_index: int | None
-    write_pos: int | None
-    curr_term: int
-    vote_leader: str | None
-    data_files_after: list[str]
-    index_files_after: list[str]
-    data_files_deleted: list[str]
-    index_files_deleted: list[str]
-    reason: str
+    begin_index: int | None = None
+    end_index: int | None = None
+    end_term: int | None = None
+    committed_index: int | None = None
+    write_pos: int | None = None
+    curr_term: int = -1
+    vote_leader: str | None = None
+    data_files_after: list[str] = field(default_factory=list)
+    index_files_after: list[str] = field(default_factory=list)
+    data_files_deleted: list[str] = field(default_factory=list)
+    index_files_deleted: list[str] = field(default_factory=list)
+    reason: str = ""
     lost: list[tuple[int, int]] = field(default_factory=list)
     lost_topics: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
@@ -85,8 +85,7 @@ class RecoveryPreview:
     @classmethod
     def unknown(cls, line: str, error: UnreadableError) -> RecoveryPreview:
         """The result where a file cannot be read that Java would read."""
-        reason = f"cannot tell: {error}"
-        return cls(line, "unknown", None, None, None, None, None, -1, None, [], [], [], [], reason)
+        return cls(line, "unknown", reason=f"cannot tell: {error}")
 
     @property
     def starts(self) -> bool:
@@ -168,35 +167,39 @@ def _preview(
 def _recovery(
     store: StoreView, line: str, opening: JavaOpening, ended: JavaEnds | None, notes: list[str]
 ) -> RecoveryPreview:
-    opens = ended is None
-    bound = committed_bound(store, store.options)
-    lost = _lost(store, opening, bound, notes) if opens else []
-    cut = truncated(store, opening.data.wrote_end) if opens else None
-    if opens and bound.index is not None and bound.index > opening.committed_index and not lost:
-        notes.append(
-            f"Java starts with {opening.committed_index} as committed, although {bound.index} is proven "
-            f"({bound.source}): later entries count again after a leader has committed them"
-        )
-    return RecoveryPreview(
+    result = RecoveryPreview(
         java=line,
         outcome="opens" if ended is None else ended.outcome,
-        begin_index=opening.begin_index if opens else None,
-        end_index=opening.end_index if opens else None,
-        end_term=opening.end_term if opens else None,
-        committed_index=opening.committed_index if opens else None,
-        write_pos=opening.data.wrote_end if opens else None,
         curr_term=opening.curr_term,
         vote_leader=opening.vote_leader,
         data_files_after=opening.data.names_after,
         index_files_after=opening.index.names_after,
         data_files_deleted=opening.data.names_deleted,
         index_files_deleted=opening.index.names_deleted,
-        reason=_reason(opening, ended, lost, cut),
+        reason=_reason(opening, ended),
+        notes=notes,
+    )
+    if ended is not None:
+        return result
+    bound, end = committed_bound(store, store.options), opening.data.wrote_end
+    lost, cut = _lost(store, opening, bound, notes), truncated(store, end)
+    if bound.index is not None and bound.index > opening.committed_index and not lost:
+        notes.append(
+            f"Java starts with {opening.committed_index} as committed, although {bound.index} is proven "
+            f"({bound.source}): later entries count again after a leader has committed them"
+        )
+    return replace(
+        result,
+        begin_index=opening.begin_index,
+        end_index=opening.end_index,
+        end_term=opening.end_term,
+        committed_index=opening.committed_index,
+        write_pos=end,
+        reason=_reason(opening, ended, lost or cut),
         lost=lost,
         lost_topics=counted_topics(store, "index", lost),
-        dropped=_dropped(store, opening) if opens else 0,
+        dropped=_dropped(store, opening),
         truncated=cut,
-        notes=notes,
     )
 
 
@@ -208,13 +211,11 @@ def _dropped(store: StoreView, opening: JavaOpening) -> int:
     return len(before) - len(kept)
 
 
-def _reason(
-    opening: JavaOpening, ended: JavaEnds | None, lost: list[tuple[int, int]], cut: tuple[int, int] | None
-) -> str:
+def _reason(opening: JavaOpening, ended: JavaEnds | None, loses: object = None) -> str:
     """Why Java does not open the store, or what it truncates and rewrites."""
     parts = [text for text in (ended.message, ended.detail) if text] if ended is not None else []
     scan = opening.scan
-    is_cut = bool(opening.data.names_deleted or cut or lost) or isinstance(ended, JavaExits)
+    is_cut = bool(opening.data.names_deleted or loses) or isinstance(ended, JavaExits)
     if scan is not None and scan.stop is not None and is_cut:
         parts.append(f"the scan stops in data/{scan.stop.file} at byte {scan.stop.offset}: {scan.stop.text}")
     if scan is not None and scan.rewrite is not None:

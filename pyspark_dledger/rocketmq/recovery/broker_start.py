@@ -49,7 +49,6 @@ _MIDDLE = {
     for born in layout.HOST_SIZES
     for store in layout.HOST_SIZES
 }
-TOO_OLD = "a message with a topic of more than 127 bytes, which versions before 5.1 do not read"
 # How far into a message its storeTimestamp can end.
 _TIMESTAMP_END = layout.MESSAGE_HEADER_SIZE + 20 + 8
 _BLANK = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
@@ -84,10 +83,14 @@ class JavaMessage(NamedTuple):
 
 
 class ScanStop(NamedTuple):
-    """Why the scan ends: the text, and the bytes of memory that the broker needs to say so; 0 for few."""
+    """Why the scan ends: the text, and the bytes of memory that the broker needs to say so; 0 for few.
+
+    ``is_too_old``: only later versions read the message there.
+    """
 
     text: str
     heap: int = 0
+    is_too_old: bool = False
 
 
 def read_message(file: JavaFile, at: int, rules: MessageRules) -> JavaMessage | ScanStop | None:
@@ -99,7 +102,8 @@ def read_message(file: JavaFile, at: int, rules: MessageRules) -> JavaMessage | 
     if magic == layout.MESSAGE_MAGIC_BLANK and (rules.allocates or size <= file.size - at):
         return None
     if magic not in rules.magics and magic == MESSAGE_MAGIC_V2:
-        return ScanStop(TOO_OLD)
+        text = "a message with a topic of more than 127 bytes, which versions before 5.1 do not read"
+        return ScanStop(text, is_too_old=True)
     if magic not in rules.magics:
         return ScanStop("no message begins here" if head.strip(b"\0") else "unwritten bytes")
     heap = size if rules.allocates and size > file.size else 0
@@ -180,6 +184,11 @@ def scan_messages(
         if message is not None:
             return end, (file, at, message)
     return end, None
+
+
+def newest(files: Sequence[JavaFile], matches: Callable[[JavaFile], bool]) -> int:
+    """The number of the newest file that matches, else of the first file."""
+    return next((number for number in range(len(files) - 1, 0, -1) if matches(files[number])), 0)
 
 
 def first_message(file: JavaFile, shift: int = 0) -> tuple[int, int] | None:
@@ -447,11 +456,12 @@ class BrokerStart:
 
     def covered_file(self, files: list[JavaFile], magics: tuple[int, ...], shift: int = 0) -> int:
         """The number of the newest file whose first message the store checkpoint covers, else of the first file."""
-        for number in range(len(files) - 1, 0, -1):
-            magic, time = first_message(files[number], shift) or (0, 0)
-            if magic in magics and 0 != time <= self.covered_until:
-                return number
-        return 0
+
+        def is_covered(file: JavaFile) -> bool:
+            magic, time = first_message(file, shift) or (0, 0)
+            return magic in magics and 0 != time <= self.covered_until
+
+        return newest(files, is_covered)
 
     def dispatch(self, message: JavaMessage) -> None:
         """Add the message's unit to its queue."""

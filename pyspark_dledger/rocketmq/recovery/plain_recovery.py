@@ -31,11 +31,11 @@ from pyspark_dledger.log.recovery.java_files import JavaFile, JavaThrows, config
 from pyspark_dledger.log.recovery.recovery_preview import counted_topics, topics_between, truncated
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.recovery.broker_start import (
-    TOO_OLD,
     BrokerStart,
     JavaMessage,
     MessageRules,
     Stop,
+    newest,
     read_message,
     scan_messages,
 )
@@ -214,7 +214,7 @@ class _Load(BrokerStart):
             truncated=cut,
             confirm_offset=self.confirmed,
             epoch_problem=self._epoch_problem(end),
-            is_too_old=self.stop is not None and self.stop[2].text == TOO_OLD,
+            is_too_old=self.stop is not None and self.stop[2].is_too_old,
         )
 
     # load
@@ -290,7 +290,7 @@ class _Load(BrokerStart):
             return max(len(files) - 3, 0)
         if self.release >= (5, 4):
             return self._newest(files, lambda message: message.offset <= highest)
-        return next((n for n in range(len(files) - 1, 0, -1) if files[n].base <= highest), 0)
+        return newest(files, lambda file: file.base <= highest)
 
     def _abnormal_start(self, files: list[JavaFile]) -> int:
         """The newest file whose first message the store checkpoint covers."""
@@ -308,11 +308,12 @@ class _Load(BrokerStart):
     def _newest(self, files: list[JavaFile], matches: Callable[[JavaMessage], bool]) -> int:
         """The newest file whose first message is intact and matches; from 5.5 on, of the newest ten."""
         oldest = max(len(files) - _MAX_FILES, 0) if self.release >= (5, 5) else 0
-        for number in range(len(files) - 1, oldest, -1):
-            message = read_message(files[number], 0, self.rules)
-            if isinstance(message, JavaMessage) and message.store_timestamp and matches(message):
-                return number
-        return oldest
+
+        def is_wanted(file: JavaFile) -> bool:
+            message = read_message(file, 0, self.rules)
+            return isinstance(message, JavaMessage) and message.store_timestamp != 0 and matches(message)
+
+        return oldest + newest(files[oldest:], is_wanted)
 
     def _scan(self, files: list[JavaFile], highest: int) -> tuple[int, int]:
         """Read messages up to the first that is damaged, and dispatch them.
