@@ -59,15 +59,15 @@ interop: $(INSTALLED) ## compare stores, groups, messages and tails with Java DL
 
 .PHONY: chaos
 chaos: $(INSTALLED) ## faults of real nodes under load, of their links and disks; ROUNDS=100, ARGS="--flush=sync --messages"
-	@$(PYTHON_BIN) -m tests.chaos --rounds $(or $(ROUNDS),100) $(ARGS)
+	@$(PYTHON_BIN) -m tests.chaos $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
 .PHONY: crashes
 crashes: $(INSTALLED) ## kill a process that writes a store, again and again; ROUNDS=60, ARGS="--flush sync"
-	@$(PYTHON_BIN) -m tests.support.crashes --rounds $(or $(ROUNDS),60) $(ARGS)
+	@$(PYTHON_BIN) -m tests.support.crashes $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
 .PHONY: exactly-once
 exactly-once: $(INSTALLED) ## kill leaders and drivers of streams, and restart them with other cores, splits and executors; ROUNDS=20 CELLS=40
-	@$(PYTHON_BIN) -m tests.exactly_once --rounds $(or $(ROUNDS),20) --cells $(or $(CELLS),40) $(ARGS)
+	@$(PYTHON_BIN) -m tests.exactly_once $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(CELLS),--cells $(CELLS)) $(ARGS)
 
 .PHONY: sink-faults
 sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a micro-batch; hold a task for 3 minutes
@@ -76,17 +76,17 @@ sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a m
 		-k "there_once_after_kills or longer_than_the_lease or fails_anywhere or worker_that_is_killed" $(ARGS)
 
 .PHONY: power
-power: $(INSTALLED) ## let a store lose power at any moment, block by block, then groups of three; RUNS=1000, ARGS="--seed N"
-	@for flush in sync async; do $(PYTHON_BIN) -m tests.support.power --flush $$flush --runs $(or $(RUNS),1000) $(ARGS) || exit 1; done
-	@$(PYTHON_BIN) -m tests.simulation --on-disk --count $(or $(RUNS),1000)
+power: $(INSTALLED) ## let a store lose power at any moment, block by block, then groups of three; COUNT=1000, ARGS="--seed N"
+	@for flush in sync async; do $(PYTHON_BIN) -m tests.support.power --flush $$flush --count $(or $(COUNT),1000) $(ARGS) || exit 1; done
+	@$(PYTHON_BIN) -m tests.simulation --on-disk --count $(or $(COUNT),1000) $(ARGS)
 
 .PHONY: lakes
 lakes: $(INSTALLED) ## kill exports to Iceberg and Delta tables KILLS=50 times each, and compare the rows; ARGS="--seed N"
-	@$(PYTHON_BIN) -m tests.support.lakes --kills $(or $(KILLS),50) $(ARGS)
+	@$(PYTHON_BIN) -m tests.support.lakes $(if $(KILLS),--kills $(KILLS)) $(ARGS)
 
 .PHONY: witnesses
-witnesses: $(INSTALLED) ## damage stores of every class and check what is read of them; COUNT=10000, ARGS="--index intact"
-	@$(PYTHON_BIN) -m tests.support.witnesses --count $(or $(COUNT),10000) $(ARGS)
+witnesses: $(INSTALLED) ## damage stores of every class and check what is read of them; COUNT=1000 seeds, ARGS="--index intact"
+	@$(PYTHON_BIN) -m tests.support.witnesses $(if $(COUNT),--count $(COUNT)) $(ARGS)
 
 .PHONY: lint
 lint: $(INSTALLED_LINT) ## check style, types, formatting, and the length of the docs
@@ -103,8 +103,8 @@ format: $(INSTALLED_LINT) ## format Python and C++
 	$(VENV)/bin/clang-format -i $(CPP)
 
 .PHONY: fuzz
-fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=SECONDS for each target; ARGS goes to tests.fuzz
-	@$(PYTHON_BIN) -m tests.fuzz $(if $(TIME),--seconds $(TIME)) $(ARGS)
+fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=60 seconds for each target, then compare engines and wire
+	@for kit in fuzz fuzz.differential fuzz.wire; do $(PYTHON_BIN) -m tests.$$kit --seconds $(or $(TIME),60) $(ARGS) || exit 1; done
 
 .PHONY: properties
 properties: $(INSTALLED) ## run the property tests on new random examples; ARGS goes to pytest
@@ -115,20 +115,20 @@ breadth: $(INSTALLED) ## run the suite with all seeds, stores and versions; ARGS
 	@$(SPARK) DLEDGER_BREADTH=1 $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: simulate
-simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--seed N" replays one
-	@$(PYTHON_BIN) -m tests.simulation --count $(or $(COUNT),20000) $(ARGS)
+simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--only N" replays one
+	@$(PYTHON_BIN) -m tests.simulation $(if $(COUNT),--count $(COUNT)) $(ARGS)
 
 .PHONY: salvage
-salvage: $(INSTALLED) ## damage COUNT=200 groups and half as many beyond repair, and salvage each; ARGS="--seed N"
-	@$(PYTHON_BIN) -m tests.salvage --count $(or $(COUNT),200) $(ARGS)
+salvage: $(INSTALLED) ## damage COUNT=200 groups, and as many beyond repair, and salvage each; ARGS="--only N"
+	@for lossy in '' --lossy; do $(PYTHON_BIN) -m tests.salvage $(if $(COUNT),--count $(COUNT)) $$lossy $(ARGS) || exit 1; done
 
 .PHONY: salvage-java
 salvage-java: $(INSTALLED) ## let real brokers and DLedger serve salvaged stores after COUNT=100 random damages each (needs Maven)
-	@$(PYTHON_BIN) -m tests.salvage.judge --count $(or $(COUNT),100) $(ARGS)
+	@$(PYTHON_BIN) -m tests.salvage.judge $(if $(COUNT),--count $(COUNT)) $(ARGS)
 
 .PHONY: consistency
 consistency: $(INSTALLED) ## damage COUNT=5000 groups and compare what all verbs say of each; ARGS="--only SEED"
-	@$(PYTHON_BIN) -m tests.consistency --count $(or $(COUNT),5000) $(ARGS)
+	@$(PYTHON_BIN) -m tests.consistency $(if $(COUNT),--count $(COUNT)) $(ARGS)
 
 .PHONY: bench
 bench: $(INSTALLED) ## measure against peers; ARGS=NAME runs one benchmark; exit code 1 if one failed

@@ -1,43 +1,33 @@
-"""`python -m tests.chaos --rounds 100`: faults of the processes, links and disks of real nodes under load."""
+"""``make chaos``: faults of the processes, links and disks of real nodes under load.
+
+A seed repeats the faults and their order, not their exact times.
+"""
 
 from __future__ import annotations
 
 import argparse
 import random
 import sys
-import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
 from tests.chaos.rounds import run
+from tests.support.seeds import Kit, Problem, Result
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+def check(seed: int, folder: Path, options: argparse.Namespace) -> Result:
+    show = partial(print, flush=True)
+    report = run(folder, options.rounds, seed, options.flush, show, messages=options.messages)
+    return Result([Problem("violation", text) for text in report.violations], report.totals(), [str(report)])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument(
-        "--seed", type=int, default=None, help="repeats the faults and their order, not their exact times"
-    )
     parser.add_argument("--flush", choices=("sync", "async"), default="async")
-    parser.add_argument(
-        "--messages", action="store_true", help="append messages with identities to a group that serves them"
-    )
-    parser.add_argument("--keep", type=Path, help="an empty folder for stores and logs; it is kept")
-    args = parser.parse_args()
-    seed = random.randrange(10**9) if args.seed is None else args.seed
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = args.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        print(f"seed {seed}", flush=True)
-        show = partial(print, flush=True)
-        report = run(folder, args.rounds, seed, args.flush, show, messages=args.messages)
-    print(f"seed {seed}, flush {args.flush}, {time.monotonic() - started:.0f} s; {report}")
-    for line in report.violations:
-        print(f"VIOLATION {line}")
-    return 1 if report.violations else 0
+    parser.add_argument("--messages", action="store_true", help="append messages with identities")
 
+
+KIT = Kit("tests.chaos", check, __doc__, 1, add_options, processes=1, seed=random.randrange(10**9))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(KIT.main())

@@ -29,6 +29,9 @@ class Report:
     leaders: int = 0
     violations: list[str] = field(default_factory=list)
 
+    def totals(self) -> Counter[str]:
+        return self.faults + self.outcomes + Counter({"reads": self.reads, "entries": self.entries})
+
     def __str__(self) -> str:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         outcomes = ", ".join(f"{name} {count}" for name, count in sorted(self.outcomes.items()))

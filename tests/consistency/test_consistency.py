@@ -7,6 +7,7 @@ import pytest
 from tests.consistency.run import check_seed
 from tests.known_defects import DefectShown, should
 from tests.support.long_runs import BREADTH
+from tests.support.seeds import temporary_folder
 
 pytestmark = pytest.mark.slow
 
@@ -30,5 +31,6 @@ def _marked(seed: int) -> object:
 
 @pytest.mark.parametrize("seed", [_marked(seed) for seed in SEEDS])
 def test_no_two_verbs_contradict_each_other_of_a_damaged_group(seed: int) -> None:
-    found = check_seed(seed)
+    with temporary_folder(is_in_memory=True) as folder:
+        found = check_seed(seed, folder)
     should(not found.problems, f"{found.name}: {found.problems[:3]}")

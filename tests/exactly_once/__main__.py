@@ -1,6 +1,7 @@
-"""`python -m tests.exactly_once --rounds 20 --cells 40`: each message is written and tailed once, in spite of kills.
+"""``make exactly-once``: each message is written and tailed once, in spite of kills.
 
-Rounds kill leaders and drivers of a group. Cells of the matrix restart a stream to a path with other resources.
+Rounds kill leaders and drivers of a group. Cells of the matrix restart a stream to a path with other resources. A seed
+repeats the faults and their order, not their exact times.
 """
 
 from __future__ import annotations
@@ -8,57 +9,46 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
-import time
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from tests.exactly_once.matrix import ONCE, Matrix, cells
 from tests.exactly_once.rounds import run
+from tests.support.seeds import Kit, Problem, Result
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.exactly_once", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--cells", type=int, default=40, help="of the matrix, chosen by the seed; 0 for none")
-    parser.add_argument("--seed", type=int, default=None, help="repeats the faults and their order, not their timing")
-    parser.add_argument("--keep", type=Path, help="an empty folder for stores, rows and logs, which are kept")
-    args = parser.parse_args()
-    seed = random.randrange(10**9) if args.seed is None else args.seed
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = args.keep or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        wrong = run_matrix(folder / "matrix", args.cells, seed)
-        if args.rounds:
-            (folder / "rounds").mkdir()
-            report = run(folder / "rounds", args.rounds, seed, lambda text: print(text, flush=True))
-            wrong += report.wrong
-            print(report)
-    print(f"seed {seed}, {time.monotonic() - start:.0f} s")
-    for line in wrong:
-        print(f"VIOLATION {line}")
-    return 1 if wrong else 0
+def check(seed: int, folder: Path, options: argparse.Namespace) -> Result:
+    result = Result()
+    run_matrix(folder / "matrix", options.cells, seed, result)
+    if options.rounds:
+        (folder / "rounds").mkdir()
+        report = run(folder / "rounds", options.rounds, seed, partial(print, flush=True))
+        result.problems += [Problem("violation", text) for text in report.wrong]
+        result.lines.append(str(report))
+    return result
 
 
-def run_matrix(folder: Path, count: int, seed: int) -> list[str]:
+def run_matrix(folder: Path, count: int, seed: int, result: Result) -> None:
     every = list(cells())
     numbers = random.Random(seed).sample(range(len(every)), min(count, len(every)))
-    chosen = [every[number] for number in sorted(numbers)]
-    outcomes: Counter[str] = Counter()
-    wrong = []
     matrix = Matrix(folder)
     try:
-        for number, cell in enumerate(chosen):
+        for done, cell in enumerate((every[number] for number in sorted(numbers)), 1):
             outcome = matrix.run(cell)
-            print(f"cell {number + 1} of {len(chosen)}: {cell}: {outcome}", flush=True)
-            outcomes[outcome] += 1
-            wrong += [] if outcome.startswith(ONCE) else [f"{cell}: {outcome}"]
+            print(f"cell {done} of {len(numbers)}: {cell}: {outcome}", flush=True)
+            result.counts[outcome] += 1
+            if not outcome.startswith(ONCE):
+                result.problems.append(Problem(outcome, str(cell)))
     finally:
         matrix.close()
-    print(", ".join(f"{outcome}: {number}" for outcome, number in outcomes.most_common()) or "no cells")
-    return wrong
 
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--cells", type=int, default=40, help="of the matrix, chosen by the seed; 0 for none")
+
+
+KIT = Kit("tests.exactly_once", check, __doc__, 1, add_options, processes=1, seed=random.randrange(10**9))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(KIT.main())

@@ -1,16 +1,10 @@
-"""Seeds for the fuzz targets: one small piece of each sort from the goldens, and sorts that no golden has.
-
-``python -m tests.fuzz.corpus FOLDER`` writes them; nothing of it is committed.
-"""
-
-# ruff: noqa: T201 - printing is what a command line does
+"""Seeds for the fuzz targets: one small piece of each sort from the goldens, and sorts that no golden has."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import struct
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -214,7 +208,3 @@ def _write_all(folder: Path, inputs: Iterable[bytes]) -> int:
         (folder / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
         written += 1
     return written
-
-
-if __name__ == "__main__":
-    print(f"{write(Path(sys.argv[1]))} seeds")

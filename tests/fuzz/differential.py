@@ -1,17 +1,19 @@
-"""Compares the native engine with the Python one on damaged segments; ends at the first disagreement.
+"""Compares the native engine with the Python one on damaged segments.
 
-``python -m tests.fuzz.differential --seconds 60 --seed 1``; a single case: ``--seed 1 --case 4711``. The segment and
-the call of a disagreement are written to build/fuzz/differential.
+The segment and the call of a disagreement are written to build/fuzz/differential.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -25,9 +27,9 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW
 from pyspark_dledger.format.spec import KINDS, MODES, Filters, IntFilter, ScanRequest, Segment, SurveyRequest
 from tests.fuzz.build import BUILD
-from tests.fuzz.cases import numbers, run_by_command_line
 from tests.fuzz.corpus import Piece, pieces
 from tests.fuzz.logs import Log, damage, random_log
+from tests.support.seeds import Kit, Result
 from tests.support.true_witness import TrueWitness
 
 NAMES = tuple(SCANNED_COLUMNS)
@@ -126,10 +128,10 @@ def _filters(random: Random) -> Filters:
     return Filters(**{name: conditions[name] for name in chosen})
 
 
-def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> str:
+def check_case(seed: int, folder: Path) -> str:
     """Make one case and compare. Returns its sort. Raises Disagreement after writing the reproducer."""
-    random = Random(f"{seed}/{number}")
-    log = random_log(random, goldens)
+    random = Random(seed)
+    log = random_log(random, golden_pieces())
     original = bytes(log.data)
     damage(random, log)
     path = folder / "segment"
@@ -151,11 +153,8 @@ def check_case(seed: int, number: int, goldens: list[Piece], folder: Path) -> st
             if call.name == "scan" and isinstance(native, tuple):
                 check_lines(native[0])
     except Disagreement as error:
-        where = write_reproducer(f"{seed}-{number}", log, call, error)
-        raise Disagreement(
-            f"seed {seed}, case {number} ({log.name}: {', '.join(log.steps)}), {call}\n{error}\n"
-            f"reproducer: {where}\nagain: python -m tests.fuzz.differential --seed {seed} --case {number}"
-        ) from None
+        where = write_reproducer(str(seed), log, call, error)
+        raise Disagreement(f"{log.name}: {', '.join(log.steps)}, {call}\n{error}\nreproducer: {where}") from None
     return log.name
 
 
@@ -275,27 +274,17 @@ def write_reproducer(name: str, log: Log, call: Any, error: Disagreement) -> Pat
     return folder
 
 
-def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
-    """Run cases. Returns the number of cases of each sort."""
-    done: dict[str, int] = {}
-    chosen = numbers(first, cases, seconds)
-    with tempfile.TemporaryDirectory() as root:
-        goldens = list(pieces(Path(root)))
-        for number in chosen:
-            sort = check_case(seed, number, goldens, Path(root))
-            done[sort] = done.get(sort, 0) + 1
-    return done
+@cache
+def golden_pieces() -> list[Piece]:
+    with tempfile.TemporaryDirectory() as folder:
+        return list(pieces(Path(folder)))
 
 
-def main() -> int:
-    """The command line. Returns 1 after a disagreement."""
-    return run_by_command_line(
-        __doc__,
-        run,
-        Disagreement,
-        lambda seed, done: f"differential: {sum(done.values())} cases without a disagreement, seed {seed}, {done}",
-    )
+def check_seed(seed: int, folder: Path, _options: argparse.Namespace) -> Result:
+    return Result(counts=Counter([check_case(seed, folder)]))
 
+
+KIT = Kit("tests.fuzz.differential", check_seed, __doc__, 1_000_000, is_in_memory=True)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(KIT.main())

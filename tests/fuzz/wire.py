@@ -1,17 +1,19 @@
-"""Feeds damaged and random frames to the wire protocol; ends at the first harmful one.
+"""Feeds damaged and random frames to the wire protocol.
 
-``python -m tests.fuzz.wire --seconds 60 --seed 1``; a single case: ``--seed 1 --case 4711``. The parser gets a stream
-in pieces of any size and must find the same frames as a simple parser. Each frame is read as any response, and written
-again if that succeeds. Only WireError is allowed, within a few seconds.
+The parser gets a stream in pieces of any size and must find the same frames as a simple parser. Each frame is read as
+any response, and written again if that succeeds. Only WireError is allowed, within a few seconds.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
 import sys
 import time
 import traceback
+from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -29,7 +31,7 @@ from pyspark_dledger.raft.wire import (
 )
 from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
 from pyspark_dledger.raft.wire.remoting import decode_header
-from tests.fuzz.cases import numbers, run_by_command_line
+from tests.support.seeds import Kit, Result
 from tests.support.wire_messages import SAMPLES, encoded, has_json_form
 
 # Seconds for a case, even on a busy machine.
@@ -208,17 +210,16 @@ def check_header(header: bytes) -> None:
         raise Harm(f"expected {expected} of the header, found {found[:4]}")
 
 
-def check_case(seed: int, number: int) -> list[str]:
+def check_case(seed: int) -> list[str]:
     """Make a stream and read it. Returns the outcome of each frame. Raises Harm."""
-    random = Random(f"{seed}/{number}")
+    random = Random(seed)
     stream = b"".join(damage(random, random.choice(FRAMES)) for _ in range(random.choice((1, 1, 2, 5))))
     code = random.choice([int(code) for code in RequestCode])
     started = time.monotonic()
     try:
         return _check_stream(random, stream, code)
     except Exception as error:
-        again = f"python -m tests.fuzz.wire --seed {seed} --case {number}"
-        raise Harm(f"{stream!r:.3000}\n{traceback.format_exc()}\nagain: {again}") from error
+        raise Harm(f"{stream!r:.3000}\n{traceback.format_exc()}") from error
     finally:
         if time.monotonic() - started > PATIENCE:
             raise Harm(f"expected an end within {PATIENCE} s, found none: {stream!r:.3000}")
@@ -248,19 +249,11 @@ def _check_stream(random: Random, stream: bytes, code: int) -> list[str]:
     return outcomes
 
 
-def run(seed: int, cases: int | None = None, seconds: float | None = None, first: int = 0) -> dict[str, int]:
-    """Run cases. Returns the number of frames by outcome."""
-    done: dict[str, int] = {}
-    for number in numbers(first, cases, seconds):
-        for outcome in check_case(seed, number):
-            done[outcome] = done.get(outcome, 0) + 1
-    return done
+def check_seed(seed: int, _folder: Path, _options: argparse.Namespace) -> Result:
+    return Result(counts=Counter(check_case(seed)))
 
 
-def main() -> int:
-    """The command line. Returns 1 after harm."""
-    return run_by_command_line(__doc__, run, Harm, lambda seed, done: f"wire: no harm done, seed {seed}, {done}")
-
+KIT = Kit("tests.fuzz.wire", check_seed, __doc__, 1_000_000)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(KIT.main())

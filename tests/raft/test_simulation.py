@@ -50,7 +50,7 @@ def _report(failed: list[Outcome]) -> str:
     lines: list[str] = []
     run(failed[0].seed, lines=lines)
     named = [f"seed {outcome.seed}: {outcome.violation}" for outcome in failed]
-    again = f"python -m tests.simulation --seed {failed[0].seed}"
+    again = f"python -m tests.simulation --only {failed[0].seed}"
     return "\n".join([*lines[-200:], *named, f"again: {again}"])
 
 

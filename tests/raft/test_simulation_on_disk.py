@@ -22,7 +22,7 @@ def test_no_seed_on_disk_violates_a_rule() -> None:
     counts: Counter[str] = Counter()
     for seed in some(range(500), COUNT):
         outcome = run_on_disk(seed)
-        assert not outcome.violation, f"python -m tests.simulation --on-disk --seed {seed}: {outcome.violation}"
+        assert not outcome.violation, f"python -m tests.simulation --on-disk --only {seed}: {outcome.violation}"
         counts.update(outcome.counts)
     assert all(counts[event] for event in COMMON)
 

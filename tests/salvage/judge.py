@@ -23,6 +23,7 @@ from tests.interop.java_stores import StoreOpener
 from tests.interop.plain_stores import PlainStores
 from tests.salvage.groups import Group, damage, golden_group, group_at
 from tests.support.golden import unpack
+from tests.support.seeds import Kit, Problem, Result
 from tests.support.sparse_copy import copy_tree
 
 CONTROLLER = "mq-53-controller"
@@ -35,8 +36,6 @@ CASES: Mapping[str, tuple[str, ...]] = {
 """Groups, and the versions that open them: of RocketMQ, of `raw-three` of DLedger."""
 SIZES = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "500", "maxIndexNum": "1000"}
 _LEDGER_FILE = 131072
-# Stores that were opened keep their buffers and threads.
-_STORES_OF_A_PROCESS = 40
 
 
 class Served(NamedTuple):
@@ -63,7 +62,6 @@ class Judges:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._brokers: dict[str, PlainStores] = {}
-        self._opened: dict[str, int] = {}
         self._ledgers: dict[str, StoreOpener] = {}
 
     def served(self, case: str, version: str, store: Path) -> Served:
@@ -85,9 +83,6 @@ class Judges:
         return Served({}, set(), {name: answer.get(name) for name in kept})
 
     def _of_controller(self, version: str, copy: Path) -> Served:
-        self._opened[version] = self._opened.get(version, 0) + 1
-        if self._opened[version] % _STORES_OF_A_PROCESS == 0:
-            self._brokers.pop(version).close()
         if version not in self._brokers:
             self._brokers[version] = PlainStores(version, self._folder)
         java = self._brokers[version]
@@ -154,30 +149,23 @@ def differences(judges: Judges, case: str, seed: int, folder: Path) -> Iterator[
             yield f"{version}: {len(more)} messages are new, such as {str(min(more, key=str))[:200]}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="make salvage-java", description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--count", type=int, default=100, help="damages of the group in controller mode and of others")
-    given = parser.parse_args()
-    cases = [CONTROLLER, *(case for case in CASES if case != CONTROLLER)]
-    failed = done = 0
-    with tempfile.TemporaryDirectory(prefix="salvage-java-") as root:
-        judges = Judges(Path(root))
-        try:
-            for seed in range(given.first, given.first + given.count):
-                for case in (CONTROLLER, cases[1 + seed % (len(cases) - 1)]):
-                    folder = Path(root) / "group"
-                    problems = list(differences(judges, case, seed, folder))
-                    shutil.rmtree(folder)
-                    done += 1
-                    failed += bool(problems)
-                    for problem in problems:
-                        print(f"seed {seed}, {case}: {problem}", flush=True)
-        finally:
-            judges.close()
-    print(f"{failed} of {done} salvaged stores are not as the undamaged one")
-    return 1 if failed else 0
+def check(seed: int, folder: Path, _options: argparse.Namespace) -> Result:
+    """Judge one group in controller mode, and one of the others."""
+    others = [case for case in CASES if case != CONTROLLER]
+    judges = Judges(folder)
+    try:
+        return Result(
+            [
+                Problem(case, problem)
+                for case in (CONTROLLER, others[seed % len(others)])
+                for problem in differences(judges, case, seed, folder / case)
+            ]
+        )
+    finally:
+        judges.close()
 
+
+KIT = Kit("tests.salvage.judge", check, __doc__, 100, processes=1)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(KIT.main())

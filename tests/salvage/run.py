@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -32,24 +30,16 @@ from tests.salvage.heal import heal_differences
 from tests.salvage.java import BROKERS, java_differences
 from tests.support.dispatching import audit
 
-Case = tuple[int, bool, str | None, bool]
-"""The seed, whether every entry stays intact somewhere, a folder to keep, else None, and whether Java reads results."""
 
-
-def run(case: Case) -> str:
-    """Salvage one group; returns what is wrong with the result, empty if nothing is."""
-    seed, is_lossless, kept, has_java = case
-    folder = Path(kept or tempfile.mkdtemp(prefix=f"salvage-{seed}-"))
-    try:
-        with patch.object(os, "fsync", lambda _: None):  # many small files
-            problem = check(group_of(folder, seed), seed, is_lossless, folder / "result")
-            if problem or not has_java:
-                return problem
-            brokers = BROKERS[1:] if seed % 16 == 2 else BROKERS  # 4.9.8 does not read all messages of 5.3.3
-            return "; ".join(java_differences(folder / "result", brokers))
-    finally:
-        if kept is None:
-            shutil.rmtree(folder)
+def salvage_problem(folder: Path, seed: int, is_lossless: bool, has_java: bool) -> tuple[str, str] | None:
+    """Salvage a damaged group in `folder`. Returns its name and what is wrong with the result, or None."""
+    with patch.object(os, "fsync", lambda _: None):  # many small files
+        group = group_of(folder, seed)
+        problems = list(check(group, seed, is_lossless, folder / "result"))
+    if not problems and has_java:
+        brokers = BROKERS[1:] if seed % 16 == 2 else BROKERS  # 4.9.8 does not read all messages of 5.3.3
+        problems = java_differences(folder / "result", brokers)
+    return (group.name, "; ".join(problems[:5])) if problems else None
 
 
 def group_of(folder: Path, seed: int) -> Group:
@@ -68,13 +58,13 @@ def group_of(folder: Path, seed: int) -> Group:
     return generated_group(folder, seed)
 
 
-def check(group: Group, seed: int, is_lossless: bool, result: Path) -> str:
+def check(group: Group, seed: int, is_lossless: bool, result: Path) -> list[str]:
     damage(group, seed, 4 + seed % 12, is_lossless)
     sources = list(map(spread_data, group.members)) if seed % 8 == 3 else list(map(str, group.members))
     try:
         report = salvage(SalvageRequest.of(sources, undecided="majority"), result)
     except DLedgerError as error:
-        return f"{group.name}: {error}"
+        return [str(error)]
     lost = lost_indexes(result, group.extents)
     problems = list(differences(group, result, lost))
     # A flipped bit in a checkpoint can prove more entries committed: then queues are longer.
@@ -86,7 +76,7 @@ def check(group: Group, seed: int, is_lossless: bool, result: Path) -> str:
     problems += audit_differences(group.original, result, is_lossless)
     if report.findings:
         problems.append(f"findings {report.findings[:3]}")
-    return f"{group.name}: {'; '.join(problems[:5])}" if problems else ""
+    return problems
 
 
 def audit_differences(original: Path, result: Path, is_lossless: bool) -> Iterator[str]:

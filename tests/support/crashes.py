@@ -1,8 +1,8 @@
 """Kills a process that writes a store, at random moments, and checks the store that the next one opens.
 
-Run it with ``python -m tests.support.crashes --rounds N [--flush sync]``. The writer appends batches of random sizes,
-raises the committed index, truncates and commits again, and reports acknowledged indexes through a pipe. Acknowledged
-entries must be there afterwards, and every entry must be one that it wrote.
+``make crashes`` runs it. The writer appends batches of random sizes, raises the committed index, truncates and commits
+again, and reports acknowledged indexes through a pipe. Acknowledged entries must be there afterwards, and every entry
+must be one that it wrote.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
+from tests.support.seeds import Kit, Result
 
 
 def body_of(index: int, attempt: int) -> bytes:
@@ -97,27 +98,30 @@ def one_round(folder: Path, flush: str, attempt: int, draw: random.Random) -> in
     return acknowledged
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--flush", choices=("sync", "async"), default="async")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder")
-    given = parser.parse_args()
-    draw = random.Random(given.seed)
-    folder = Path(tempfile.mkdtemp(prefix="crashes-", dir=given.folder))
-    kills = entries = 0
-    for attempt in range(given.rounds):
-        acknowledged = one_round(folder, given.flush, attempt, draw)
-        kills += acknowledged >= 0
-        end = check(folder, given.flush, attempt, acknowledged)
-        entries += end + 1
+def kill_writers(folder: Path, flush: str, rounds: int, seed: int) -> Counter[str]:
+    """Kill writers of a store and check it after each. Returns how many, and how many had acknowledged entries."""
+    draw = random.Random(seed)
+    counts: Counter[str] = Counter()
+    for attempt in range(rounds):
+        acknowledged = one_round(folder, flush, attempt, draw)
+        end = check(folder, flush, attempt, acknowledged)
+        counts += Counter({"killed": 1, "killed after they acknowledged": acknowledged >= 0, "entries": end + 1})
         if end > 4000:
             shutil.rmtree(folder)
             folder.mkdir()
-    shutil.rmtree(folder)
-    sys.stdout.write(f"{given.rounds} killed, {kills} after they had acknowledged; {entries} entries checked\n")
+    return counts
 
+
+def check_seed(seed: int, folder: Path, options: argparse.Namespace) -> Result:
+    return Result(counts=kill_writers(folder, options.flush, options.rounds, seed))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--flush", choices=("sync", "async"), default="async")
+
+
+KIT = Kit("tests.support.crashes", check_seed, __doc__, 1, add_options, processes=1)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(KIT.main())

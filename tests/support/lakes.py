@@ -1,7 +1,7 @@
 """Tables that a log is appended to, and a run that kills the appending process at random moments.
 
-Run it with ``python -m tests.support.lakes --kills N [--form delta]``. Runs are killed while the log grows, sometimes
-two at once. In the end the rows of the table are those of the log.
+``make lakes`` runs it. Exports are killed while the log grows, sometimes two at once. In the end the rows of the table
+are those of the log.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import StoreInUseError
 from pyspark_dledger.rocketmq.export.forms import LAKES, ExportReport
 from tests.support.generate import Payload, Row, mq_message, rows_of, write_dledger
+from tests.support.seeds import Kit, Result
 
 DAY_MS = 86_400_000
 LONGEST_SECONDS = 0.6
@@ -114,6 +116,7 @@ def _ended(child: int, seconds: float) -> bool:
 
 def kill_exports(form: str, folder: Path, kills: int, draw: random.Random) -> int:
     """Kill exports while the log grows, then compare the rows. Returns the number of messages."""
+    folder.mkdir()
     lake, store, count, killed = Lake(form, folder), folder / "store", 60, 0
     # pyiceberg fails if two processes make the tables of an SQL catalog at once.
     assert form != "iceberg" or _ended(_in_child(lake.open_catalog), 60)
@@ -136,25 +139,27 @@ def kill_exports(form: str, folder: Path, kills: int, draw: random.Random) -> in
     return count
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser()
+def check_seed(seed: int, folder: Path, options: argparse.Namespace) -> Result:
+    """Kill exports to tables of each form."""
+    # Loaded once, before the children: a kill should hit an export, not its imports.
+    for module in (
+        "deltalake",
+        "pyiceberg.catalog.sql",
+        "pyiceberg.io.pyarrow",
+        "pyspark_dledger.rocketmq.export.export_job",
+    ):
+        import_module(module)
+    forms = [options.form] if options.form else LAKES
+    counts = {form: kill_exports(form, folder / form, options.kills, random.Random(seed)) for form in forms}
+    return Result(counts=Counter({f"messages, each once in a table of {form}": counts[form] for form in forms}))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--form", choices=LAKES)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    given = parser.parse_args()
-    # Loaded once, before the children: a kill should hit an export, not its imports.
-    import deltalake
-    import pyiceberg.catalog.sql
-    import pyiceberg.io.pyarrow  # noqa: F401
 
-    import pyspark_dledger.rocketmq.export.export_job  # noqa: F401
 
-    assert deltalake is not None
-    for form in [given.form] if given.form else LAKES:
-        with tempfile.TemporaryDirectory() as folder:
-            count = kill_exports(form, Path(folder), given.kills, random.Random(given.seed))
-        sys.stdout.write(f"{form}: {given.kills} kills, {count} messages, each once in the table; seed {given.seed}\n")
-
+KIT = Kit("tests.support.lakes", check_seed, __doc__, 1, add_options, processes=1, seed=random.randrange(1 << 30))
 
 if __name__ == "__main__":
-    _main()
+    sys.exit(KIT.main())

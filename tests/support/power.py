@@ -1,19 +1,17 @@
 """Simulates power losses under a store: of the unsynced blocks of the disk, any subset is lost.
 
-Run it with ``python -m tests.support.power --runs N``; repeat one run with ``--seed S --runs 1``. What a disk loses:
-`tests.support.power_disk`. Acknowledged entries must be there afterwards with their bytes, and every entry must be one
-that was appended. Processes are killed too, which loses nothing that was written. With ``--flush async`` only the
-entries of the last checkpoint count as acknowledged.
+``make power`` runs it. What a disk loses: `tests.support.power_disk`. Acknowledged entries must be there with
+their bytes, and every entry must be one that was appended. Processes are killed too, which loses nothing that was
+written. With ``--flush async`` only the entries of the last checkpoint count as acknowledged.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import random
 import shutil
 import sys
-import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from unittest import mock
@@ -24,6 +22,7 @@ from pyspark_dledger.store.files import node_files
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.support.power_disk import Disk, connected
+from tests.support.seeds import Kit, Result
 
 _LIVES = 4
 _MAX_BYTES = 20_000
@@ -273,23 +272,15 @@ def one_run(seed: int, base: Path, flush: str = "sync") -> int:
     return losses
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--flush", choices=("sync", "async"), default="sync")
-    given = parser.parse_args()
-    losses = 0
-    logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="power-") as folder:
-        for seed in range(given.seed, given.seed + given.runs):
-            try:
-                losses += one_run(seed, Path(folder), given.flush)
-            except Exception:
-                sys.stderr.write(f"seed {seed} fails\n")
-                raise
-    sys.stdout.write(f"{given.runs} runs, {losses} power losses\n")
+def check(seed: int, folder: Path, options: argparse.Namespace) -> Result:
+    return Result(counts=Counter({"power losses": one_run(seed, folder, options.flush)}))
 
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--flush", choices=("sync", "async"), default="sync")
+
+
+KIT = Kit("tests.support.power", check, __doc__, 1000, add_options)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(KIT.main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyspark_dledger.log import open_log
@@ -30,39 +29,10 @@ class Verdict(NamedTuple):
     def is_right(self) -> bool:
         return not (self.lost or self.invented or self.disagreements)
 
-
-@dataclass
-class Rate:
-    """The results of a class."""
-
-    stores: int = 0
-    lost: int = 0
-    invented: int = 0
-    disagree: int = 0
-    undecidable: int = 0
-    """Stores that can be of another log, not counted as wrong."""
-    failures: list[str] = field(default_factory=list)
-
-    def add(self, name: str, verdict: Verdict) -> None:
-        self.stores += 1
-        if verdict.is_other_log and not verdict.disagreements:
-            self.undecidable += 1
-            return
-        self.lost += bool(verdict.lost)
-        self.invented += bool(verdict.invented)
-        self.disagree += bool(verdict.disagreements)
-        if not verdict.is_right:
-            self.failures.append(f"{name}: {_shown(verdict)}")
-
-    @property
-    def wrong(self) -> int:
-        return len(self.failures)
-
-
-def _shown(verdict: Verdict) -> str:
-    parts = [f"lost {len(verdict.lost)} from {verdict.lost[0]}"] if verdict.lost else []
-    parts += [f"invented {len(verdict.invented)} from {verdict.invented[0]}"] if verdict.invented else []
-    return ", ".join(parts + verdict.disagreements)
+    def __str__(self) -> str:
+        parts = [f"lost {len(self.lost)} from {self.lost[0]}"] if self.lost else []
+        parts += [f"invented {len(self.invented)} from {self.invented[0]}"] if self.invented else []
+        return ", ".join(parts + self.disagreements)
 
 
 def judge(rng: random.Random, original: Original, index_mode: str, thorough: bool = True) -> Verdict:

@@ -1,14 +1,13 @@
-"""Runs over damaged stores by seed: a name such as ``rewritten/intact/17`` repeats one."""
+"""Damaged stores by class, state of the index files, and seed."""
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support import golden
-from tests.support.witnesses.oracle import Rate, Verdict, judge
+from tests.support.witnesses.oracle import Verdict, judge
 from tests.support.witnesses.originals import GENERATED, Original, golden_names, unpacked
 
 PER_STORE = 5
@@ -46,16 +45,3 @@ class Stores:
         if mode != "intact" and not (original.key_folders if mode == "keys" else original.index_files):
             mode = "intact"
         return judge(random.Random(f"{kind}/{mode}/{seed}"), original, mode, thorough)
-
-
-def run(
-    folder: Path, count: int, kinds: tuple[str, ...], modes: tuple[str, ...], start: int = 0, thorough: bool = True
-) -> Iterator[tuple[str, Rate]]:
-    """The rates of each class and mode, from `count` stores for each mode in total; `thorough` as in `judge`."""
-    stores = Stores(folder)
-    for mode in modes:
-        for kind in kinds:
-            rate = Rate()
-            for seed in range(start, start + -(-count // len(kinds))):
-                rate.add(f"{kind}/{mode}/{seed}", stores.verdict(kind, mode, seed, thorough))
-            yield f"{kind}/{mode}", rate
