@@ -7,11 +7,12 @@ Replicas whose bytes differ anywhere are two, even if their files have the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from pyspark_dledger.log.copies.runs import Evidence, Run, majority_bytes
+from pyspark_dledger.log.copies.indexed_copies import IndexedPart
+from pyspark_dledger.log.copies.runs import Evidence, Run, SegmentPart
 from pyspark_dledger.log.copies.segment_bytes import is_torn
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.replicas import local_files
@@ -20,13 +21,14 @@ from pyspark_dledger.log.store_view import StoreView
 _SECOND = 10**9
 _MAX_COMPARED = 64 * 1024
 _File = tuple[str, int, int]
+Part = SegmentPart | IndexedPart
 
 
-def duplicates(stores: Sequence[StoreView], names: Sequence[str], evidence: Sequence[Evidence]) -> dict[int, int]:
-    """For the number of each replica that is a copy of another one, that one."""
+def duplicates(stores: Sequence[StoreView], order: Sequence[int], evidence: Sequence[Evidence]) -> dict[int, int]:
+    """For the number of each replica that is a copy of another one, that one, which is before it in the `order`."""
     files = [_files(store) for store in stores]
-    pairs = list(combinations(sorted(range(len(stores)), key=lambda number: names[number]), 2))
-    pairs = [(one, two) for one, two in pairs if _have_equal_bytes(evidence, one, two)]
+    pairs = list(combinations(order, 2))
+    pairs = [(one, two) for one, two in pairs if _have_equal_bytes(stores, evidence, one, two)]
     nodes = [store.paths.node for store in stores]
     same = [
         (one, two) for one, two in pairs if _is_one_node(nodes, one, two) or _have_same_times(files[one], files[two])
@@ -60,12 +62,23 @@ def _have_same_times(one: list[_File], two: list[_File]) -> bool:
     return one == two and any(time % _SECOND for _, _, time in one)
 
 
-def _have_equal_bytes(evidence: Sequence[Evidence], one: int, two: int) -> bool:
+def _have_equal_bytes(stores: Sequence[StoreView], evidence: Sequence[Evidence], one: int, two: int) -> bool:
     """Whether two replicas have the same intact bytes, and damage at the same places."""
-    groups = (group for part in evidence for run in part.runs for group in run.variants)
-    if any((one in group) != (two in group) for group in groups):
+    differing = (
+        (part.source, run)
+        for part in evidence
+        for run in part.runs
+        if any((one in group) != (two in group) for group in run.variants)
+    )
+    # Copies of which all are torn are no variants of each other.
+    if any(not (run.is_suspect and _are_alike(stores, source, run, one, two)) for source, run in differing):
         return False
     return _damages(evidence, one) == _damages(evidence, two)
+
+
+def _are_alike(stores: Sequence[StoreView], source: str, run: Run, one: int, two: int) -> bool:
+    first, second = (_read(stores[number], source, run.start, run.end) for number in (one, two))
+    return first == second
 
 
 def _damages(evidence: Sequence[Evidence], number: int) -> list[tuple[str, int, int]]:
@@ -87,21 +100,23 @@ def _read(store: StoreView, source: str, start: int, end: int) -> bytes:
     return segment.read(start, end - start) if segment is not None else b""
 
 
-def without_duplicates(evidence: Evidence, found: dict[int, int], stores: Sequence[StoreView]) -> Evidence:
-    """The evidence of all replicas but the copies of others."""
+def without_copies(parts: Iterable[Part], found: Mapping[int, int]) -> Iterator[Part]:
+    """The parts without the copies of other replicas."""
+    for part in parts:
+        kept = replace(part, copies=tuple(copy for copy in part.copies if copy.source not in found))
+        if isinstance(kept, SegmentPart):
+            folders = tuple(each for each in kept.index_folders if each[0] not in found)
+            kept = replace(kept, index_folders=folders)
+        if kept.copies:
+            yield kept
 
-    def counted_once(run: Run) -> Run:
-        known_to = {found.get(number, number) for number in run.known_to} - {*run.sources}
-        once = run.of({*run.sources} - found.keys())._replace(known_to=tuple(sorted(known_to)))
-        if found.keys().isdisjoint(run.voters):
-            return once
-        data = {
-            number: _read(stores[number], evidence.source, run.start, run.end)
-            for number in run.voters
-            if number not in found
-        }
-        most = majority_bytes([each for each in data.values() if len(each) == run.end - run.start])
-        groups = (place for place, group in enumerate(once.variants) if data[group[0]] == most)
-        return once._replace(majority=next(groups, -1))
 
-    return replace(evidence, runs=tuple(map(counted_once, evidence.runs)))
+def with_damages(evidence: Evidence, found: Mapping[int, int]) -> Evidence:
+    """The evidence with the damages of copies, which are those of the other replica."""
+    copied = (
+        damage._replace(source=copy)
+        for copy, first in found.items()
+        for damage in evidence.damages
+        if damage.source == first
+    )
+    return replace(evidence, damages=(*evidence.damages, *copied))

@@ -48,9 +48,9 @@ class Run(NamedTuple):
 
     Indexes and the term are -1 for old messages. ``variants`` are the numbers of the sources, grouped by equal bytes:
     one group unless the bytes of a single entry differ, the greatest first; then ``majority`` is the number of the
-    group that has at each byte the value of most ``voters``, -1 if none has. If ``is_suspect``, no source has the entry
-    intact, and these sources have its header with a problem. ``confirmed`` counts entries that an index unit confirms.
-    ``known_to`` are sources that do not have the last entry intact, but its index unit.
+    group that has at each byte the value of most sources that had the entry, -1 if none has. If ``is_suspect``, no
+    source has the entry intact, and these sources have its header with a problem. ``confirmed`` counts entries that an
+    index unit confirms. ``known_to`` are sources that do not have the last entry intact, but its index unit.
     """
 
     start: int
@@ -67,7 +67,6 @@ class Run(NamedTuple):
     known_to: tuple[int, ...] = ()
     is_unconfirmed: bool = False
     is_contradicted: bool = False
-    voters: tuple[int, ...] = ()
 
     @property
     def alike(self) -> list[tuple[int, ...]]:
@@ -253,11 +252,10 @@ Bytes = SegmentBytes | IndexedBytes
 
 
 class _Variants(NamedTuple):
-    """The groups of sources with equal bytes, the number of the one with the `Run.majority`, and who voted."""
+    """The groups of sources with equal bytes, the number of the one with the `Run.majority`."""
 
     groups: tuple[tuple[int, ...], ...]
     majority: int = -1
-    voters: tuple[int, ...] = ()
 
 
 def _leave_out_torn(table: _Table, files: Mapping[int, Bytes]) -> dict[int, _Variants]:
@@ -302,12 +300,11 @@ def _different(
         start, size = int(table.columns["pos"][row]), int(table.columns["size"][row])
         having = int(table.intact[row] | table.suspect[row])
         index = int(table.columns["index"][row])
-        voters = [
-            number
+        copies = {
+            number: files[number].read(start, start + size)
             for number in files
             if having >> number & 1 or row < last_shared[number] or 0 <= index <= committed[number]
-        ]
-        copies = {number: files[number].read(start, start + size) for number in voters}
+        }
         groups: dict[bytes, list[int]] = {}
         for number in sources_of(int(holders[row])):
             groups.setdefault(copies[number], []).append(number)
@@ -315,9 +312,9 @@ def _different(
         ordered = [(tuple(numbers), data) for data, numbers in sorted(groups.items(), reverse=True)]
         if table.intact[row]:
             ordered = _without_damaged(ordered, table, row, damages)
-        most = majority_bytes([data for data in copies.values() if len(data) == size])
+        most = _majority_bytes([data for data in copies.values() if len(data) == size])
         majority = next((place for place, (_, data) in enumerate(ordered) if data == most), -1)
-        found[row] = _Variants(tuple(numbers for numbers, _ in ordered), majority, tuple(voters))
+        found[row] = _Variants(tuple(numbers for numbers, _ in ordered), majority)
     return found
 
 
@@ -369,7 +366,7 @@ def _last(rows: Longs) -> int:
     return int(rows[-1]) if len(rows) else -1
 
 
-def majority_bytes(copies: list[bytes]) -> bytes | None:
+def _majority_bytes(copies: list[bytes]) -> bytes | None:
     """The bytes that more than half of the copies have, each on its own; None if there is no majority for one."""
     if len(copies) < 3:
         return None
@@ -467,5 +464,4 @@ def _runs(table: _Table, variants: dict[int, _Variants], committed: Sequence[int
                 int(table.is_message[rows[low:high]].sum()),
                 found.majority,
                 sources_of(int(table.known[rows[last]])),
-                voters=found.voters,
             )

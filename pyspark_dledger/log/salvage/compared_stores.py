@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,7 +16,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch
 from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.copies.commit_log_replica import own_replicas
-from pyspark_dledger.log.copies.duplicates import duplicates, without_duplicates
+from pyspark_dledger.log.copies.duplicates import duplicates, with_damages, without_copies
 from pyspark_dledger.log.copies.indexed_copies import IndexedPart
 from pyspark_dledger.log.copies.lost_ends import current_terms, own_end
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
@@ -70,10 +69,25 @@ class ComparedStores:
         for damage in (damage for each in self._evidence for damage in each.damages if damage.error is not None):
             _leave_out(stores[damage.source], damage)
         self._confirmed: dict[str, Confirmed] = {}
-        self.duplicates = duplicates(stores, self.names, self._evidence)
-        """For each replica that is a copy of another one, that one: their bytes count once."""
+        self.duplicates = duplicates(stores, self._by_claims, self._evidence)
+        """For each replica that is a copy of another one, that one: their files count once."""
         if self.duplicates:
-            self._evidence = [without_duplicates(each, self.duplicates, stores) for each in self._evidence]
+            parts = list(without_copies(self.parts, self.duplicates))
+            self._evidence = [with_damages(each, self.duplicates) for each in _compared(parts, map_parts, progress)]
+            self.committed = {number: self.committed[number] for number in self.committed.keys() - self.duplicates}
+        self._deciding = [stores[self.duplicates.get(number, number)] for number in range(len(stores))]
+        """The stores whose files decide: a copy knows what the one that it is a copy of knows."""
+
+    @property
+    def _by_claims(self) -> list[int]:
+        """The numbers of the stores, that with most claims first: of copies it counts."""
+
+        def rank(number: int) -> tuple[int, int, int, str]:
+            store = self.stores[number]
+            lists, index = SalvageFillers(store.paths).positions, store.index_files.files
+            return -self.committed.get(number, -1), -len(lists), -len(index), self.names[number]
+
+        return sorted(range(len(self.stores)), key=rank)
 
     @property
     def notes(self) -> list[str]:
@@ -99,51 +113,44 @@ class ComparedStores:
         size, problem = _file_size(parts) if parts else (_ONE_FILE, "")
         if source not in self._confirmed:
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
-            listed: dict[int, frozenset[int]] = defaultdict(frozenset)
-            for number, store in enumerate(self.stores):
-                listed[self.duplicates.get(number, number)] |= decided_entries(store.paths, source).keys()
+            listed = [decided_entries(store.paths, source) for store in self._deciding]
             decided = _decided(listed, (run for each in evidence for run in each.runs))
-            self._confirmed[source] = decided | _confirmed(self.stores, contested, source)
+            self._confirmed[source] = decided | _confirmed(self._deciding, contested, source)
         choose = (decide or decided_by_units)(self._confirmed[source])
-        judge = partial(judged, stores=self.stores, source=source)
+        judge = partial(judged, stores=self._deciding, source=source)
         chosen = self.duplicates.get(log_of, log_of) if log_of is not None else None
         found = decide_histories(evidence, size, self._witnesses(source, size), choose, judge, chosen)
         found = found.with_copies(self.duplicates) if self.duplicates else found
         return replace(found, why_not=problem) if problem else found
 
-    @property
-    def _once(self) -> set[int]:
-        """The stores that are no copies of others."""
-        return {*range(len(self.stores))} - self.duplicates.keys()
-
     def _witnesses(self, source: str, file_size: int) -> Witnesses:
-        segments = [[part for part in store.segments if part.source == source] for store in self.stores]
-        committed = {number: self.committed[number] for number in self._once & self.committed.keys()}
+        segments = [[part for part in store.segments if part.source == source] for store in self._deciding]
+        committed = self.committed if source == DLEDGER else {}
         if source == DLEDGER and self.is_indexed:
-            no_files = tuple(DLedgerIndex(None) for _ in self.stores)
-            ends = tuple(map(own_end, self.stores))
+            no_files = tuple(DLedgerIndex(None) for _ in self._deciding)
+            ends = tuple(map(own_end, self._deciding))
             return Witnesses(self.names, no_files, ends, committed, {}, lambda _: False, lambda *_: b"")
         return Witnesses(
             names=self.names,
-            index_files=tuple(store.index_files for store in self.stores),
-            ends=tuple(map(own_end, self.stores)),
-            committed=committed if source == DLEDGER else {},
-            terms=current_terms(self.stores) if source == DLEDGER else {},
+            index_files=tuple(store.index_files for store in self._deciding),
+            ends=tuple(map(own_end, self._deciding)),
+            committed=committed,
+            terms=current_terms(self._deciding) if source == DLEDGER else {},
             has_blank=partial(_has_blank, segments, file_size),
             read=partial(_read, segments),
             is_elsewhere=self._units.is_elsewhere,
             place_of=self._units.place_of,
             last_epochs=self._last_epochs if source == COMMITLOG else {},
-            epochs=dict(_epochs(self.stores)) if source == COMMITLOG else {},
+            epochs=dict(_epochs(self._deciding)) if source == COMMITLOG else {},
         )
 
     @cached_property
     def _units(self) -> MessageUnits:
-        return MessageUnits([store.paths.root for store in self.stores if store.paths.root is not None], ())
+        return MessageUnits([store.paths.root for store in self._deciding if store.paths.root is not None], ())
 
     @cached_property
     def _last_epochs(self) -> dict[int, int]:
-        epochs = ((number, one.last_epoch) for number, one in enumerate(own_replicas(self.stores)))
+        epochs = ((number, one.last_epoch) for number, one in enumerate(own_replicas(self._deciding)))
         return {number: epoch for number, epoch in epochs if epoch is not None}
 
 
@@ -204,9 +211,9 @@ def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: st
     return found
 
 
-def _decided(by_store: Mapping[int, frozenset[int]], runs: Iterable[Run]) -> Confirmed:
+def _decided(by_store: Sequence[Collection[int]], runs: Iterable[Run]) -> Confirmed:
     """The copies that salvages which wrote some of the stores decided for, by the positions that each store lists."""
-    known = frozenset().union(*by_store.values())
+    known = {start for starts in by_store for start in starts}
     found: Confirmed = {}
     for run in runs if known else ():
         groups = [group for group in run.variants if any(run.start in by_store[number] for number in group)]
