@@ -149,9 +149,11 @@ Blank SegmentView::blank_at(int64_t pos, int64_t& size) const {
   size = load_be32(id_.is_dledger ? p + 4 : p);
   const int64_t next = pos + size;
   if (next == file_end_ || next == id_.base + id_.size) return Blank::ToEnd;
-  // DLedger 0.4.0 begins a file with a blank after a snapshot; elsewhere it is an entry with a damaged magic.
+  // DLedger 0.4.0 begins a file with a blank of zeros after a snapshot; all others are entries with a damaged magic.
+  const int64_t stop = std::min(next, pos + kEntryHeaderSize);
   const bool may_lead = pos == id_.base && size >= kMinBlankSize && next < file_end_;
-  return may_lead && entry_size(next) > 0 ? Blank::Leading : Blank::Odd;
+  const bool is_leading = may_lead && end_of_zeros(pos + kMinBlankSize, stop) == stop && entry_size(next) > 0;
+  return is_leading ? Blank::Leading : Blank::Odd;
 }
 
 int64_t SegmentView::next_candidate(int64_t from, int64_t end, bool with_blanks) const {

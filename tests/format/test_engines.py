@@ -159,6 +159,15 @@ def test_a_leading_blank_is_skipped(reader: Engine, tmp_path: Path) -> None:
     assert reader.split(segment, segment.base, store.end, 40) == [1000, 1049]
 
 
+def test_a_first_entry_with_the_magic_of_a_blank_is_no_leading_blank(reader: Engine, tmp_path: Path) -> None:
+    store = write_dledger(tmp_path, [raw(b"a"), raw(b"b")])
+    (segment,) = store.segments
+    path = Path(segment.path)
+    path.write_bytes(b"\xff" * 4 + path.read_bytes()[4:])
+    first, second = read(reader, request_of(segment, end=store.end))
+    assert (first["kind"], first["pos"], second["index"]) == ("corrupt", 0, 1)
+
+
 def test_a_file_with_only_a_leading_blank_has_no_entries(reader: Engine, tmp_path: Path) -> None:
     path = tmp_path / "0"
     path.write_bytes(codec.encode_blank(1000) + bytes(3992))

@@ -172,11 +172,14 @@ class Frames(ABC):
         return False
 
     def is_leading(self, blank: Blank) -> bool:
-        """Whether the blank begins the file and a frame follows it: DLedger 0.4.0 writes that after a snapshot."""
-        end = blank.pos + blank.size
-        if blank.pos != self.segment.base or blank.size < layout.MIN_BLANK_SIZE or end >= self.data.end:
+        """Whether the blank begins the file and a frame follows it: DLedger 0.4.0 writes that after a snapshot.
+
+        Such a blank has zeros; an entry of which only the magic is damaged has the rest of its header.
+        """
+        end, content = blank.pos + blank.size, blank.pos + layout.MIN_BLANK_SIZE
+        if blank.pos != self.segment.base or content > end or end >= self.data.end:
             return False
-        return self.at(end) is not None
+        return self._is_zero(content, min(end, blank.pos + layout.ENTRY_HEADER_SIZE)) and self.at(end) is not None
 
     def is_closing(self, blank: Blank) -> bool:
         """Whether the blank reaches to the end of the file."""
