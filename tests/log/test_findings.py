@@ -486,6 +486,10 @@ def misplaced_unit(root: Path) -> None:
     patch_queue(root, 10, store.rows[10]["commitLogOffset"] + 4, store.rows[10]["storeSize"])
 
 
+def message_without_its_magic(root: Path) -> None:
+    patch_row(broker(root), 10, 48 + 4, bytes(4))
+
+
 def unit_of_another_size(root: Path) -> None:
     store = broker(root)
     patch_queue(root, 10, store.rows[10]["commitLogOffset"], 1)
@@ -761,6 +765,7 @@ CASES: dict[str, Case] = {
     "an old log that is not filled": Case({"dividedOffset"}, unfilled, upgraded),
     "old files after the divided offset": Case({"dividedOffset"}, overlapping, upgraded),
     "a unit into a message": Case({"consumeQueueUnit"}, misplaced_unit, broker),
+    "a unit of an entry that is no message": Case({"consumeQueueUnit"}, message_without_its_magic, broker),
     "a unit of a later message": Case({"consumeQueuePlace", "messageNotInQueue"}, unit_out_of_order, broker),
     "messages of another queue": Case({"consumeQueuePlace"}, messages_in_two_queues, broker),
     "a unit of a prepared message": Case({"consumeQueuePlace"}, unit_of_a_prepared_message, prepared_message),

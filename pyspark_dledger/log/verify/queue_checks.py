@@ -291,17 +291,16 @@ def look_up(
 
 
 def _size_at(segments: list[Segment], offset: int) -> tuple[int | None, int | None]:
-    """The size of the message at an offset, and the index of its entry; None without one."""
+    """The size of the message at an offset, None without one, and the index of its entry, if there is one."""
     segment = segment_at(segments, offset)
     if segment is None:
         return None, None
-    if segment.source != COMMITLOG:
-        header = entry_at(segment, offset - ENTRY_HEADER_SIZE)
-        return (header.body_size, header.index) if header is not None else (None, None)
     head = segment.read(offset, MIN_MESSAGE_SIZE)
-    if not has_message_magic(head, 0, len(head)):
-        return None, None
-    return int.from_bytes(head[:4], "big", signed=True), None
+    size = int.from_bytes(head[:4], "big", signed=True) if has_message_magic(head, 0, len(head)) else None
+    if segment.source == COMMITLOG:
+        return size, None
+    header = entry_at(segment, offset - ENTRY_HEADER_SIZE)
+    return (size, header.index) if header is not None else (None, None)
 
 
 def dispatched_end(stored: StoredQueues, segments: list[Segment], log_end: int) -> int:
