@@ -434,6 +434,17 @@ def test_a_message_with_queue_offset_0_is_appended(tmp_path: Path, twice: bool) 
     assert [finding.code for finding in open_log(tmp_path).findings()] == ["queueOffsetRepeated"]
 
 
+def test_a_copy_that_a_salvage_chose_is_in_a_queue_only_if_its_place_is_sure(tmp_path: Path) -> None:
+    """Nothing shows that its queueOffset is right: no other message is left out because of it."""
+    made = [mq_message("Orders", b"x", queue_offset=offset) for offset in (900, 1, 2, 10**6, 4, 5)]
+    positions = [row["pos"] for row in write_commitlog(tmp_path, made).rows]
+    lines = (json.dumps({"source": "commitlog", "pos": positions[number]}) for number in (0, 3, 5))
+    (tmp_path / "decided.jsonl").write_text("\n".join(lines))
+    assert rebuild(tmp_path, "consumequeue", files=SMALL).built.too_far == 2
+    assert [unit[0] for unit in units(tmp_path, "Orders")] == [positions[number] for number in (1, 1, 2, 4, 4, 5)]
+    assert audit(tmp_path) == [] and list(open_log(tmp_path).findings()) == []
+
+
 def test_without_a_committed_bound_nothing_is_built(tmp_path: Path) -> None:
     for what in WHATS:
         root = tmp_path / what

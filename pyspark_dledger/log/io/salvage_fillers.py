@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_dledger.format.arrow_functions import compute as pc
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.files import is_remote_path, read_start
 from pyspark_dledger.log.io.store_paths import StorePaths
 
@@ -64,6 +66,12 @@ class SalvageFillers:
 def decided_entries(paths: StorePaths, source: str) -> dict[int, dict[str, Any]]:
     """The rows of the list for the entries that the salvage which wrote a store decided about, by position."""
     return {row["pos"]: row for row in _listed(paths, DECIDED_FILE) if row.get("source") == source}
+
+
+def decided_offsets(paths: StorePaths) -> frozenset[int]:
+    """Where the messages of these entries begin: nothing shows that their queueOffset is right."""
+    rows = _listed(paths, DECIDED_FILE)
+    return frozenset(row["pos"] + (ENTRY_HEADER_SIZE if row.get("source") == DLEDGER else 0) for row in rows)
 
 
 def _listed(paths: StorePaths, name: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from pyspark_dledger.format.message import Message
 from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.io.queue_files import UNITS_AT_ONCE
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits
+from pyspark_dledger.log.io.salvage_fillers import decided_offsets
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.dispatched import MessageArrays, QueueNames, arrays_of_messages
 from pyspark_dledger.log.units.stored import StoredQueues, StoredUnits
@@ -79,6 +80,11 @@ class UnitComparison:
     def log(self) -> StoreView:
         """The log, which most comparisons do not need."""
         return self._open_log()
+
+    @cached_property
+    def _decided(self) -> Longs:
+        """The positions of messages that a salvage listed: a queue has them only if their place in it is sure."""
+        return np.array(sorted(decided_offsets(self.log.paths)), np.int64)
 
     def message_at(self, offset: int) -> Message | None:
         """The message at an offset of the log; None without one."""
@@ -231,7 +237,8 @@ class UnitComparison:
         queue = messages.queue[missing]
         outside = [number for number in distinct(queue).tolist() if self._has_no_units(self.names.names[number])]
         missing = missing[~are_in(queue, np.array(outside, np.int64))]
-        return missing[~self._are_elsewhere(messages.queue[missing], messages.offset[missing])]
+        missing = missing[~self._are_elsewhere(messages.queue[missing], messages.offset[missing])]
+        return missing[~are_in(messages.offset[missing], self._decided)] if len(missing) else missing
 
     def _has_no_units(self, name: QueueName) -> bool:
         """Whether no queue can have this name, its messages are in batchconsumequeue, or it could not be read."""

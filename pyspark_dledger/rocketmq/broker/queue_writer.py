@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -159,7 +159,8 @@ class QueueWriter:
     first `put`).
 
     ``gap_copies`` counts, by queue, the units that are copies of the following unit; ``too_far`` messages are in no
-    queue because of the gap before them.
+    queue because of the gap before them. Nothing shows that the queueOffset of a message in `doubtful` is right: it
+    explains no gap.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class QueueWriter:
         files: SparseFiles | None = None,
         first_file_end: int = 0,
         log_bytes: int = 0,
+        doubtful: Collection[int] = (),
     ) -> None:
         self._root = root
         self._folder = root / FOLDER
@@ -181,6 +183,7 @@ class QueueWriter:
         self.first_file_end = first_file_end
         self.gap_copies: Counter[QueueName] = Counter()
         self.too_far = 0
+        self._doubtful = doubtful
         self._spare = _SPARE_FILLERS + log_bytes // CONSUME_QUEUE_UNIT_SIZE
 
     @property
@@ -277,15 +280,18 @@ class QueueWriter:
         before = np.maximum.accumulate(np.concatenate([[state.end - 1], offsets[:-1]]))
         is_new: npt.NDArray[np.bool_] = offsets > before
         has_gap = is_new & (offsets > before + 1)
-        has_gap[0] &= state.end >= 0
+        has_gap[0] &= state.end >= 0 or bool(self._doubtful)
         if not has_gap.any():
             return is_new
         end, last = state.end, state.last_offset
         for number, (offset, position) in enumerate(zip(offsets.tolist(), positions.tolist(), strict=True)):
-            is_new[number] = offset >= end and (end < 0 or self._may_fill(offset - end, position - last))
+            if is_doubtful := position in self._doubtful:
+                is_new[number] = offset == max(end, 0)
+            else:
+                is_new[number] = offset >= end and (end < 0 or self._may_fill(offset - end, position - last))
             if is_new[number]:
                 end, last = offset + 1, max(last, position)
-            elif offset >= end and position > 0:  # no filler
+            elif offset >= end and (position > 0 or is_doubtful):  # no filler
                 self.too_far += 1
         return is_new
 

@@ -21,6 +21,7 @@ from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import batch_queues, queues, usual_units
+from pyspark_dledger.log.io.salvage_fillers import decided_offsets
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
@@ -269,7 +270,7 @@ def notes_of_queues(built: BuildReport) -> Iterator[str]:
     if built.too_far:
         yield (
             f"{counted(built.too_far, 'message has', 'messages have')} a queueOffset so far after the queue's last one "
-            "that the log has no room for the messages between: they are in no queue"
+            "that the log has no room for the messages between, or a salvage chose the copy: they are in no queue"
         )
 
 
@@ -287,7 +288,7 @@ def batch_topics_of(root: Path | None) -> frozenset[str]:
 def queue_writer(log: StoreView, target: Path, units_per_file: int, files: UnitFiles) -> QueueWriter:
     """A writer for all units of a log."""
     size = sum(log.segment_end(segment) - segment.base for segment in log.segments)
-    return QueueWriter(target, units_per_file, files, first_file_end(log.segments), size)
+    return QueueWriter(target, units_per_file, files, first_file_end(log.segments), size, decided_offsets(log.paths))
 
 
 class QueueSink:
