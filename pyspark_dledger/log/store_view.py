@@ -215,8 +215,8 @@ class StoreView:
 
     @property
     def max_offset(self) -> int:
-        """The position at which the log ends; 0 without entries."""
-        return max((end.pos for _, end in self.ends.values()), default=0)
+        """The position at which the log ends; without entries that of the first segment."""
+        return max((end.pos for _, end in self.ends.values()), default=self.min_offset)
 
     @cached_property
     def claimed_end(self) -> int:

@@ -167,6 +167,17 @@ def test_a_slave_whose_master_has_expired_what_it_needs_cannot_follow(tmp_path: 
     assert not found.is_lagging_only
 
 
+def test_nobody_follows_a_log_of_which_nothing_is_left(tmp_path: Path) -> None:
+    write_commitlog(tmp_path / "a", messages(3))
+    _, left, *others = write_commitlog(tmp_path / "b", messages(COUNT)).segments
+    Path(left.path).write_bytes(bytes(left.size))
+    for segment in (_, *others):
+        Path(segment.path).unlink()
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert (found.verdict.members[0].start, found.verdict.members[0].missing) == ("master", None)
+    assert open_log(str(tmp_path / "b")).max_offset == left.base
+
+
 def test_two_masters_without_epochs_cannot_both_start(tmp_path: Path) -> None:
     """Nothing truncates what the shorter one wrote."""
     write_commitlog(tmp_path / "a", [*messages(COUNT)[:20], *messages(COUNT, "other ")[20:]])

@@ -186,11 +186,14 @@ def test_entries_whose_headers_alone_are_damaged_are_restorable(tmp_path: Path, 
     assert not verdict.is_restorable
 
 
-def test_a_replica_of_which_only_the_index_is_left_must_not_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", [b"", b"damaged"])
+def test_a_replica_of_which_only_the_index_is_left_must_not_start(tmp_path: Path, unit: bytes) -> None:
     for node in ("n0", "n1", "n2"):
         write_dledger(tmp_path / node, [raw(b"%d" % number * 100) for number in range(20)], node=node)
     for file in (tmp_path / "n2" / "dledger-n2" / "data").iterdir():
         file.write_bytes(bytes(file.stat().st_size))
+    (index,) = (tmp_path / "n2" / "dledger-n2" / "index").iterdir()
+    index.write_bytes(unit + index.read_bytes()[len(unit) :])
     log = open_log(tmp_path / "n0", replicas=[str(tmp_path / "n1"), str(tmp_path / "n2")])
     verdict = compare(log).verdict
     assert [(member.node, member.start, member.is_emptied) for member in verdict.members] == [

@@ -13,7 +13,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.format.state_files import epoch_at
 from pyspark_dledger.log.copies.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, CommitLogState, ConsistentPoint
-from pyspark_dledger.log.diff.copy_ranges import AFTER, DAMAGED, INTACT, NO_RANGES, RangeCounter, Ranges
+from pyspark_dledger.log.diff.copy_ranges import AFTER, BEFORE, DAMAGED, INTACT, NO_RANGES, RangeCounter, Ranges
 from pyspark_dledger.log.diff.diff_table import LogEvidence, MemberEvidence, member_evidence
 from pyspark_dledger.log.diff.replica_group import Candidate, Loss, ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
@@ -355,17 +355,20 @@ def _replica(
 
 
 def _rank(group: CommitLogGroup, number: int, state: CommitLogState) -> tuple[int, int]:
-    """The last epoch of a replica and its end, without what nobody can follow: damage, blanks, another history."""
+    """The last epoch of a replica and its end, without what nobody can follow: damage, blanks, another history.
+
+    Both are -1 if nothing is left.
+    """
     end, epoch = state.end, state.epoch
     for found in reversed(group.ranges):
         copy = found.copies[number]
         is_blank = copy.state == INTACT and not group.messages(found)
-        is_followed = copy.history <= 0 and not is_blank and copy.state not in (DAMAGED, AFTER)
+        is_followed = copy.history <= 0 and not is_blank and copy.state not in (DAMAGED, BEFORE, AFTER)
         if is_followed or copy.is_undecided:
-            break
+            return -1 if state.epoch is None or epoch is None else epoch, end
         if copy.state != AFTER and found.first <= end:
             end, epoch = found.first, epoch_at(group.replicas[number].epochs, found.first - 1)
-    return -1 if state.epoch is None or epoch is None else epoch, end
+    return -1, -1
 
 
 def _order(rank: tuple[int, int], state: CommitLogState, found: MemberEvidence) -> tuple[object, ...]:

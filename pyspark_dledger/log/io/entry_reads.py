@@ -170,9 +170,10 @@ class DLedgerIndex:
 
     @property
     def first_index(self) -> int:
-        """The index of the first unit; -1 if it was not written."""
-        index = self.files[0].base // INDEX_UNIT_SIZE if self.files else -1
-        return index if index >= 0 and self.unit(index) is not None else -1
+        """The index of the first unit that was written; -1 without one."""
+        stop = self.files[-1].end // INDEX_UNIT_SIZE if self.files else 0
+        written = ((block.first, block.is_written) for block in self.blocks(0, stop))
+        return next((first + int(found.argmax()) for first, found in written if found.any()), -1)
 
     def unit(self, index: int) -> IndexUnit | None:
         """The unit of `index`, or None if none was written."""
