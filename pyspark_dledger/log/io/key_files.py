@@ -140,16 +140,18 @@ class KeyFile:
 
     def is_consistent(self) -> bool:
         """Whether header, first and last unit, and the last unit's slot agree."""
-        last = self.header.index_count - 1
-        if not self._is_whole or not 1 <= last < self.capacity:
+        if not self._is_whole or not self.has_ends():
             return False
-        ends = [unit for number in (1, last) for unit in self.read(number, number + 1)]
-        return (
-            len(ends) == 2
-            and ends[0]["commitLogOffset"] == self.header.begin_phy_offset
-            and ends[1]["commitLogOffset"] == self.header.end_phy_offset
-            and self.newest(int(ends[1]["keyHash"]) % self.slots) == last
-        )
+        last = self.header.index_count - 1
+        return self.newest(int(self.read(last, last + 1)["keyHash"][0]) % self.slots) == last
+
+    def has_ends(self) -> bool:
+        """Whether the first and the last unit are those of the header."""
+        header, last = self.header, self.header.index_count - 1
+        if not 1 <= last < self.capacity:
+            return False
+        ends = [self.read(number, number + 1)["commitLogOffset"].tolist() for number in (1, last)]
+        return ends == [[header.begin_phy_offset], [header.end_phy_offset]]
 
     def position(self, number: int) -> int:
         """Where a unit begins in the file."""

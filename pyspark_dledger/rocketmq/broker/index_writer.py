@@ -65,7 +65,7 @@ class IndexFileWriter:
 
     @classmethod
     def open(cls, known: KeyFile) -> IndexFileWriter:
-        """An existing file that `has_units`, and whose `slots_of` are known."""
+        """An existing file that `KeyFile.has_ends`, and whose `slots_of` are known."""
         table = slots_of(known)
         assert table is not None
         file = cls(open_own(known.path, os.O_RDWR), table, known.capacity, known.header)
@@ -139,15 +139,6 @@ class IndexFileWriter:
             os.close(descriptor)
 
 
-def has_units(file: KeyFile) -> bool:
-    """Whether the first and the last unit are those of the header."""
-    header, last = file.header, file.header.index_count - 1
-    if last >= file.capacity:
-        return False
-    ends = [file.read(number, number + 1)["commitLogOffset"].tolist() for number in (1, last)]
-    return ends == [[header.begin_phy_offset], [header.end_phy_offset]]
-
-
 def slots_of(file: KeyFile) -> Slots | None:
     """The slots of a file as they were when its header was written; None if that is unknown.
 
@@ -216,7 +207,7 @@ class IndexWriter:
                 path.unlink()
                 continue
             file = KeyFile.opened(path) if not wrong else None
-            if file is None or is_wrong(file.header) or not has_units(file):
+            if file is None or is_wrong(file.header) or not file.has_ends():
                 wrong.append(path)
             else:
                 kept.append(file)

@@ -13,13 +13,12 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
 
-from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
@@ -43,8 +42,8 @@ from pyspark_dledger.rocketmq.export.commit_log_part import (
 )
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings, FinishReport, Form
 from pyspark_dledger.rocketmq.jobs import store_files
-from pyspark_dledger.rocketmq.jobs.new_files import DirectFile, WrittenRange, file_report, left_file, written_ranges
-from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, left_path, new_file
+from pyspark_dledger.rocketmq.jobs.new_files import DirectFile, WrittenRange, leave, left_file, written_ranges
+from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, new_file
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
     BuildSettings,
@@ -52,7 +51,7 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
     batch_topics_of,
     notes_of_queues,
 )
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec, load_units, save_units, units_of_chunk
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec, load_units, save_all, units_of_chunk
 
 # Missing files of the log become sparse files of full size, up to this number.
 _MAX_MISSING = 10_000
@@ -294,9 +293,7 @@ def _write_file(
 ) -> tuple[FileReport, FileReport | None]:
     """Write the file, and the units for queues and index if they are built. Raises _NoMessage."""
     path, engine = f"{_FOLDER}/{segment_name(part.segment.base)}", get_engine(part.engine)
-    with ExitStack() as opened:
-        temporary = opened.enter_context(new_file(target, path))
-        file = opened.enter_context(DirectFile(temporary))
+    with new_file(target, path) as temporary, DirectFile(temporary) as file:
         write = write_at_old_offsets if part.preserves_offsets else write_messages
         ranges = list(written_ranges(write(part, outcome, file)))
         if not ranges:
@@ -308,14 +305,10 @@ def _write_file(
             for _ in checked:
                 pass
         else:
-            left_temporary = opened.enter_context(new_file(target, left_path(number)))
-            with left_temporary.open("xb") as stream:
-                for request, batch in checked:
-                    chunk = part_of(engine, request, batch, part.units.rules)
-                    save_units(stream, units_of_chunk(part.units, chunk))
-            sync_file(left_temporary)
-            messages = sum(each.rows for each in ranges)
-            left = file_report(left_temporary, left_path(number), messages)
+            spec = part.units
+            parts = (part_of(engine, request, batch, spec.rules) for request, batch in checked)
+            units = (units_of_chunk(spec, each) for each in parts)
+            left, _ = leave(target, number, lambda stream: save_all(stream, units))
     return FileReport(path, part.segment.size, ranges[-1].crc, outcome.rows), left
 
 

@@ -18,17 +18,27 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, final
+from typing import Any, BinaryIO, NamedTuple, TypeVar, final
 
-from pyspark_dledger.common.durable import drop_cached, open_own, write_all, write_at
+from pyspark_dledger.common.durable import drop_cached, open_own, sync_file, write_all, write_at
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.state_files import crc32
-from pyspark_dledger.rocketmq.jobs.target_folder import Count, Crc, FileReport, RelativePath, source_errors
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    Count,
+    Crc,
+    FileReport,
+    RelativePath,
+    left_path,
+    new_file,
+    source_errors,
+)
 
 BUFFER_SIZE = 16 * 1024 * 1024
 """Bytes that are collected for one write."""
+
+_Result = TypeVar("_Result")
 
 _RANGE_BYTES = 32 * 1024 * 1024
 _BLOCK = 4096
@@ -367,6 +377,15 @@ class ChecksumFile(io.FileIO):
         self.crc32 = crc32(view, self.crc32)
         write_all(self.fileno(), view)
         return len(view)
+
+
+def leave(target: Path, number: int, write: Callable[[ChecksumFile], _Result]) -> tuple[FileReport, _Result]:
+    """Write the file that a part leaves for the end of the job. Returns its report, and the result of `write`."""
+    with new_file(target, left_path(number)) as file:
+        with ChecksumFile(file) as stream:
+            found = write(stream)
+        sync_file(file)
+        return FileReport(left_path(number), file.stat().st_size, stream.crc32, 0), found
 
 
 def file_report(file: Path, path: str, rows: int) -> FileReport:

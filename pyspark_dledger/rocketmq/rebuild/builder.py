@@ -26,7 +26,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, UnitRules
-from pyspark_dledger.rocketmq.jobs import MapParts, map_here
+from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, plan_ranges, units_in_order
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
     BuiltFiles,
@@ -35,9 +35,6 @@ from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
     UnitFiles,
     ext_addresses,
 )
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes of the log that are done, and with all bytes."""
 
 PARTS = "rebuild.parts"
 """The folder of what other processes read of the log, in the folder that is built."""

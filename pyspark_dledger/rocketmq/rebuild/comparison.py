@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,10 @@ from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Units
 from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import StoredQueues
+from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.rebuild.builder import (
     BuildReport,
     BuildSettings,
-    Progress,
     QueueSink,
     queue_writer,
     read_log,
@@ -157,7 +158,7 @@ def _shown(unit: Any) -> str:
 
 
 # Keys found on one side only, which may be found on the other side later, out of order.
-_MAX_UNMATCHED = 1_000_000
+_MAX_UNMATCHED = 2_000_000
 
 
 @dataclass
@@ -190,33 +191,22 @@ def compare_index(
     """What a rebuild of the index of keys of a root would change, by file. Raises StoreError."""
     sink = _ComparedKeys(root, log.segments[0].base if log.segments else 0)
     built = read_log(log, settings, [sink], root, progress=progress)
-    return built, sink.rows
+    return built, [row for row in sink.rows if row.file is not None or row.missing]
 
 
-class _IndexKeys(NamedTuple):
-    """Keys of the log or of index files: positions of their messages, hashes, and numbers of files (-1 for the log)."""
-
-    offset: Longs
-    key_hash: Longs
-    file: Longs
-
-    def take(self, which: npt.NDArray[Any]) -> _IndexKeys:
-        return _IndexKeys(*(values[which] for values in self))
-
-    @property
-    def size(self) -> int:
-        return len(self.offset)
+IndexKeys = npt.NDArray[Any]
+_KEY = np.dtype([("offset", np.int64), ("key_hash", np.int64), ("file", np.int64)])
+"""A key of an index file with this number, or of the log, -1: the position of its message, and its hash."""
 
 
-def _concatenate(*keys: _IndexKeys) -> _IndexKeys:
-    return _IndexKeys(*(np.concatenate(values) for values in zip(*keys, strict=True)))
-
-
-_NO_KEYS = _IndexKeys(*(np.empty(0, np.int64) for _ in range(3)))
+def _index_keys(offset: Longs, key_hash: Longs, file: int) -> IndexKeys:
+    keys = np.empty(len(offset), _KEY)
+    keys["offset"], keys["key_hash"], keys["file"] = offset, key_hash, file
+    return keys
 
 
 class _ComparedKeys:
-    """Compares the keys of the log, in its order, with the units of the index files."""
+    """Compares the keys of the log, in its order, with the units of the index files; the last row is of no file."""
 
     needs_keys = True
 
@@ -224,78 +214,66 @@ class _ComparedKeys:
         self._begin = begin
         self._paths = index_files(root)
         self._headers = [read_header(path) or IndexHeader(0, 0, 0, 0, 0, 1) for path in self._paths]
-        self.rows = [IndexDifference(path.name) for path in self._paths]
+        self.rows = [*(IndexDifference(path.name) for path in self._paths), IndexDifference(None)]
         self._units = self._all_units()
-        self._ahead = _NO_KEYS
-        self._all_read = False
-        self._missing, self._extra = _NO_KEYS, _NO_KEYS
-        self._outside = IndexDifference(None)
+        self._ahead = self._unmatched = np.empty(0, _KEY)
 
-    def _all_units(self) -> Iterator[_IndexKeys]:
+    def _all_units(self) -> Iterator[IndexKeys]:
         """The units of all files, in the order in which they were written. Sets the problems of files in their rows."""
-        for number, (path, row) in enumerate(zip(self._paths, self.rows, strict=True)):
+        for number, (path, row) in enumerate(zip(self._paths, self.rows, strict=False)):
             file = KeyFile.opened(path)
             if file is None:
                 row.problem = "expected hash slots and units that fit the header, found none"
                 continue
             row.unlinked = file.unlinked()
             for _, units in file.blocks(file.count):
-                row.keys += len(units)
-                offset, key_hash = units["commitLogOffset"].astype(np.int64), units["keyHash"].astype(np.int64)
-                is_expired = offset < self._begin
+                keys = _index_keys(units["commitLogOffset"], units["keyHash"], number)
+                is_expired = keys["offset"] < self._begin
+                row.keys += len(keys)
                 row.expired += int(is_expired.sum())
-                keys = _IndexKeys(offset, key_hash, np.full(len(units), number, np.int64))
-                yield keys.take(~is_expired)
+                yield keys[~is_expired]
 
     def put(self, chunk: DispatchedUnits) -> None:
-        keys = chunk.keys
-        self._compare(_IndexKeys(keys.offset, keys.key_hash, np.full(len(keys), -1, np.int64)), chunk.end)
+        found = [self._ahead]
+        while not len(found[-1]) or found[-1]["offset"][-1] < chunk.end:
+            read = next(self._units, None)
+            if read is None:
+                break
+            found.append(read)
+        ahead = np.concatenate(found)
+        is_due = ahead["offset"] < chunk.end
+        self._ahead = ahead[~is_due]
+        self._match(_index_keys(chunk.keys.offset, chunk.keys.key_hash, -1), ahead[is_due])
 
     def finish(self, built: BuildReport) -> BuildReport:
-        self._compare(_NO_KEYS, None)
+        for found in chain([self._ahead], self._units):
+            self._match(self._unmatched[:0], found)
         self._count_unmatched()
-        if self._outside.missing:
-            self.rows.append(self._outside)
         return replace(built, index_files=len(self._paths))
 
     def close(self) -> None: ...
 
-    def _compare(self, expected: _IndexKeys, end: int | None) -> None:
-        """Compare keys of the log with those of the index, up to a position; None for all."""
-        while not self._all_read and not self._reaches(end):
-            read = next(self._units, None)
-            self._all_read = read is None
-            if read is not None:
-                self._ahead = _concatenate(self._ahead, read)
-            if end is None:
-                self._match(_NO_KEYS, self._ahead)
-                self._ahead = _NO_KEYS
-        is_due = self._ahead.offset < end if end is not None else np.ones(self._ahead.size, bool)
-        found, self._ahead = self._ahead.take(is_due), self._ahead.take(~is_due)
-        self._match(expected, found)
-
-    def _reaches(self, end: int | None) -> bool:
-        """Whether the last unit that was read is at or after a position."""
-        return end is not None and self._ahead.size > 0 and int(self._ahead.offset[-1]) >= end
-
-    def _match(self, expected: _IndexKeys, found: _IndexKeys) -> None:
-        if expected.size == found.size and all(map(np.array_equal, expected[:2], found[:2])):
+    def _match(self, expected: IndexKeys, found: IndexKeys) -> None:
+        """Match keys of the log with those of the index."""
+        if all(np.array_equal(expected[name], found[name]) for name in ("offset", "key_hash")):
             return
-        missing, extra = _unmatched(expected, found)
-        self._missing, self._extra = _concatenate(self._missing, missing), _concatenate(self._extra, extra)
-        if max(self._missing.size, self._extra.size) > _MAX_UNMATCHED:
+        self._unmatched = np.concatenate([self._unmatched, _without_pairs(np.concatenate([expected, found]))])
+        if len(self._unmatched) > _MAX_UNMATCHED:
             self._count_unmatched()
 
     def _count_unmatched(self) -> None:
-        """Match the keys that are out of order, and count the others."""
-        missing, extra = _unmatched(self._missing, self._extra)
-        self._missing = self._extra = _NO_KEYS
-        for row, keys in self._by_row(missing, self._files_of(missing.offset)):
-            row.missing += keys.size
-            _note_first(row, keys)
-        for row, keys in self._by_row(extra, extra.file):
-            row.extra += keys.size
-            _note_first(row, keys)
+        """Match the keys that are out of order, and count the others: those of the log are missing in the index."""
+        keys = _without_pairs(self._unmatched)
+        self._unmatched = keys[:0]
+        is_missing = keys["file"] < 0
+        files = np.where(is_missing, self._files_of(keys["offset"]), keys["file"])
+        for number in distinct(files).tolist():
+            row, which = self.rows[number], files == number
+            row.missing += int(np.count_nonzero(which & is_missing))
+            row.extra += int(np.count_nonzero(which & ~is_missing))
+            first = int(keys["offset"][which].min())
+            if row.commit_log_offset is None or first < row.commit_log_offset:
+                row.commit_log_offset = first
 
     def _files_of(self, offsets: Longs) -> Longs:
         """The number of the file whose range has each message; -1 for none."""
@@ -305,32 +283,17 @@ class _ComparedKeys:
                 files[(header.begin_phy_offset <= offsets) & (offsets <= header.end_phy_offset)] = number
         return files
 
-    def _by_row(self, keys: _IndexKeys, files: Longs) -> Iterator[tuple[IndexDifference, _IndexKeys]]:
-        for number in distinct(files).tolist():
-            yield (self.rows[number] if number >= 0 else self._outside), keys.take(files == number)
 
-
-def _note_first(row: IndexDifference, keys: _IndexKeys) -> None:
-    first = int(keys.offset.min())
-    if row.commit_log_offset is None or first < row.commit_log_offset:
-        row.commit_log_offset = first
-
-
-def _unmatched(expected: _IndexKeys, found: _IndexKeys) -> tuple[_IndexKeys, _IndexKeys]:
-    """The keys that are only expected, and those that are only found. Duplicates are matched one to one."""
-    if not expected.size or not found.size:
-        return expected, found
-    both = _concatenate(expected, found)
-    is_found = np.concatenate([np.zeros(expected.size, bool), np.ones(found.size, bool)])
-    order = np.lexsort((is_found, both.key_hash, both.offset))
-    offset, key_hash, is_found = both.offset[order], both.key_hash[order], is_found[order]
-    is_new = np.concatenate([[True], (offset[1:] != offset[:-1]) | (key_hash[1:] != key_hash[:-1])])
+def _without_pairs(keys: IndexKeys) -> IndexKeys:
+    """The keys that are only in the log or only in the index. Duplicates are matched one to one."""
+    if not len(keys):
+        return keys
+    keys = keys[np.lexsort((keys["file"], keys["key_hash"], keys["offset"]))]
+    is_new = np.ones(len(keys), bool)
+    is_new[1:] = (np.diff(keys["offset"]) != 0) | (np.diff(keys["key_hash"]) != 0)
     group = np.cumsum(is_new) - 1
-    start = np.flatnonzero(is_new)[group]
-    counts = np.bincount(group, ~is_found), np.bincount(group, is_found)
-    rank = np.arange(len(order)) - start
-    expected_count, found_count = (count.astype(np.int64)[group] for count in counts)
-    # For each key the expected ones come first, then the found ones; equal numbers of both match.
-    is_missing = ~is_found & (rank >= found_count)
-    is_extra = is_found & (rank - expected_count >= expected_count)
-    return both.take(order[is_missing]), both.take(order[is_extra])
+    rank = np.arange(len(keys)) - np.flatnonzero(is_new)[group]
+    is_found = keys["file"] >= 0
+    # For each key those of the log come first, then those of the index; equal numbers of both match.
+    in_log, in_index = (np.bincount(group, which).astype(np.int64)[group] for which in (~is_found, is_found))
+    return keys[np.where(is_found, rank - in_log >= in_log, rank >= in_index)]

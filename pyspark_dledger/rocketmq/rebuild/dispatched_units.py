@@ -18,7 +18,6 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import Keys, Longs, QueueName
@@ -31,14 +30,11 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, UnitRules, read_part
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
-from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, left_file
+from pyspark_dledger.rocketmq.jobs.new_files import leave, left_file
 from pyspark_dledger.rocketmq.jobs.target_folder import (
-    FileReport,
     PartReport,
     file_state,
-    left_path,
     locked_folder,
-    new_file,
 )
 
 _VERB = "rebuild"
@@ -140,12 +136,7 @@ def _job_reports(spec: UnitSpec, ranges: list[SegmentRange], folder: Path, map_p
 
 def _leave_units(spec: UnitSpec, part: SegmentRange, number: int, target: Path) -> PartReport:
     """Read a range and leave its units in a file."""
-    with new_file(target, left_path(number)) as file:
-        with ChecksumFile(file) as stream:
-            for units in read_range(spec, part):
-                save_units(stream, units)
-        sync_file(file)
-        left = FileReport(left_path(number), file.stat().st_size, stream.crc32, 0)
+    left, _ = leave(target, number, lambda stream: save_all(stream, read_range(spec, part)))
     return PartReport(number, 0, 0, (), (), part.end - part.start, left=left)
 
 
@@ -175,6 +166,12 @@ def save_units(file: BinaryIO | RawIOBase, found: DispatchedUnits) -> None:
     for array in (found.queue_offset, found.units, keys.offset, keys.stored, keys.key_hash):
         np.save(data, array, allow_pickle=False)
     file.write(data.getbuffer())
+
+
+def save_all(file: BinaryIO | RawIOBase, found: Iterable[DispatchedUnits]) -> None:
+    """Write the units of chunks for `load_units`. Raises OSError."""
+    for units in found:
+        save_units(file, units)
 
 
 def load_units(path: Path) -> Iterator[DispatchedUnits]:

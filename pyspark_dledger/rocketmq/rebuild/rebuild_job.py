@@ -27,10 +27,10 @@ from pyspark_dledger.log.units.stored import has_tag_units, queue_root
 from pyspark_dledger.rocketmq.broker.broker_conf import read_dispatch_settings
 from pyspark_dledger.rocketmq.broker.root_files import locked, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchSettings
-from pyspark_dledger.rocketmq.jobs import MapParts, map_here
+from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here
 from pyspark_dledger.rocketmq.jobs.target_folder import target_errors
 from pyspark_dledger.rocketmq.rebuild import builder, swap
-from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, Progress
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
 from pyspark_dledger.rocketmq.rebuild.comparison import IndexDifference, QueueDifference, compare_index, compare_queues
 
 WHATS = (QUEUES, INDEX)

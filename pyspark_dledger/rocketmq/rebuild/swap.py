@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import filecmp
 import os
 import shutil
 import stat
@@ -145,9 +146,6 @@ def check_replaceable(root: Path, name: str) -> None:
         raise StoreError(f"{target}: expected a folder, found a file: move it away")
 
 
-_BLOCK = 1 << 20
-
-
 def has_same_files(new: Path, old: Path, has_fixed_names: bool) -> bool:
     """Whether two folders have the same files. False if one does not exist or cannot be read.
 
@@ -158,8 +156,9 @@ def has_same_files(new: Path, old: Path, has_fixed_names: bool) -> bool:
         if len(new_paths) != len(old_paths) or (has_fixed_names and list(new_paths) != list(old_paths)):
             return False
         pairs = list(zip(new_paths.values(), old_paths.values(), strict=True))
+        filecmp.clear_cache()  # it goes by the times of files, which are those of messages
         return all(_kind_and_size(one) == _kind_and_size(two) for one, two in pairs) and all(
-            _has_same_bytes(one, two) for one, two in pairs if not one.is_dir()
+            filecmp.cmp(one, two, shallow=False) for one, two in pairs if not one.is_dir()
         )
     except OSError:
         return False
@@ -190,13 +189,3 @@ def _below(folder: Path) -> dict[Path, Path]:
 def _kind_and_size(path: Path) -> tuple[int, int]:
     status = path.lstat()
     return stat.S_IFMT(status.st_mode), 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-
-
-def _has_same_bytes(one: Path, two: Path) -> bool:
-    with one.open("rb") as first, two.open("rb") as second:
-        while True:
-            data = first.read(_BLOCK)
-            if data != second.read(_BLOCK):
-                return False
-            if not data:
-                return True

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.common.durable import sync_file
 from pyspark_dledger.common.integers import MAX_TIMESTAMP
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.arrow_functions import values_of
@@ -52,8 +51,15 @@ from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.plan_rows import problems_within
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
-from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, DirectFile, FileWindow, WrittenRange, written_ranges
-from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, left_path, new_file, source_errors
+from pyspark_dledger.rocketmq.jobs.new_files import (
+    ChecksumFile,
+    DirectFile,
+    FileWindow,
+    WrittenRange,
+    leave,
+    written_ranges,
+)
+from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, new_file, source_errors
 from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, known_messages
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     DispatchedUnits,
@@ -203,16 +209,10 @@ def write_file(part: SegmentPart, number: int, target: Path) -> PartReport:
 
     Raises StoreError if a source changed since the plan or the disk returns other bytes, OSError.
     """
-    with ExitStack() as opened:
-        temporary = opened.enter_context(new_file(target, part.path))
-        file = opened.enter_context(DirectFile(temporary))
+    with new_file(target, part.path) as temporary, DirectFile(temporary) as file:
         ranges = list(written_ranges((data, 0) for data in _written(part, file)))
         file.finish(part.size)
-        unit_file = opened.enter_context(new_file(target, left_path(number)))
-        with ChecksumFile(unit_file) as stream:
-            rows, problems = _read_back(part, file, ranges, stream)
-        sync_file(unit_file)
-        left = FileReport(left_path(number), unit_file.stat().st_size, stream.crc32, 0)
+        left, (rows, problems) = leave(target, number, lambda stream: _read_back(part, file, ranges, stream))
     lost = sum(isinstance(extent, LostEntry) for extent in part.extents)
     file_written = FileReport(part.path, part.size, ranges[-1].crc, rows)
     return PartReport(number, rows, lost, (), (file_written,), part.size, problems=problems, left=left)
