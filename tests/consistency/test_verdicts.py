@@ -12,7 +12,6 @@ import pytest
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
 from tests.consistency.verbs import Ran, Row, run
-from tests.known_defects import DefectShown, should
 from tests.support.generate import rows_of
 from tests.support.golden import unpack
 from tests.support.sparse_copy import copy_tree
@@ -24,7 +23,7 @@ BORN_HOST_AT = ENTRY_HEADER_SIZE + 49
 
 
 def known_defect(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(raises=DefectShown, reason=reason)
+    return pytest.mark.xfail(raises=AssertionError, reason=reason)
 
 
 def nodes(group: Path) -> list[str]:
@@ -75,13 +74,13 @@ def test_lost_names_no_copy_of_another_history_as_intact(diverged: tuple[Path, l
     tail = {row["index"] for row in last_rows(group / STRANDED, 20)}
     found = run(group, "lost", *nodes(group)).rows
     wrong = [row for row in found if row["index"] in tail and row["intactOn"]]
-    should(not wrong, str(wrong[:1]))
+    assert not wrong, str(wrong[:1])
 
 
 def test_lost_lists_the_damaged_messages_of_a_diverged_tail(diverged: tuple[Path, list[Row]]) -> None:
     group, damaged = diverged
     listed = {row["index"] for row in run(group, "lost", *nodes(group)).rows}
-    should(bool({row["index"] for row in damaged} & listed), str(listed))
+    assert bool({row["index"] for row in damaged} & listed), str(listed)
 
 
 def test_diff_calls_members_complete_that_a_diverged_tail_does_not_concern(diverged: tuple[Path, list[Row]]) -> None:
@@ -95,8 +94,8 @@ def test_diff_calls_members_of_a_raw_log_complete_in_the_same_way(raw_diverged: 
 
 def _assert_complete(found: Ran) -> None:
     verdict = found.rows[0]
-    should("no member is complete" not in str(verdict["next"]), str(verdict["next"]))
-    should(sum(member["start"] == "yes" for member in verdict["members"]) == 2, str(verdict["members"]))
+    assert "no member is complete" not in str(verdict["next"]), str(verdict["next"])
+    assert sum(member["start"] == "yes" for member in verdict["members"]) == 2, str(verdict["members"])
 
 
 DAMAGED_QUEUES = pytest.mark.parametrize("what", ["removed", "emptied", "cut"])
@@ -106,7 +105,7 @@ DAMAGED_QUEUES = pytest.mark.parametrize("what", ["removed", "emptied", "cut"])
 def test_verify_names_a_queue_that_is_not_as_the_log_says(tmp_path: Path, what: str) -> None:
     group = with_damaged_queue(tmp_path, what)
     found = run(group, "verify", "n0")
-    should(found.code == 1, found.out[-200:])
+    assert found.code == 1, found.out[-200:]
 
 
 @DAMAGED_QUEUES
@@ -153,7 +152,7 @@ def test_a_broker_opens_the_salvage_of_a_group_in_controller_mode(controller: Pa
     assert "fails" not in before
     assert run(controller, "salvage", "b2", "b3", "--log-of", "b3", "--to", "result").code == 0
     (after,) = run(controller, "recovery", "result", "--rocketmq", "5.3.3").rows
-    should(after["outcome"] != "fails", str(after["reason"]))
+    assert after["outcome"] != "fails", str(after["reason"])
 
 
 def test_a_salvage_keeps_the_units_of_all_sources_in_queues(controller: Path) -> None:
@@ -161,7 +160,7 @@ def test_a_salvage_keeps_the_units_of_all_sources_in_queues(controller: Path) ->
     end = run(controller, "state", "result").rows[0]["maxOffset"]
     wanted = {unit for unit in _queue_units(controller, "b2") & _queue_units(controller, "b3") if unit[2] < end}
     missing = wanted - _queue_units(controller, "result")
-    should(not missing, f"{len(missing)} missing: {sorted(missing)[:2]}")
+    assert not missing, f"{len(missing)} missing: {sorted(missing)[:2]}"
 
 
 def _queue_units(folder: Path, store: str) -> set[tuple[str, int, int]]:
@@ -174,14 +173,14 @@ def test_log_of_takes_the_name_that_diff_prints(raw_diverged: Path) -> None:
     names = [member["node"] for member in run(raw_diverged, "diff", *nodes(raw_diverged)).rows[0]["members"]]
     for name in names:
         found = run(raw_diverged, "salvage", *nodes(raw_diverged), "--plan", "--log-of", name)
-        should(found.code != 2, found.err)
+        assert found.code != 2, found.err
 
 
 def test_log_of_takes_the_name_that_diff_prints_of_a_broker(controller: Path) -> None:
     names = [member["node"] for member in run(controller, "diff", "b2", "b3").rows[0]["members"]]
     for name in names:
         found = run(controller, "salvage", "b2", "b3", "--plan", "--log-of", name)
-        should(found.code != 2, found.err)
+        assert found.code != 2, found.err
 
 
 def test_diff_agrees_with_what_a_salvage_decided(tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_diff_agrees_with_what_a_salvage_decided(tmp_path: Path) -> None:
     run(group, "salvage", *nodes(group), "--undecided", "majority", "--to", "result")
     verdict = run(group, "diff", "result", "n0", "n1", "n2").rows[0]
     starts = {Path(member["path"]).name: member["start"] for member in verdict["members"]}
-    should(starts["result"] == "yes", str(verdict["members"]))
+    assert starts["result"] == "yes", str(verdict["members"])
 
 
 def test_a_copied_folder_does_not_outvote_the_intact_replica(tmp_path: Path) -> None:
@@ -205,7 +204,7 @@ def test_a_copied_folder_does_not_outvote_the_intact_replica(tmp_path: Path) -> 
     assert undecided == [row["index"]]
     run(group, "salvage", "n1", "copy", "n0", "--undecided", "majority", "--to", "result")
     run(group, "salvage", "n1", "n0", "--undecided", "majority", "--to", "without")
-    should(log_of(group / "result") == log_of(group / "without"), "the copied bytes were taken")
+    assert log_of(group / "result") == log_of(group / "without"), "the copied bytes were taken"
 
 
 def log_of(store: Path) -> list[bytes]:

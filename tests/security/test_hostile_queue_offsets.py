@@ -17,7 +17,6 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import encode_message
 from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
-from tests.known_defects import should
 from tests.support.dispatching import units
 from tests.support.groups import eventually
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
@@ -55,9 +54,8 @@ def test_hostile_queue_offset_hides_no_later_message(group: MessageNodes, client
     wait_for_dispatch(group, client)
     found = queued(group.root("n0"), "Victim")
     assert {put.pos + ENTRY_HEADER_SIZE for put in first} <= found
-    should(
-        {put.pos + ENTRY_HEADER_SIZE for put in second} <= found,
-        f"acknowledged messages with queue offsets {[put.queue_offset for put in second]} are in no queue",
+    assert {put.pos + ENTRY_HEADER_SIZE for put in second} <= found, (
+        f"acknowledged messages with queue offsets {[put.queue_offset for put in second]} are in no queue"
     )
 
 
@@ -72,7 +70,7 @@ def test_hostile_queue_offsets_make_no_large_files(group: MessageNodes, client: 
     wait_for_dispatch(group, client)
     files = (group.root("n0") / "consumequeue" / "Victim").rglob("0*")
     size = sum(file.stat().st_blocks * 512 for file in files if file.is_file())
-    should(size < 20 * sent, f"{sent} bytes were sent, and queue files take {size} bytes")
+    assert size < 20 * sent, f"{sent} bytes were sent, and queue files take {size} bytes"
 
 
 def test_hostile_topics_make_no_folders(group: MessageNodes, client: Client) -> None:
@@ -83,7 +81,7 @@ def test_hostile_topics_make_no_folders(group: MessageNodes, client: Client) -> 
     names = [path.name for path in (group.root("n0") / "consumequeue").iterdir()]
     assert "Last" in names
     invalid = [name for name in names if not re.fullmatch("[%|a-zA-Z0-9_-]{1,127}", name)]
-    should(not invalid, f"folders of topics that no broker takes: {invalid!r}")
+    assert not invalid, f"folders of topics that no broker takes: {invalid!r}"
 
 
 def test_raw_messages_must_not_skip_queue_offsets(group: MessageNodes, client: Client) -> None:

@@ -30,7 +30,6 @@ from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.rocketmq.backup.member_copy import ROOT
 from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
-from tests.known_defects import should
 from tests.security.small_store import write_store
 from tests.support.dispatching import units
 from tests.support.generate import mq_message, raw, write_dledger
@@ -68,7 +67,7 @@ def test_rebuild_writes_through_no_link(tmp_path: Path, precious: Path, name: st
     root = write_store(tmp_path / "store")
     replace_by_link(root / name, precious)
     main(["rebuild", *what, str(root)])
-    should(precious.read_bytes() == PRECIOUS, f"rebuild overwrites a file outside the store, by the link {name}")
+    assert precious.read_bytes() == PRECIOUS, f"rebuild overwrites a file outside the store, by the link {name}"
 
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint.tmp", "members.tmp"])
@@ -82,7 +81,7 @@ def test_node_writes_through_no_link(tmp_path: Path, precious: Path, name: str) 
         replace_by_link(folder / name, precious)
         with suppress(DLedgerError):
             group.start()
-    should(precious.read_bytes() == PRECIOUS, f"a node overwrites a file outside its store, by the link {name}")
+    assert precious.read_bytes() == PRECIOUS, f"a node overwrites a file outside its store, by the link {name}"
 
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint"])
@@ -96,7 +95,7 @@ def test_message_node_writes_through_no_link(tmp_path: Path, precious: Path, nam
             group.start()
             put_message(group, "after")
             group.stop()
-    should(precious.read_bytes() == PRECIOUS, f"a node overwrites a file outside its store, by the link {name}")
+    assert precious.read_bytes() == PRECIOUS, f"a node overwrites a file outside its store, by the link {name}"
 
 
 def put_message(group: MessageNodes, job: str) -> None:
@@ -112,7 +111,7 @@ def test_export_copies_nothing_from_outside_the_store(tmp_path: Path, precious: 
     main(["export", str(root), str(tmp_path / "out"), "--to", "commitlog", "--commitlog-only"])
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert files
-    should(all(PRECIOUS not in path.read_bytes() for path in files), "a file outside the store is in the export")
+    assert all(PRECIOUS not in path.read_bytes() for path in files), "a file outside the store is in the export"
 
 
 # Files that are slow to read
@@ -155,7 +154,7 @@ def test_fifo_does_not_stop_a_read_of_consumers(with_groups: Path) -> None:
         os.close(os.open(fifo, os.O_RDWR))
         thread.join(10)
         assert not thread.is_alive()
-    should(not is_hanging, "the read waits for somebody who writes into the FIFO")
+    assert not is_hanging, "the read waits for somebody who writes into the FIFO"
 
 
 @pytest.fixture
@@ -246,7 +245,7 @@ def test_hostile_headers_cost_recovery_little_time(tmp_path: Path) -> None:
     zeros = bytes(4 * 1024 * 1024 + 16384)
     log.write_bytes(entries + b"\xee" * 64 + headers + zeros + encode_entry(30, 1, begin + len(headers + zeros), b"x"))
     seconds = processor_seconds(lambda: main(["recovery", str(tmp_path)]))
-    should(seconds < 0.2, f"recovery takes {seconds:.1f} s for {count} headers")
+    assert seconds < 0.2, f"recovery takes {seconds:.1f} s for {count} headers"
 
 
 # Offsets that claim large files
@@ -262,7 +261,7 @@ def test_skipped_queue_offsets_need_little_disk(tmp_path: Path, verb: str) -> No
     else:
         main(["export", str(root), str(out), "--to", "commitlog"])
     size = sum(path.stat().st_blocks * 512 for path in out.rglob("*") if path.is_file())
-    should(size < 20_000_000, f"{len(messages)} messages make files of {size} bytes")
+    assert size < 20_000_000, f"{len(messages)} messages make files of {size} bytes"
 
 
 @pytest.mark.parametrize("seed", range(3))

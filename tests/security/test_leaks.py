@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.cli.main import main
-from tests.known_defects import should
 from tests.security.small_store import write_store
 from tests.support.message_nodes import MessageNodes
 
@@ -43,12 +42,12 @@ def test_redacted_report_of_two_stores_has_no_path(tmp_path: Path, run: Run, for
     if form == "html":
         text = page.read_text()
     assert "redacted:" in text
-    should("customer" not in text, "the report has the folders of the stores")
+    assert "customer" not in text, "the report has the folders of the stores"
 
 
 def test_report_to_a_uri_prints_no_credentials(tmp_path: Path, run: Run) -> None:
     printed = run("report", write_store(tmp_path / "store"), "-o", "s3://USERKEY:USERSECRET@bucket/page.html")
-    should("USERSECRET" not in printed and "USERKEY" not in printed, printed)
+    assert "USERSECRET" not in printed and "USERKEY" not in printed, printed
 
 
 def test_new_store_is_for_its_user_only(tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_new_store_is_for_its_user_only(tmp_path: Path) -> None:
         os.umask(before)
     root = group.root("n0")
     open_to_others = [path for path in [root, *root.rglob("*")] if path.stat().st_mode & 0o077]
-    should(not open_to_others, f"others can read {len(open_to_others)} files and folders")
+    assert not open_to_others, f"others can read {len(open_to_others)} files and folders"
 
 
 # Control characters
@@ -78,7 +77,7 @@ def test_folder_name_controls_no_terminal(tmp_path: Path, run: Run, arguments: l
     store, other = write_store(tmp_path / "store\x1b[7m"), write_store(tmp_path / "other")
     printed = run(*(argument.format(store=store, other=other) for argument in arguments))
     assert "store" in printed
-    should(not CONTROL.search(printed), f"printed: {printed!r}")
+    assert not CONTROL.search(printed), f"printed: {printed!r}"
 
 
 def test_page_has_no_control_characters(tmp_path: Path, run: Run) -> None:
@@ -87,7 +86,7 @@ def test_page_has_no_control_characters(tmp_path: Path, run: Run) -> None:
     run("report", *stores, "-o", page)
     text = page.read_text()
     assert "store" in text
-    should(not CONTROL.search(text), "the page has control characters")
+    assert not CONTROL.search(text), "the page has control characters"
 
 
 def test_error_about_an_argument_has_no_control_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,4 +94,4 @@ def test_error_about_an_argument_has_no_control_characters(tmp_path: Path, capsy
         main(["dump", str(tmp_path), "--limit", "\x1b[31m"])
     printed = capsys.readouterr().err
     assert "--limit" in printed
-    should(not CONTROL.search(printed), f"printed: {printed!r}")
+    assert not CONTROL.search(printed), f"printed: {printed!r}"

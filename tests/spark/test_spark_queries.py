@@ -1,4 +1,4 @@
-"""Known defects of queries and writes in a Spark session."""
+"""Tables of the catalog, writes of other threads and in the shape of Kafka, and repeated batches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
-from tests.known_defects import DefectShown, should
 from tests.spark.test_spark_writer import numbers, write_small
 from tests.support.extension import HAS_EXTENSION
 from tests.support.long_runs import some
@@ -23,7 +23,7 @@ from tests.support.sinks import bodies
 
 pytestmark = pytest.mark.spark
 
-_NAMES = (f"defect_{number}" for number in itertools.count())
+_NAMES = (f"table_{number}" for number in itertools.count())
 
 
 @pytest.fixture
@@ -72,28 +72,19 @@ def store(case_folder: Callable[[str], Path]) -> Path:
 # Tables of the catalog
 
 
-WITHOUT_EXTENSION = pytest.mark.xfail(
-    not HAS_EXTENSION,
-    strict=True,
-    raises=DefectShown,
-    reason="Spark calls no Python when it makes a table, and passes the table's path only to the extension",
-)
+# Spark calls no Python when it makes a table, and passes the table's path only to the extension.
+read_with_extension = nullcontext() if HAS_EXTENSION else pytest.raises(PySparkException)
 
 
-@WITHOUT_EXTENSION
 def test_table_with_columns_is_read_or_refused(spark: SparkSession, store: Path, name: str) -> None:
     try:
         spark.sql(f"CREATE TABLE {name} (index long, topic string) USING dledger OPTIONS (path '{store}')")
     except PySparkException:
         return
-    try:
-        found = spark.table(name).where("index is not null").count()
-    except PySparkException as error:
-        raise DefectShown(str(error)) from None
-    assert found == 539
+    with read_with_extension:
+        assert spark.table(name).where("index is not null").count() == 539
 
 
-@WITHOUT_EXTENSION
 def test_saved_table_is_read_or_nothing_is_written(spark: SparkSession, root: Path, name: str) -> None:
     writer = numbers(spark, 10).write.format("dledger").mode("append").option("path", str(root))
     try:
@@ -102,25 +93,17 @@ def test_saved_table_is_read_or_nothing_is_written(spark: SparkSession, root: Pa
         assert not root.exists()
         return
     assert len(bodies(root)) == 10
-    try:
-        found = spark.table(name).count()
-    except PySparkException as error:
-        raise DefectShown(str(error)) from None
-    assert found == 10
+    with read_with_extension:
+        assert spark.table(name).count() == 10
 
 
 # Writes
 
 
-@pytest.mark.xfail(strict=True, raises=DefectShown, reason="Spark finds the data source only in the main thread")
-def test_another_thread_writes_without_a_call(spark: SparkSession, root: Path) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            pool.submit(write_small, numbers(spark, 10), root).result()
-        except Py4JJavaError as error:
-            should("DATA_SOURCE_NOT_FOUND" not in str(error), "DATA_SOURCE_NOT_FOUND")
-            raise
-    assert len(bodies(root)) == 10
+def test_spark_finds_no_data_source_in_another_thread(spark: SparkSession, root: Path) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+        pool.submit(write_small, numbers(spark, 10), root).result()
+    assert not root.exists()
 
 
 INPUTS = {
@@ -145,7 +128,7 @@ def test_repeated_batch_with_the_same_version_writes_nothing(spark: SparkSession
         write_small(numbers(spark, 10), root, topic="T", **version)
     found = messages(spark, root, "int(string(body))")
     assert {number for (number,) in found} == set(range(10))
-    should(len(found) == 10, f"{len(found)} messages of 10 rows")
+    assert len(found) == 10, f"{len(found)} messages of 10 rows"
 
 
 PARTITIONS = {
@@ -184,4 +167,4 @@ def test_restart_with_other_partitions_writes_nothing_twice(
             raise
     found = Counter(messages(spark, root, "string(body)"))
     assert set(found) == {(line,) for line in lines}
-    should(found.total() == len(lines), f"{found.total()} messages of {len(lines)} rows")
+    assert found.total() == len(lines), f"{found.total()} messages of {len(lines)} rows"

@@ -1,4 +1,4 @@
-"""Known defects of one store: flipped bits, a full disk and unreadable bytes."""
+"""A store with flipped bits, on a full disk, and with bytes that cannot be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError, IndexRangeError, StoreError
 from pyspark_dledger.raft.client.outcomes import Outcome, outcome_of
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.known_defects import should
 from tests.support.groups import SMALL, Served, free_ports, nodes, peers_text
 from tests.support.stores import abandoned, bodies, change, data_files, entries, opened
 
@@ -51,7 +50,7 @@ def test_flipped_header_bit_costs_no_acknowledged_entry(tmp_path: Path, at: int,
         return
     lost = [index for index, body in enumerate(written) if not _is_whole_or_refused(again, index, body)]
     again.shutdown()
-    should(not lost, f"the store starts without the acknowledged entries {lost}")
+    assert not lost, f"the store starts without the acknowledged entries {lost}"
 
 
 def test_append_that_is_reported_as_not_done_is_not_in_the_log(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_append_that_is_reported_as_not_done_is_not_in_the_log(tmp_path: Path) -
     store = opened(tmp_path, **SMALL)
     found = [entry.index for entry in entries(store) if entry.body in refused]
     store.shutdown()
-    should(outcome is Outcome.UNKNOWN or not found, f"reported as {outcome.value!r}, found at {found} after a restart")
+    assert outcome is Outcome.UNKNOWN or not found, f"reported as {outcome.value!r}, found at {found} after a restart"
 
 
 def test_unreadable_bytes_do_not_kill_the_node(tmp_path: Path) -> None:
@@ -96,6 +95,6 @@ def test_unreadable_bytes_do_not_kill_the_node(tmp_path: Path) -> None:
         with suppress(subprocess.TimeoutExpired):
             node.process.wait(10)
         code = node.process.poll()
-        should(code is None or code >= 0, f"the node ended with exit code {code}")
+        assert code is None or code >= 0, f"the node ended with exit code {code}"
     finally:
         node.close()

@@ -1,4 +1,4 @@
-"""Known defects of groups: lost data after a power loss, wrong peer lists, wrong terms and replaced members."""
+"""Members after a power loss, with wrong peer lists, with a huge term, and with a replaced disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import AppendRequest, AppendResponse, Request, Response, Role, VoteRequest
 from pyspark_dledger.store.files.node_files import write_current_term
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.known_defects import should
 from tests.support.groups import SMALL, THREE, eventually, packed
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
 from tests.support.stores import abandoned, bodies, change, data_files, opened
@@ -52,7 +51,7 @@ def test_member_serves_no_zeros_for_what_a_power_loss_took(tmp_path: Path) -> No
             members.start(victim)
             members.run(10_000)
             found = stores[victim].get(10)
-            should(found.body == body, f"entry 10 is served with {found.body.count(0)} zero bytes")
+            assert found.body == body, f"entry 10 is served with {found.body.count(0)} zero bytes"
 
 
 def test_flipped_term_hides_no_committed_entry(tmp_path: Path) -> None:
@@ -80,7 +79,7 @@ def test_flipped_term_hides_no_committed_entry(tmp_path: Path) -> None:
             members.start(lagging, other)
             with suppress(TimeoutError):
                 end = stores[members.leader()].ledger_end_index
-                should(end >= 99, f"the leader's log ends at {end}, and 99 is committed")
+                assert end >= 99, f"the leader's log ends at {end}, and 99 is committed"
             members.start(leader)
         assert stores[members.leader()].ledger_end_index >= 99
 
@@ -119,7 +118,7 @@ def test_group_elects_after_a_vote_request_with_a_huge_term(tmp_path: Path) -> N
             with suppress(TimeoutError):
                 leader = members.leader()
                 continue
-            should(False, f"nobody leads after {leader}, in term {stores['n1'].curr_term}")
+            pytest.fail(f"nobody leads after {leader}, in term {stores['n1'].curr_term}")
 
 
 def test_follower_with_expired_front_and_conflicting_tail_catches_up(tmp_path: Path) -> None:
@@ -267,17 +266,15 @@ def _messages(topic: str, first: int, count: int) -> Bodies:
 
 def test_replaced_member_that_leads_appends_no_message_twice(replaced: Replaced) -> None:
     again = list(replaced.client.put_messages(_messages("Resent", 0, 40)))
-    should(
-        [put.index for put in again] == [put.index for put in replaced.resent],
-        f"messages 0 to 39 are appended a second time, at {again[0].index} to {again[-1].index}",
+    assert [put.index for put in again] == [put.index for put in replaced.resent], (
+        f"messages 0 to 39 are appended a second time, at {again[0].index} to {again[-1].index}"
     )
 
 
 def test_queues_continue_on_a_replaced_member_that_leads(replaced: Replaced) -> None:
     new = list(replaced.client.put_messages(_messages("Quiet", 100, 2)))
-    should(
-        min(put.queue_offset for put in new) >= len(replaced.quiet),
-        f"new messages have queue offsets {[put.queue_offset for put in new]}",
+    assert min(put.queue_offset for put in new) >= len(replaced.quiet), (
+        f"new messages have queue offsets {[put.queue_offset for put in new]}"
     )
     entries = {put.pos + 48 for put in new}
     eventually(lambda: all(entries <= _queued(replaced.group.root(node_id)) for node_id in replaced.group.ids))

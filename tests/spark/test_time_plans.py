@@ -1,4 +1,4 @@
-"""Known defects of plans and partitions, shown by the data source alone, without a Spark session."""
+"""Plans by time look at few segments. The data source is called without a Spark session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.known_defects import should
 from tests.spark.test_plans import batch, rows, stream
 from tests.support.generate import mq_message, write_dledger
 from tests.support.opened_files import opened_files
@@ -54,7 +53,7 @@ def test_time_range_reads_few_segments(timed: Path, case: str) -> None:
     with opened_files(timed / "dledger-n0" / "data") as names:
         found = rows(planned)
     assert len(found) == count
-    should(len(set(names)) <= 3, f"{len(set(names))} segments are read for {count} rows")
+    assert len(set(names)) <= 3, f"{len(set(names))} segments are read for {count} rows"
 
 
 @only_linux
@@ -66,4 +65,4 @@ def test_stream_finds_its_starting_time_in_few_segments(timed: Path) -> None:
             planned = stream(timed, **{**options, "maxPartitionBytes": TIMED_FILE})
     assert len(rows(planned)) == MESSAGES
     more = len(opened_by["last hour"]) - len(opened_by["earliest"])
-    should(more <= 25, f"{more} segments are opened to find the first row")
+    assert more <= 25, f"{more} segments are opened to find the first row"
