@@ -73,7 +73,7 @@ def read_told(text: str | None) -> tuple[MemberList, int]:
     try:
         values = json.loads(text or "")
         return list_of(values), _integer(values["committed"])
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"expected a list of members and a committed index, found {error!r}") from None
 
 

@@ -35,9 +35,9 @@ def one_of(default: Enum) -> Any:
     return number("B", meaning, default)
 
 
-def text(default: str | None = None) -> Any:
+def text(default: str | None = None, in_json: bool = True) -> Any:
     """A text of the header, which may be null."""
-    return field(default=default, metadata={"wire": Wire(is_text=True)})
+    return field(default=default, metadata={"wire": Wire(is_text=True, in_json=in_json)})
 
 
 def counted(form: str, name: str, body: str, make: Callable[[], Any], count: Callable[[Any], int] = len) -> Any:

@@ -187,8 +187,8 @@ class PushResponse(Response):
 class PushRequest(Request):
     """``data`` contains ``count`` consecutive encoded entries, the first with ``first_index``.
 
-    COMPARE and TRUNCATE have exactly one, COMMIT has none (``first_index`` -1). ``is_batch`` is for Java followers:
-    even a single entry is sent as ``batchEntry``.
+    COMPARE and TRUNCATE have exactly one, COMMIT has none (``first_index`` -1). TRUNCATE has the list of members before
+    that entry. ``is_batch`` is for Java followers: even a single entry is sent as ``batchEntry``.
     """
 
     type: PushType = one_of(PushType.APPEND)
@@ -196,6 +196,7 @@ class PushRequest(Request):
     first_index: int = number("q", in_json=False)
     count: int = number("I", "", 0)
     data: Buffer = in_body(b"", _ENTRIES)
+    members: str | None = text(in_json=False)
     is_batch: bool = False
 
     @property
@@ -455,16 +456,13 @@ class IdentityRequest(Request):
 
 
 LIST = "list"
-ENTRY = "entry"
 """The action that only returns the leader's list."""
+ENTRY = "entry"
 
 
 @dataclass(slots=True, kw_only=True)
 class MembersResponse(Response):
-    """``members``: JSON of the list, the latest committed one if there was no ``action``, and of the committed index.
-
-    ``reason`` says why a change was rejected.
-    """
+    """``members``: JSON of the list and of the committed index; ``reason`` says why a change was rejected."""
 
     members: str | None = text("")
     reason: str | None = text()
@@ -475,15 +473,15 @@ class MembersResponse(Response):
 class MembersRequest(Request):
     """Extension: requests the list of members, or a change of it. Binary only.
 
-    ``action`` is "" at any member, or at the leader list, add, remove, or replace ``member_id`` by ``new_id``.
-    ``address`` is the new one's. A restored or new member asks for an entry of the leader's term with action entry.
+    ``action`` is list, add, remove, or replace ``member_id`` by ``new_id``. ``address`` is the new one's. A restored or
+    new member asks for an entry of the leader's term with action entry.
     """
 
-    action: str | None = text("")
+    action: str | None = text(LIST)
     member_id: str | None = text("")
     new_id: str | None = text("")
     address: str | None = text("")
 
     @property
     def is_change(self) -> bool:
-        return self.action not in (None, "", LIST)
+        return self.action != LIST

@@ -17,7 +17,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, OptionError, StoreError, UnknownOutcomeError
 from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.format.state_files import CurrentTerm
-from pyspark_dledger.raft.member_list import MemberList, list_of
+from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import (
     MembersRequest,
     MembersResponse,
@@ -203,27 +203,57 @@ def test_members_given_by_force_are_appended_to_the_log(tmp_path: Path) -> None:
         assert voters(client) == ["n0"]
 
 
-def test_a_reset_log_waits_for_lists_of_members_only_if_others_can_have_some() -> None:
-    core = OneCore(filled(1, 1, saved=3))
-    core.core._member.reset(9, 9 * SIZE)
-    assert core.core.members.is_complete
+LISTED = MemberList(5, 2, {"n0": "a:1", "n1": "b:1"})
+
+
+def reset_at_9(core: OneCore, members: str | None) -> int:
+    """The code of a TRUNCATE that removes all entries; the log then begins with entry 9."""
     core.core.set_peer_binary("n1", True, True)
-    assert not core.core.members.is_complete
-    core.tick(100)
-    asked = [send for send in core.sent if isinstance(send.request, MembersRequest)]
-    assert [send.peer_id for send in asked] == ["n1"]
-    core.tick(1000)
-    assert "lacks the list of members before its log" in problem_of(core)
-    listed = {"index": 5, "term": 2, "voters": {"n0": "a:1", "n1": "b:1"}, "learners": {}, "leaving": ""}
-    response = MembersResponse(members=json.dumps({**listed, "committed": 7}), term=3)
-    core.core.handle_response(asked[0].token, response, core.now)
-    assert not core.core.members.is_complete
-    core.core.members.heard(list_of(listed), 8)
-    assert core.core.members.is_complete
-    core.tick(1000)
-    assert problem_of(core) == ""
-    assert sorted(core.core.members.current.voters) == ["n0", "n1"]
-    assert OneCore(core.store).core.members.current.index == 5
+    core.follow(3)
+    assert core.push(PushType.TRUNCATE, entry(9, 3), members=members) is None
+    core.confirm_expired()
+    (response,) = core.responses
+    return response.code
+
+
+def test_a_reset_log_has_the_list_of_its_leader_before_its_begin() -> None:
+    core = OneCore(filled(1, 1, saved=3))
+    assert reset_at_9(core, LISTED.told(8)) == ResponseCode.SUCCESS
+    assert core.core.members.current == LISTED
+    assert OneCore(core.store).core.members.current == LISTED
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_earlier_lists_of_a_reset_log_end(index: int) -> None:
+    """They can have been rolled back in the group."""
+    core = OneCore(filled(1, saved=3))
+    core.core.members.appending(1, 1, LISTED.body())
+    core.store.append_as_leader([LISTED.body()], 1, MEMBERS)
+    core.core.members.refresh()
+    assert core.core.members.current.index == 1
+    first = MemberList(-1, -1, dict.fromkeys(("n0", "n1", "n2"), ""))
+    assert reset_at_9(core, (first if index < 0 else LISTED).told(8)) == ResponseCode.SUCCESS
+    for members in (core.core.members, OneCore(core.store).core.members):
+        assert members.current.index == index
+
+
+def test_the_lists_of_a_log_count_until_its_reset_is_complete() -> None:
+    """The list is saved before: a crash can come in between."""
+    core = OneCore(filled(1, 1, saved=3))
+    core.core.members.resetting(9, LISTED)
+    again = OneCore(core.store)
+    assert again.core.members.current.index == -1
+    core.store.reset(9, 9 * SIZE)
+    assert OneCore(core.store).core.members.current == LISTED
+
+
+@pytest.mark.parametrize("members", ["{", LISTED._replace(index=9).told(9)])
+def test_a_reset_with_a_list_that_is_not_of_before_is_rejected(members: str) -> None:
+    core = OneCore(filled(1, 1, saved=3))
+    core.core.set_peer_binary("n1", True, True)
+    core.follow(3)
+    assert core.code(PushType.TRUNCATE, entry(9, 3), members=members) == ResponseCode.INCONSISTENT_STATE
+    assert core.store.ledger_end_index == 1 and "expected" in problem_of(core)
 
 
 def test_what_has_expired_counts_as_committed_after_a_restart() -> None:
@@ -231,7 +261,8 @@ def test_what_has_expired_counts_as_committed_after_a_restart() -> None:
     store.reset(9, 9 * SIZE)
     store.append_as_leader([b"x"], 2)
     assert store.committed_index == -1
-    assert json.loads(OneCore(store).core.members.told)["committed"] == 8
+    members = OneCore(store).core.members
+    assert json.loads(members.shown(members.committed))["committed"] == 8
 
 
 def test_other_members_hear_only_committed_lists() -> None:
@@ -244,10 +275,12 @@ def test_other_members_hear_only_committed_lists() -> None:
     core.store.append_as_leader([body], 2, MEMBERS)
     core.core.members.refresh()
     assert core.core.members.current.index == 1
-    for action, index in (("", -1), ("list", 1)):
-        response = core.request(MembersRequest(action=action))
-        assert isinstance(response, MembersResponse)
-        assert json.loads(response.members or "")["index"] == index
+    assert core.core.members.told_by_log == ""
+    response = core.request(MembersRequest())
+    assert isinstance(response, MembersResponse)
+    assert json.loads(response.members or "")["index"] == 1
+    core.store.update_committed_index(2, 1)
+    assert json.loads(core.core.members.told_by_log)["index"] == 1
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
@@ -267,16 +300,6 @@ def test_a_voter_that_a_list_leaves_out_leads_until_it_is_committed(is_committed
         accepted = VoteResponse(vote_result=VoteResult.ACCEPT, term=core.core.term)
         core.core.handle_response(send.token, accepted, core.now)
         assert core.core.role is role
-
-
-def test_a_candidate_asks_for_the_list_although_others_raise_the_term() -> None:
-    core = OneCore(filled(1, saved=2))
-    core.core.set_peer_binary("n1", True, True)
-    for term in range(3, 10):
-        core.tick(300)
-        core.request(VoteRequest(leader_id="n2", term=term, ledger_end_index=0, ledger_end_term=1))
-        assert core.core.term == term
-    assert any(isinstance(send.request, MembersRequest) for send in core.sent)
 
 
 @pytest.mark.parametrize("returns", [True, False])
@@ -498,6 +521,7 @@ def test_a_member_that_is_refused_learns_only_that_it_was_removed() -> None:
     core.core.heard_members("{", 0, is_refusal=True)
     assert not core.core.is_removed
     core.core.heard_members(json.dumps(others), 0, is_refusal=True)
+    assert len(core.core.members.current.voters) == 3
     core.tick(20_000)
     assert core.core.is_removed and core.core.status().elections == 0
     assert "removed this member, by entry 5: stop it" in problem_of(core)

@@ -306,7 +306,7 @@ class Faults:
             self.restart_later(node, self.short())
 
     def _runs(self, node: SimNode) -> bool:
-        return node.knows_members
+        return node.core is not None
 
     def is_level(self, node: SimNode) -> bool:
         return node.is_level and node.store.power_cut_in == 0

@@ -175,6 +175,22 @@ class RefusesByPastLists(Mutant):
         return replace(with_changes(scenario), faults=("sleep through changes", "change members"))
 
 
+class ForgetsTheListBeforeAReset(Mutant):
+    """Takes no list over when its log is reset: it knows none before the new begin."""
+
+    first_seed = 50
+
+    def damage(self) -> None:
+        members = self._member.members
+        resetting = members.resetting
+        members.resetting = lambda index, _: resetting(index, None)  # type: ignore[method-assign]
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        faults = ("expire", "expire", "long outage", "crash leader", *("change members",) * 3)
+        return replace(with_changes(scenario), nodes=4, faults=faults)
+
+
 MUTANTS: tuple[type[Mutant], ...] = (
     ChangesTwiceAtOnce,
     ChangesWithoutAnOwnEntry,
@@ -186,4 +202,5 @@ MUTANTS: tuple[type[Mutant], ...] = (
     VotesWithAnEmptyDisk,
     JoinsBeforeTheDisk,
     RefusesByPastLists,
+    ForgetsTheListBeforeAReset,
 )

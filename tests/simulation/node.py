@@ -206,12 +206,7 @@ class SimNode:
         """Whether it has all committed entries, no others, and needs nothing of other members."""
         store, last = self.store, len(self.world.checker.history) - 1
         is_level = store.ledger_end_index == store.committed_index == store.durable_index == last and not store.damage
-        return is_level and self.knows_members and self.votes and not self.needs_summary
-
-    @property
-    def knows_members(self) -> bool:
-        """Whether it runs, and lacks no list of members."""
-        return self.core is not None and self.core.members.is_complete
+        return is_level and self.core is not None and self.votes and not self.needs_summary
 
     @property
     def needs_summary(self) -> bool:

@@ -27,11 +27,12 @@ from pyspark_dledger.raft.core.leader.producer_reads import ProducerReads
 from pyspark_dledger.raft.core.leader.reads import Reads
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.leader.transfer import Transfer
-from pyspark_dledger.raft.core.list_copy import ListCopy
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.membership import Membership
 from pyspark_dledger.raft.core.repairs import Repairs
+from pyspark_dledger.raft.core.standing import Standing
 from pyspark_dledger.raft.core.summary_copy import SummaryCopy
+from pyspark_dledger.raft.member_list import read_told
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     ConfigRequest,
@@ -96,7 +97,7 @@ class Core:
         self._changes = MembershipChanges(
             member, caller, self._cluster_id, self._commit_index, self._noop, self._replication, self._heartbeats
         )
-        self._list_copy = ListCopy(member)
+        self._standing = Standing(member)
         self.disk_waits = DiskWaits(member, self._election, self._transfer, self._cluster_id, self._changes)
         member.members_listeners.append(self._members_changed)
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
@@ -167,7 +168,7 @@ class Core:
         self._appends.tick()
         self._noop.tick()
         self._changes.tick()
-        self._list_copy.tick()
+        self._standing.tick()
         self._application.tick()
         self._summary_copy.tick()
         self._repairs.tick()
@@ -200,9 +201,20 @@ class Core:
             self._member.binary_peers.discard(peer_id)
 
     def heard_members(self, text: str, now: int, *, is_refusal: bool) -> None:
-        """The latest committed list of another member, of its hello, with which it may have refused this one."""
-        self._member.set_clock(now)
-        self._list_copy.heard_hello(text, is_refusal)
+        """The latest committed list of another member, of its hello, with which it may have refused this one.
+
+        That can only say that this one was removed.
+        """
+        member = self._member
+        member.set_clock(now)
+        try:
+            found, _ = read_told(text)
+        except ValueError as error:
+            member.report_problem(f"a member sent a list of members that cannot be used: {error}", "list")
+            return
+        is_listed = member.self_id in found.addresses or member.members.is_joining
+        if is_listed is not is_refusal and not member.is_leader:
+            member.members.heard(found)
 
     def drain(self) -> list[Effect]:
         """The effects to execute, in order; a leader's new entries are among them.
@@ -273,7 +285,7 @@ class Core:
     @property
     def is_removed(self) -> bool:
         """Whether the group removed this member."""
-        return self._member.members.is_removed
+        return self._member.members.removed_by is not None
 
     @property
     def flush_problem(self) -> str:

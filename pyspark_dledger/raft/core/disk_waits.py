@@ -17,7 +17,6 @@ from pyspark_dledger.raft.messages import (
     GetResponse,
     HeartBeatRequest,
     IdentityResponse,
-    MembersResponse,
     PushRequest,
     PushResponse,
     PushType,
@@ -28,7 +27,7 @@ from pyspark_dledger.raft.messages import (
 )
 
 # The first confirms a reset, ReadResponse has a copy for a repair.
-_SAVING_RESPONSES = (GetResponse, IdentityResponse, MembersResponse, ReadResponse, SummaryResponse)
+_SAVING_RESPONSES = (GetResponse, IdentityResponse, ReadResponse, SummaryResponse)
 
 
 class DiskWaits:

@@ -28,9 +28,6 @@ from pyspark_dledger.raft.messages import (
 
 # The minimum time for responses; as in Java, up to the maximum vote interval is added.
 _ROUND_MS = 2000
-_REPORT_MS = 1000
-# The kind of problem of a member that was restored from a backup.
-_RESTORED = "restored"
 
 
 @dataclass(slots=True)
@@ -56,7 +53,6 @@ class Election:
         self._round: _VoteRound | None = None
         self._last_heartbeat = member.now
         self._take_leadership_term = -1
-        self._reported_restored = -1
         # The log has a term that was not saved, so its vote is unknown: it counts as a vote for this member.
         if member.store.ledger_end_term > member.term:
             member.store.save_term(member.store.ledger_end_term, member.self_id)
@@ -74,8 +70,6 @@ class Election:
 
     def tick(self) -> None:
         member = self._member
-        if member.is_behind_restore or self._reported_restored >= 0:
-            self._report_restored()
         if member.role is Role.FOLLOWER:
             self._check_leader()
         elif member.role is Role.CANDIDATE:
@@ -88,20 +82,6 @@ class Election:
     def is_due(self, now: int) -> bool:
         """Whether `tick` may save a term: it begins a campaign."""
         return self._member.role is Role.CANDIDATE and self._round is None and now >= self._next_vote_at
-
-    def _report_restored(self) -> None:
-        """Report that this member cannot vote, until it can."""
-        member = self._member
-        if not member.is_behind_restore:
-            member.resolve_problem(_RESTORED)
-            self._reported_restored = -1
-        elif self._reported_restored < 0 or member.now - self._reported_restored >= _REPORT_MS:
-            self._reported_restored = member.now
-            member.report_problem(
-                "this member was restored from a backup, so it neither votes nor leads before it has an entry of term "
-                f"{member.store.restored_term} or later: it asks the leader to append one",
-                _RESTORED,
-            )
 
     def _check_leader(self) -> None:
         member, config = self._member, self._member.config

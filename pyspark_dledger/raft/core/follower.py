@@ -19,6 +19,7 @@ from pyspark_dledger.errors import DiskFullError, InconsistentError, IndexRangeE
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member, RefusedError
 from pyspark_dledger.raft.core.pushed_entries import PushedEntry, are_equal, only_entry, split
+from pyspark_dledger.raft.member_list import read_told
 from pyspark_dledger.raft.messages import (
     GetRequest,
     GetResponse,
@@ -315,9 +316,12 @@ class Follower:
             if entry.index <= store.ledger_end_index:
                 member.truncate(entry.index)
         else:
+            before = None if request.members is None else read_told(request.members)[0]
+            if before is not None and before.index >= entry.index:
+                raise ValueError(f"expected the list of members before entry {entry.index}, found {request.members}")
             self._check_reset(entry.index)
             text = self._gap_text(entry.index)
-            member.reset(entry.index, entry.pos)
+            member.reset(entry.index, entry.pos, before)
             self._match_index = -1
             if text:
                 member.report_problem(text)

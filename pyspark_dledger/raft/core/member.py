@@ -15,6 +15,7 @@ from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.disk_health import DiskHealth
 from pyspark_dledger.raft.core.effects import Committed, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.core.membership import Membership
+from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import Request, Response, Role
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
@@ -339,7 +340,7 @@ class Member:
         """
         members = self.members
         is_pair = self.is_voter and len(self.voters) == 1 and members.current.is_final
-        return is_pair and members.is_committed and members.is_complete and self.can_vote
+        return is_pair and members.is_committed and self.can_vote
 
     @property
     def can_campaign(self) -> bool:
@@ -350,8 +351,8 @@ class Member:
         if not self.can_vote:
             return False
         has_entries = self.store.ledger_end_index >= 0 or self._end_before_reset == (-1, -1)
-        knows_members = (self.is_voter or self.members.is_leaving) and self.members.is_complete
-        return has_entries and knows_members and not self.needs_summary()
+        is_member = (self.is_voter or self.members.is_leaving) and self.members.removed_by is None
+        return has_entries and is_member and not self.needs_summary()
 
     def truncate(self, index: int) -> None:
         """Remove this entry and all later ones. Raises StoreError if the disk fails."""
@@ -360,11 +361,14 @@ class Member:
         # After the truncation: if it failed, nothing was removed, and no flush would report the index again.
         self._persisted = min(self._persisted, index - 1)
 
-    def reset(self, index: int, pos: int) -> None:
-        """Remove all entries; the next one has this index and position. Raises StoreError if the disk fails."""
+    def reset(self, index: int, pos: int, before: MemberList | None = None) -> None:
+        """Remove all entries; the next one has this index and position, and ``before`` is the list before it.
+
+        Raises StoreError if the disk fails.
+        """
         if self.store.ledger_end_index >= 0:
             self._end_before_reset = self.store.ledger_end_term, self.store.ledger_end_index
-        self.members.resetting(index)
+        self.members.resetting(index, before)
         self.store.reset(index, pos)
         self._persisted = -1
 

@@ -3,7 +3,10 @@
 A list takes effect when its entry is appended, and ends if that is truncated (Raft dissertation, chapter 4). Lists are
 saved before their entries, so the file has all lists of the log. A list of the file counts only if the log has its
 entry, or had it before it expired. It stays in the file until the log has another entry there: an entry whose append
-failed can be in the log after a restart.
+failed can be in the log after a restart. A leader that resets the log sends the list before its new begin.
+
+A list that another member tells counts for no vote and no commit. It names members to connect to, and says whether this
+one was removed.
 """
 
 from __future__ import annotations
@@ -25,9 +28,8 @@ class Membership:
     """The list that counts, and which other members take control entries. Changes are saved.
 
     ``is_joining``: this member has an empty disk, and may have acknowledged entries with another one. It neither votes
-    nor leads until it has all entries that were committed then. ``unknown_before``: lists of entries before that index
-    may be missing, because the log was reset there; -1 if none are. Raises OptionError if the store has another list
-    and none of the log, and StoreError.
+    nor leads until it has all entries that were committed then. Raises OptionError if the store has another list and
+    none of the log, and StoreError.
     """
 
     def __init__(self, config: CoreConfig, store: DLedgerStore, addresses: Mapping[str, str]) -> None:
@@ -39,12 +41,12 @@ class Membership:
         self._other_versions: set[str] = set()
         is_new = config.joins and not store.member_ids
         self.is_joining = not config.changes_members and (bool(saved.get("joining")) or is_new)
-        self.unknown_before = int(saved.get("unknownBefore", -1))
-        # Where the log began after its last reset.
+        # Where the log began after its last reset, and the list before that, if an entry made it.
         self._reset_at = int(saved.get("resetAt", 0))
+        self._before_reset = list(map(list_of, saved.get("beforeReset", ())))
         self._saved = sorted(map(list_of, saved.get("lists", ())), key=lambda each: each.index)
         # A later committed list of another member.
-        self._heard: MemberList | None = None
+        self._told: MemberList | None = None
         self._is_dirty = False
         # Whether the file is older than this.
         self._is_unsaved = False
@@ -62,9 +64,9 @@ class Membership:
             # A restored log may have lists of the old group.
             self.is_forced = bool(_lists_of_log(store))
         elif config.changes_members:
-            self.is_forced = self.is_forced or bool(self._saved)
+            self.is_forced = self.is_forced or bool(self._saved or self._before_reset)
             self._saved.clear()
-            self.unknown_before = -1
+            self._before_reset.clear()
         elif "lists" not in saved and store.ledger_end_index >= 0:
             self._saved = _lists_of_log(store)
         self._lists = self._of_log()
@@ -95,14 +97,9 @@ class Membership:
         return self.current.index >= 0
 
     @property
-    def is_complete(self) -> bool:
-        """Whether no later list than the present one can be missing. Java members have none."""
-        return self.current.index >= self.unknown_before or not any(map(self.takes_controls, self.others))
-
-    @property
     def takes_strangers(self) -> bool:
         """Whether members that are not in the list may be in a later one, which this member does not know yet."""
-        return self.is_by_log or self.is_joining or not self.is_complete
+        return self.is_by_log or self.is_joining or self._told is not None
 
     @property
     def _committed_index(self) -> int:
@@ -120,10 +117,10 @@ class Membership:
         return next((each for each in reversed(self._lists) if each.index <= index), self._first)
 
     @property
-    def is_removed(self) -> bool:
-        """Whether the group removed this member: a committed list of the log lacks it. One that joins was never in."""
-        is_known = self.is_committed or (self._heard is not None and self._heard[:2] == self.current[:2])
-        return self.is_by_log and is_known and not self.is_joining and self._self_id not in self.current.addresses
+    def removed_by(self) -> MemberList | None:
+        """The committed list by which the group removed this member. One that joins was never in."""
+        found = self._told or (self.current if self.is_by_log and self.is_committed else None)
+        return None if found is None or self.is_joining or self._self_id in found.addresses else found
 
     @property
     def is_leaving(self) -> bool:
@@ -132,25 +129,20 @@ class Membership:
         Until it is, only this member's log may be long enough to lead (Raft dissertation, 4.2.2).
         """
         is_listed = self._self_id in self.current.addresses
-        return self._self_id in self.committed.voters and not is_listed and not self.is_removed
+        return self._self_id in self.committed.voters and not is_listed and self.removed_by is None
 
-    @property
-    def text(self) -> str:
-        """The present list, for clients."""
-        return self._text_of(self.current)
+    def before(self, index: int) -> MemberList:
+        """The list before that entry of the log."""
+        return next((each for each in reversed(self._lists) if each.index < index), self._first)
 
-    @property
-    def told(self) -> str:
-        """The latest committed list, for other members."""
-        return self._text_of(self.committed)
+    def shown(self, found: MemberList) -> str:
+        """A list for others, with what this member knows to be committed."""
+        return found.told(self._committed_index)
 
     @property
     def told_by_log(self) -> str:
-        """The same, if it is of the log; else "": members of a group may be started with other lists."""
-        return self.told if self.committed.index >= 0 else ""
-
-    def _text_of(self, found: MemberList) -> str:
-        return found.told(self._committed_index)
+        """The latest committed list of the log, for other members; "" if they may have been started with others."""
+        return self.shown(self.committed) if self.committed.index >= 0 else ""
 
     def had(self, member_id: str) -> bool:
         """Whether a list that this member knows has that member. Lists whose entries expired are forgotten."""
@@ -177,8 +169,9 @@ class Membership:
 
     @property
     def known_addresses(self) -> dict[str, str]:
-        """The members whose address is known."""
-        return {member_id: address for member_id, address in self.current.addresses.items() if address}
+        """The members to connect to, if their address is known."""
+        told = {} if self._told is None else self._told.addresses
+        return {key: address for key, address in {**told, **self.current.addresses}.items() if address}
 
     @property
     def has_failed_lists(self) -> bool:
@@ -188,12 +181,7 @@ class Membership:
     @property
     def commit_may_wait(self) -> bool:
         """Whether the next commit may change the file."""
-        return self.is_joining or self.has_failed_lists or self._is_denied or self._is_unsaved
-
-    @property
-    def _is_denied(self) -> bool:
-        """Whether another member said that the group removed this one."""
-        return self._heard is not None and self._self_id not in self._heard.addresses
+        return self.is_joining or self.has_failed_lists or self._is_unsaved
 
     # Changes
 
@@ -225,11 +213,13 @@ class Membership:
         """Entries were removed, or may have been."""
         self._is_dirty = True
 
-    def resetting(self, index: int) -> None:
-        """The log will begin with that index. Lists of entries between its end and that one may be missing."""
+    def resetting(self, index: int, before: MemberList | None) -> None:
+        """The log will begin with that index. ``before`` is its leader's list before that; None if it has no lists.
+
+        Until the log begins there, the lists of the present log count.
+        """
         self._reset_at = index
-        if index > 0:
-            self.unknown_before = max(self.unknown_before, index)
+        self._before_reset = [before] if before is not None and before.index >= 0 else []
         self._save()
         self._is_dirty = True
 
@@ -242,19 +232,18 @@ class Membership:
         self._saved = [*self._lists, *(each for each in self._saved if each.index > end)]
         self._take_over()
 
-    def heard(self, found: MemberList, committed: int) -> None:
-        """Another member's latest committed list; it knows all lists up to its committed index."""
-        if self.unknown_before >= 0 and committed >= self.unknown_before - 1:
-            # Earlier lists of this log may have been rolled back in the group.
-            earlier = [found] if 0 <= found.index < self.unknown_before else []
-            self._saved = [*earlier, *(each for each in self._saved if each.index >= self.unknown_before)]
-            self._lists = self._of_log()
-            # A list that the log does not have yet is forgotten at the next start.
-            if found.index < self.unknown_before:
-                self.unknown_before = -1
-        if found[:2] >= self.current[:2]:
-            self._heard = found
-        self._take_over()
+    def heard(self, found: MemberList) -> None:
+        """Another member's latest committed list."""
+        before, self._told = self._told, found
+        self._forget_told()
+        if self._told != before:
+            self.on_change()
+
+    def _forget_told(self) -> None:
+        """A list that is not later than that of the log tells nothing."""
+        current = self.current
+        if self._told is not None and (self._told.term, self._told.index) <= (current.term, current.index):
+            self._told = None
 
     def advanced(self) -> None:
         """More entries are committed here. Lists whose appends failed end when their index is that of another entry.
@@ -266,13 +255,14 @@ class Membership:
             self._is_dirty = True
             self.refresh()
         # Its leader's entries are committed, so this member is in the group: forget who said that it is not.
-        if self._is_denied:
-            self._heard = None
-            self._take_over()
+        if self._told is not None and self._self_id not in self._told.addresses:
+            self._told = None
+            self.on_change()
 
     def _take_over(self) -> None:
         """Use the latest list, then save what changed. The file may stay older, so a disk that fails stops nothing."""
         before, self.current = self.current, self._latest()
+        self._forget_told()
         if self.current != before:
             self.is_forced = self.is_forced and not self.is_by_log
             self.on_change()
@@ -282,15 +272,18 @@ class Membership:
             self._is_unsaved = True
 
     def _latest(self) -> MemberList:
-        known = [self._first, *self._lists, *([self._heard] if self._heard is not None else [])]
-        return max(known, key=lambda each: each[:2])
+        return self._lists[-1] if self._lists else self._first
 
     def _of_log(self) -> list[MemberList]:
-        """The lists whose entries the log has, and the latest one whose entry has expired."""
+        """The lists whose entries the log has, and the latest one before its begin."""
         begin, end = self._store.ledger_begin_index, self._store.ledger_end_index
         first = begin if begin >= 0 else self._reset_at
-        expired = [each for each in self._saved if each.index < first]
-        present = [each for each in self._saved if 0 <= begin <= each.index <= end]
+        saved = self._saved
+        if first >= self._reset_at:
+            # Earlier lists of this member may have been rolled back in the group.
+            saved = [*self._before_reset, *(each for each in saved if each.index >= self._reset_at)]
+        expired = [each for each in saved if each.index < first]
+        present = [each for each in saved if 0 <= begin <= each.index <= end]
         return expired[-1:] + list(filter(self._is_entry, present))
 
     def _is_entry(self, found: MemberList) -> bool:
@@ -306,10 +299,9 @@ class Membership:
     def _save(self) -> None:
         state: dict[str, Any] = {"controls": sorted(self._controls), "first": sorted(self._first.addresses)}
         state["lists"] = [each.values() for each in self._saved]
-        if self.unknown_before >= 0:
-            state["unknownBefore"] = self.unknown_before
         if self._reset_at:
             state["resetAt"] = self._reset_at
+            state["beforeReset"] = [each.values() for each in self._before_reset]
         if self.is_joining:
             state["joining"] = True
         if self.is_forced:

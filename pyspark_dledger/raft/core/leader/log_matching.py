@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.peer_progress import PeerProgress
 from pyspark_dledger.raft.core.member import Member
@@ -44,6 +45,10 @@ class LogMatching:
         if entries is None:
             return
         request = progress.request(progress.state, entries)
+        if progress.state is PushType.TRUNCATE:
+            if index < member.store.ledger_begin_index:
+                raise IndexRangeError(f"entry {index} has expired")
+            request.members = member.members.shown(member.members.before(index))
         progress.is_waiting, progress.waiting_since = True, member.now
         member.send(progress.peer_id, request, on_response, _SentEntry(progress, progress.generation, index))
 

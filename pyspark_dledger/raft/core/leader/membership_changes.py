@@ -58,16 +58,12 @@ class MembershipChanges:
         member = self._member
         response = MembersResponse(group=member.group, leader_id=member.leader_id, term=member.term)
         try:
-            if request.action:
-                self._change(request)
-            elif not member.members.is_complete:
-                raise RefusedError(ResponseCode.LEADER_NOT_READY, "this member does not know the members itself")
+            self._change(request)
         except RefusedError as refused:
             response.reason = str(refused)
             member.reject(token, request, response, refused.code)
             return
-        # A list that is not committed may end, so others must not hear of it.
-        response.members = member.members.told if not request.action else member.members.text
+        response.members = member.members.shown(member.members.current)
         member.reply(token, response)
 
     def _change(self, request: MembersRequest) -> None:
