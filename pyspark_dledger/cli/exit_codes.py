@@ -21,7 +21,7 @@ REBUILD_EXITS = (
     "130 interrupted. The old files stay in place until the new ones are complete."
 )
 SALVAGE_EXITS = (
-    "exit codes: 0 done, nothing is lost; 1 something is lost or undecided, see the first line; 2 error; "
+    "exit codes: 0 done, nothing is lost; 1 something is lost, undecided or fails its checks; 2 error; "
     "130 interrupted. The same command continues an interrupted salvage. " + _PATH
 )
 BACKUP_EXITS = "exit codes: 0 done; 1 done, but it lacks the state of expired messages; 2 error; 130 interrupted"

@@ -264,6 +264,19 @@ def test_a_plan_shows_the_choice_for_undecided_entries(tmp_path: Path, capsys: p
     assert "decided by --undecided majority or --take: 1, listed in " in capsys.readouterr().out
 
 
+def test_a_copy_that_fails_its_checks_is_told_even_if_the_request_chose_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = golden_group(tmp_path, "mq-53-three")
+    for number, member in enumerate(group.members):
+        for index in (5, 50 + number):
+            change(member, group.extents[index].pos + 48 + 90, b"?")
+    paths = [str(member) for member in group.members]
+    assert main(["salvage", *paths, "--undecided", "majority", "--to", str(tmp_path / "result")]) == 1
+    assert "verify finds 1:\n  info decidedCopy: " in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "result")]) == 1
+
+
 def test_of_two_different_copies_one_is_kept_and_never_a_filler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

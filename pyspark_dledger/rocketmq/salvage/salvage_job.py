@@ -44,6 +44,7 @@ from pyspark_dledger.log.salvage.plan_rows import headline, undecided_text
 from pyspark_dledger.log.salvage.restored_log import Extent, RestoredLog, start_of
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import has_tag_units
+from pyspark_dledger.log.verify.findings import INFO, Finding
 from pyspark_dledger.log.verify.verify_store import StoreCheckPart, plan_findings, read_findings, verify
 from pyspark_dledger.rocketmq.dispatch.log_part import UnitRules
 from pyspark_dledger.rocketmq.export.export_job import export
@@ -241,7 +242,7 @@ def _converted_report(salvaged: SalvageReport, folder: Path, engine: str, began:
         resumed=exported["resumed"],
         bytes=exported["bytes"],
         seconds=round(time.monotonic() - began, 3),
-        findings=tuple(str(finding) for finding in found if finding.severity != "info"),
+        findings=tuple(map(str, filter(_is_told, found))),
         notes=tuple(dict.fromkeys([*notes, *exported["notes"]])),
         broker_conf=exported["broker_conf"],
     )
@@ -421,7 +422,7 @@ class _Salvage:
         if note is not None and self._is_result:
             yield note
 
-    def _findings(self, damaged: Collection[int]) -> Iterator[Any]:
+    def _findings(self, damaged: Collection[int]) -> Iterator[Finding]:
         """What `verify` finds in the result; of its files only in those at the `damaged` positions.
 
         All entries, index units and queues were read back and compared when they were written.
@@ -429,7 +430,7 @@ class _Salvage:
         store = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
         for part in plan_findings(store):
             if isinstance(part, StoreCheckPart) or part.segment.base in damaged:
-                yield from (finding for finding in read_findings(part) if finding.severity != "info")
+                yield from filter(_is_told, read_findings(part))
 
     def _report(
         self,
@@ -480,6 +481,11 @@ def check_decided(plan: SalvagePlan) -> None:
         f"{undecided_text(first, plan)}. --undecided majority takes the bytes that most copies have, or one of the "
         "copies if there is no majority; --take INDEX=ID takes the copy of a source, --undecided filler none"
     )
+
+
+def _is_told(finding: Finding) -> bool:
+    """Whether the report has a finding: also a copy that was taken although it fails its checks."""
+    return finding.severity != INFO or finding.code == "decidedCopy"
 
 
 def _donors(extents: Sequence[Extent]) -> set[int]:
