@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +34,21 @@ def check_distinct(stores: Sequence[StoreView], kind: str) -> None:
                     f"{store.path}: expected each {kind} once, found this one twice{also}: remove one of them"
                 )
         known.update(dict.fromkeys(_places(store), store))
+    if _are_parts(stores):
+        paths = ",".join(store.argument for store in stores)
+        raise OptionError(
+            f"{paths}: expected each {kind} whole, found folders of one log, as storePathDLedgerCommitLog or "
+            f"storePathCommitLog name them: {shlex.join(['dledger', 'check', paths])}"
+        )
+
+
+def _are_parts(stores: Sequence[StoreView]) -> bool:
+    """Whether stores are folders without anything else, which have the files of one log by turns."""
+    bases = sorted([segment.base for segment in store.segments] for store in stores)
+    dirs = [(*store.paths.data_dirs, *store.paths.commitlog_dirs) for store in stores]
+    is_bare = all(each == (path_of(store.path).absolute(),) for each, store in zip(dirs, stores, strict=True))
+    is_once = len({*chain(*bases)}) == sum(map(len, bases))
+    return is_bare and is_once and any(one and two and two[0] < one[-1] for one, two in pairwise(bases))
 
 
 def _places(store: StoreView) -> list[object]:

@@ -119,7 +119,7 @@ def test_data_folders_of_a_multi_path_store_are_one_log(tmp_path: Path, engine: 
 def test_an_error_asks_for_the_folders_of_relocated_data(tmp_path: Path) -> None:
     write_dledger(tmp_path, entries(3))
     shutil.rmtree(tmp_path / DATA)
-    with pytest.raises(StoreError, match=r"expected a data/ folder .* dataDirs"):
+    with pytest.raises(StoreError, match=r"expected a data/ folder .*dataDirs"):
         open_log(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -214,7 +215,7 @@ def _of_node(path: str, node_dir: Path, extra: tuple[Path, ...]) -> StorePaths:
     if not dirs:
         raise StoreError(
             f"{path}: expected a data/ folder in {node_dir.name}, found {_listed(_names(node_dir))}: if the broker "
-            "sets storePathDLedgerCommitLog, name its folders with the option dataDirs"
+            f"sets storePathDLedgerCommitLog, give its folders, too (dataDirs): {_with_folders(path, node_dir.parent)}"
         )
     return StorePaths(path, _node_id(node_dir), node_dir, node_dir.parent, dirs)
 
@@ -245,7 +246,18 @@ def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra
             f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them, "
             "or to compare, of each"
         )
-    raise StoreError(f"{path}: expected {_ACCEPTED}, found {_listed(names)}: this is not a store")
+    is_broker = not ROOT_FOLDERS.keys().isdisjoint(names)
+    own = f"; if the broker sets storePathCommitLog, give its folders, too (dataDirs): {_with_folders(path, root)}"
+    raise StoreError(
+        f"{path}: expected {_ACCEPTED}, found {_listed(names)}: this is not a store{own if is_broker else ''}"
+    )
+
+
+def _with_folders(path: str, root: Path) -> str:
+    """The command for a store whose log is in other folders: those in its root, if there are any."""
+    inner = [root / name for name in _names(root) if (root / name).is_dir()]
+    found = [str(folder) for folder in inner if any(map(is_segment_name, _names(folder)))]
+    return shlex.join(["dledger", "check", ",".join([path, *(found or ("FOLDER", "FOLDER"))])])
 
 
 def _is_store(folder: Path) -> bool:
