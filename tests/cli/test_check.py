@@ -147,6 +147,36 @@ def test_queues_of_a_group_are_rebuilt_with_the_sizes_of_its_members(
     assert new == old
 
 
+def test_queues_of_another_size_than_those_of_most_members_are_rebuilt(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    paths = [copy_tree(case_folder("mq-53-three") / name, tmp_path / name) for name in ("n0", "n1", "n2")]
+    assert run("rebuild", "consumequeue", paths[1], "--units-per-file", 70).code == 0
+    assert checked(run, paths[1])[0].code == 0, "alone, nothing shows it"
+    _, lines = checked(run, *paths)
+    assert [line.split()[0] for line in lines if "must not start" in line and "another size" in line] == ["n1"]
+    assert [command[1] for command in follow(run, *paths)] == ["check", "rebuild", "rebuild", "check"]
+
+
+def test_a_deleted_index_of_keys_is_said(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
+    root = copy_tree(case_folder("mq-53-single"), tmp_path / "root")
+    for text in ("may start", "may start; it has no index of keys, although its messages have keys"):
+        done, lines = checked(run, root)
+        assert done.code == 0 and lines[2].endswith(text)
+        shutil.rmtree(root / "index", ignore_errors=True)
+
+
+def test_the_folders_of_one_log_are_no_replicas(case_folder: Callable[[str], Path], run: Run) -> None:
+    root = case_folder("raw-multipath")
+    folders = sorted(map(str, root.glob("path*")))
+    for given in ([root / "dledger-n0"], folders, [root]):
+        found = run("check", *given)
+        command = shlex.split(found.err.splitlines()[0].rpartition(": ")[2])
+        whole = ",".join(folders if given == folders else [str(given[0]), *folders])
+        assert found.code == 2 and command == ["dledger", "check", whole]
+        assert checked(run, *command[2:])[0].code == 0
+
+
 @pytest.mark.parametrize("name", ["mq-53-single", "mq-plain"])
 def test_check_verify_and_audit_agree_that_all_queues_are_missing(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Run, name: str

@@ -8,7 +8,7 @@ import random
 import shlex
 import shutil
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -115,6 +115,7 @@ def check_check(group: Group) -> None:
     if group.verdict is not None and found["lost"] != group.verdict.group["lost"]:
         group.say("check", "check and diff", f"lost: {found['lost']}, {group.verdict.group['lost']}")
     known = {own_name(each["node"], group.stores): each for each in group.verdict.members} if group.verdict else {}
+    sizes = Counter(each["queueFileUnits"] for each in found["members"] if each["queueFileUnits"])
     for member in found["members"]:
         name = Path(member["path"]).name
         stops = [*_errors(group, name, of_log=True), *_errors(group, name, of_log=False, only=STOPS_START)]
@@ -123,7 +124,8 @@ def check_check(group: Group) -> None:
         queues = [*_errors(group, name, of_log=False), *{row["code"] for row in group.audited[name].rows}]
         if member["serve"] == "yes" and queues:
             group.say("may serve", "check, verify and audit", f"{name}: {', '.join(sorted(queues))}")
-        if name in known:
+        has_usual_files = not sizes or sizes.get(member["queueFileUnits"], max(sizes.values())) == max(sizes.values())
+        if name in known and has_usual_files:
             _check_member(group, name, member, known[name], stops)
     if group.checked.code == 0:
         runs = [group.plan, group.lost, *group.verified.values(), *group.audited.values()]

@@ -532,6 +532,11 @@ def wrong_hash(root: Path) -> None:
     patch_keys(root, key_files.unit_position(16, 7), (77).to_bytes(4, "big"))
 
 
+def no_key_files(root: Path) -> None:
+    keyed(root)
+    shutil.rmtree(root / "index")
+
+
 def key_of_no_message(root: Path) -> None:
     store = keyed(root)
     patch_keys(root, key_files.unit_position(16, 7) + 4, (store.rows[6]["commitLogOffset"] + 1).to_bytes(8, "big"))
@@ -794,6 +799,7 @@ CASES: dict[str, Case] = {
     ),
     "a header of zeros": Case({"keyIndexHeader"}, zeroed_key_header, keyed),
     "a header of other keys": Case({"keyIndexHeader"}, wrong_key_header, keyed),
+    "no index of keys": Case({"keyIndexMissing"}, no_key_files, broker),
     "a unit of another key": Case({"keyIndexUnit"}, wrong_hash, keyed),
     "a key of no message": Case({"keyIndexUnit"}, key_of_no_message, keyed),
     "a key after the log": Case({"keyIndexBeyondEnd"}, key_after_the_log, keyed),

@@ -104,6 +104,7 @@ _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell
 
 _DAMAGED = "verify finds errors that a comparison with the others does not show"
 _WRONG_QUEUES = "a broker does not load ConsumeQueue files of a wrong size"
+_OTHER_QUEUES = "its ConsumeQueue files have another size than those of most members, whose brokers would not load them"
 
 
 def _fails(member: MemberCheck) -> str:
@@ -121,7 +122,8 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
     if member.start == NO and compared != NO and (not member.is_alone or _fails(member)):
         # What the log alone would allow is no help.
         parts = [text for each, text in zip(verdicts, parts, strict=True) if each.start == UNKNOWN]
-        reason = _fails(member) or (_DAMAGED if member.is_damaged else _WRONG_QUEUES)
+        wrong = _OTHER_QUEUES if member.has_other_queue_files else _WRONG_QUEUES
+        reason = _fails(member) or (_DAMAGED if member.is_damaged else wrong)
         parts.insert(0, f"{_ALONE[NO]}: {reason}")
     elif not parts or (member.is_alone and compared == YES):
         parts = [_ALONE[member.start]]
@@ -129,6 +131,8 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
         parts[0] += first_files_text(member.entries, report.comparison.verdict.members)
     if facts.unreadable and not member.entries and not member.bytes:
         parts.append(f"cannot be read: {', '.join(map(cell, facts.unreadable[:_MAX_CODES]))}")
+    if facts.findings["keyIndexMissing"]:
+        parts.append("it has no index of keys, although its messages have keys")
     if faults := facts.faults:
         listed = ", ".join(f"{code} {count}" for code, count in list(faults.items())[:_MAX_CODES])
         more = f" and {len(faults) - _MAX_CODES} more codes" if len(faults) > _MAX_CODES else ""

@@ -155,15 +155,15 @@ class StoredQueues:
         queue = self.get(name)
         return queue.at(first, count) if queue is not None else np.zeros(count, UNIT_DTYPE)
 
-    def files_of_other_sizes(self) -> Iterator[tuple[QueueUnits, QueueFile, int]]:
-        """The files whose size differs from that of most, in bytes; a broker does not start with them.
+    def files_of_other_sizes(self, usual: int | None = None) -> Iterator[tuple[QueueUnits, QueueFile, int]]:
+        """The files whose size differs from the usual one, in bytes, by default that of most.
 
-        Java deletes a last file that is empty.
+        A broker does not start with them. Java deletes a last file that is empty.
         """
         found = [(queue, file) for queue in self.queues for file in queue.queue.files]
         found = [(queue, file) for queue, file in found if file.size or file != queue.queue.files[-1]]
         sizes = Counter(file.size for _, file in found)
-        usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
+        usual = usual or max(sizes, key=lambda size: (sizes[size], size), default=0)
         yield from ((queue, file, usual) for queue, file in found if file.size != usual)
 
     def bounds(self, position: int) -> list[int]:

@@ -20,11 +20,19 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_HEADER_SIZE,
     INDEX_FILE_SLOT_SIZE,
 )
+from pyspark_dledger.format.message import Message
 from pyspark_dledger.log.io import key_files, salvage_fillers
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
-from pyspark_dledger.log.io.key_files import IndexHeader, KeyFile, KeyUnit, key_units, message_starts
-from pyspark_dledger.log.io.queue_files import folder_entries
+from pyspark_dledger.log.io.key_files import (
+    IndexHeader,
+    KeyFile,
+    KeyUnit,
+    hashes_of_keys,
+    key_units,
+    message_starts,
+)
+from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
     CHECKPOINT_MIN_SIZE,
@@ -42,9 +50,13 @@ _SAMPLE, _REMOTE_SAMPLE = 500, 50
 
 def check_broker_files(store: StoreView, root: Path, log_end: int, report: Report) -> None:
     """Check what only brokers write; `log_end` is the position at which the log ends."""
-    _check_store_checkpoint(store, root, log_end, report)
+    last = _last_message(store)
+    _check_store_checkpoint(root, last.store_timestamp if last is not None else None, log_end, report)
     _check_config(root, report)
-    for path in key_files.index_files(root):
+    files = key_files.index_files(root)
+    if not files and (root / FOLDER).is_dir() and last is not None and hashes_of_keys(last.topic, last.properties):
+        report.add("keyIndexMissing", root / key_files.FOLDER, "expected IndexFiles of the messages' keys, found none")
+    for path in files:
         try:
             _check_key_file(store, path, log_end, report)
         except UnreadableError as error:
@@ -63,13 +75,13 @@ def _check_config(root: Path, report: Report) -> None:
             report.add("configInvalid", entry.path, str(error))
 
 
-def _check_store_checkpoint(store: StoreView, root: Path, log_end: int, report: Report) -> None:
+def _check_store_checkpoint(root: Path, last: int | None, log_end: int, report: Report) -> None:
+    """Check the broker's checkpoint; `last` is the storeTimestamp of the last message in milliseconds, if known."""
     size = file_size(root / CHECKPOINT)
     if size is not None and size < CHECKPOINT_MIN_SIZE:
         text = f"expected {CHECKPOINT_SIZE} bytes, found {size}"
         report.add("storeCheckpointShort", root / CHECKPOINT, text, offset=size)
     found = read_store_checkpoint(root)
-    last = _last_stored(store)
     if size is not None and size >= CHECKPOINT_MIN_SIZE and found == StoreCheckpoint() and last is not None:
         report.add("storeCheckpointEmpty", root / CHECKPOINT, "expected the times of messages, found only zeros")
     if found.master_flushed_offset > log_end:
@@ -81,14 +93,11 @@ def _check_store_checkpoint(store: StoreView, root: Path, log_end: int, report: 
         report.add("storeCheckpointBeyondEnd", root / CHECKPOINT, text)
 
 
-def _last_stored(store: StoreView) -> int | None:
-    """The storeTimestamp of the log's last message, in milliseconds since 1970.
-
-    None if the last entry is no message, or a filler: a salvage does not know when the message was stored.
-    """
+def _last_message(store: StoreView) -> Message | None:
+    """The log's last message; None if the last entry is none, or a filler, of which nothing is known."""
     for _, end in store.ends.values():
         found = message_at(store.segments, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
-        return found.store_timestamp if found is not None and found.topic != salvage_fillers.TOPIC else None
+        return found if found is not None and found.topic != salvage_fillers.TOPIC else None
     return None
 
 

@@ -6,6 +6,7 @@ It has no judgement of its own: each fact is that of the module that answers the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,6 @@ from pyspark_dledger.rocketmq.check.store_facts import (
 
 WITH_LOSS = "withLoss"
 _QUEUE_FILES = "consumeQueueFileSize"
-"""The finding with which no broker starts, although its log is intact."""
 _STARTS = {"yes": YES, MASTER: YES, SLAVE: YES, "no": NO, "unknown": UNKNOWN}
 
 
@@ -126,7 +126,8 @@ class MemberCheck:
     """What may be done with one store as it is.
 
     ``entries`` and ``bytes`` are the verdicts of the comparison on its DLedger log and its CommitLog; None where it has
-    none. ``is_alone``: it was checked without replicas.
+    none. ``is_alone``: it was checked without replicas. ``has_other_queue_files``: its ConsumeQueue files have another
+    size than those of most members.
     """
 
     name: str
@@ -134,13 +135,19 @@ class MemberCheck:
     entries: MemberVerdict | None = None
     bytes: MemberVerdict | None = None
     is_alone: bool = False
+    has_other_queue_files: bool = False
+
+    @property
+    def has_wrong_queue_files(self) -> bool:
+        """Whether a broker does not load its ConsumeQueue files, although its log is intact."""
+        return self.has_other_queue_files or _QUEUE_FILES in self.facts.faults
 
     @property
     def start(self) -> str:
         """Whether it may be started: ``yes``, ``no`` or ``unknown``."""
-        restart, faults = self.facts.restart, self.facts.faults
-        fails = (restart is not None and restart.starts is False) or _QUEUE_FILES in faults
-        if fails or self.is_damaged:
+        restart = self.facts.restart
+        fails = restart is not None and restart.starts is False
+        if fails or self.has_wrong_queue_files or self.is_damaged:
             return NO
         found = start_of(self.entries, self.bytes)
         return UNKNOWN if found == YES and self.facts.unreadable else found
@@ -172,14 +179,14 @@ class MemberCheck:
     def condition(self) -> Condition:
         """What decides about the next step."""
         facts, faults = self.facts, self.facts.faults
-        is_wrong = bool(facts.queues.counts) or not steps.QUEUE_CODES.isdisjoint(faults)
+        is_wrong = bool(facts.queues.counts) or not steps.QUEUE_CODES.isdisjoint(faults) or self.has_other_queue_files
         return replace(
             condition_of(self.name, facts.path, self.entries, self.bytes),
             is_unreadable=bool(facts.unreadable),
             is_in_use=facts.is_in_use,
             is_damaged=start_of(self.entries, self.bytes) == NO
             or is_damage(faults)
-            or (self.start == NO and _QUEUE_FILES not in faults),
+            or (self.start == NO and not self.has_wrong_queue_files),
             rebuild=steps.QUEUES if is_wrong else None if steps.KEY_CODES.isdisjoint(faults) else steps.KEYS,
             has_findings=bool(faults),
             may_lead=self.lead in (YES, WITH_LOSS),
@@ -269,6 +276,7 @@ def _member_json(member: MemberCheck) -> dict[str, Any]:
         "findings": facts.faults,
         "queues": dict(facts.queues.counts.most_common()),
         "queuesUnknown": facts.queues.reason,
+        "queueFileUnits": facts.queue_file_units,
         "version": json_of(facts.version),
         "restart": json_of(facts.restart),
         "restartUnknown": facts.no_restart,
@@ -302,6 +310,7 @@ def check_stores(
     if commit_logs is not None and commit_logs.is_old:
         # Who may lead an old CommitLog is a question about the DLedger log.
         positions = [each for each in positions if each.start not in (MASTER, SLAVE)]
+    sizes = Counter(facts.queue_file_units for facts in found if facts.queue_file_units)
     members = tuple(
         MemberCheck(
             name,
@@ -309,6 +318,7 @@ def check_stores(
             next((each for each in entries if each.path == facts.path), None),
             next((each for each in positions if each.path == facts.path), None),
             len(logs) == 1,
+            0 < sizes[facts.queue_file_units] < max(sizes.values()),
         )
         for name, facts in zip(replica_names(logs), found, strict=True)
     )

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import rows_of
-from pyspark_dledger.log.io.queue_files import FOLDER
+from pyspark_dledger.log.io.files import ignore_error
+from pyspark_dledger.log.io.queue_files import FOLDER, queues, usual_units
 from pyspark_dledger.log.io.store_use import KnownLoss, StoreWatch, known_loss
 from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
@@ -54,7 +55,8 @@ class QueueFacts:
 class StoreFacts:
     """What is known of one store without the others. ``unreadable`` are its files that cannot be read.
 
-    ``findings`` are counts by code, ``examples`` the first ones of each code.
+    ``findings`` are counts by code, ``examples`` the first ones of each code. ``queue_file_units`` is how many units
+    most of its ConsumeQueue files have; 0 without files.
     """
 
     path: str
@@ -69,6 +71,7 @@ class StoreFacts:
     unreadable: tuple[str, ...]
     not_checked: tuple[str, ...]
     examples: dict[str, list[Finding]]
+    queue_file_units: int
     known_loss: KnownLoss | None
     """What was lost after the end of its log, if a salvage wrote it."""
 
@@ -122,12 +125,12 @@ def store_facts(
     log: StoreView, watch: StoreWatch, rocketmq: str | None, java: str | None, progress: Progress
 ) -> StoreFacts:
     """Read a store: its findings, its queues, and what a restart would do. Raises OptionError for a wrong version."""
-    alone = _alone(log)
+    alone, root = _alone(log), log.paths.root
     found = _read(alone, progress)
     is_in_use = watch.use() is not None
     if is_in_use and (found.findings or found.queues):
         found = found.confirmed_by(_read(_alone(log), progress))
-    findings, queues = _by_code(found.findings), _by_code(found.queues)
+    findings, disagreements = _by_code(found.findings), _by_code(found.queues)
     version = version_of(alone, findings, rocketmq, java)
     restart, no_restart = _restart(alone, version)
     return StoreFacts(
@@ -136,13 +139,14 @@ def store_facts(
         is_broker=is_broker(alone),
         is_in_use=is_in_use,
         findings=findings,
-        queues=QueueFacts(_has_queues(alone), queues, found.no_queues, _of(found.queue_examples, queues)),
+        queues=QueueFacts(_has_queues(alone), disagreements, found.no_queues, _of(found.queue_examples, disagreements)),
         version=version,
         restart=restart,
         no_restart=no_restart,
         unreadable=tuple(alone.unread.texts()),
         not_checked=tuple(not_checked(alone)),
         examples=_of(found.examples, findings),
+        queue_file_units=usual_units(queues(root, ignore_error)) if root is not None else 0,
         known_loss=known_loss(log.path),
     )
 

@@ -99,8 +99,8 @@ def small_files(target: Path) -> list[FileReport]:
 
 
 def sizes_of(roots: Sequence[Path]) -> BuildSettings:
-    """Units of a ConsumeQueue file, slots and units of an index file: those of the first root that shows them."""
-    units = next((count for root in roots if (count := builder.common_units_per_file(root))), UNITS_PER_FILE)
+    """Units of a ConsumeQueue file, as most roots have; slots and units of an index file, of the first with one."""
+    units = builder.common_units_per_file(roots) or UNITS_PER_FILE
     index = next((sizes for root in roots if (sizes := _index_sizes(root))), (HASH_SLOTS, INDEX_UNITS))
     return BuildSettings(units, *index)
 

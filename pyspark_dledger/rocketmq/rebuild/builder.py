@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -104,9 +105,10 @@ MAX_UNITS = 2**31 // CONSUME_QUEUE_UNIT_SIZE
 """A broker maps whole files, of at most 2 GiB."""
 
 
-def common_units_per_file(root: Path) -> int | None:
-    """How many units most ConsumeQueue files below a storePathRootDir have; None without files."""
-    return usual_units(queues(root, ignore_error)) or None
+def common_units_per_file(roots: Iterable[Path]) -> int | None:
+    """How many units the ConsumeQueue files of most storePathRootDirs have, of equally many the first; None without."""
+    counts = Counter(filter(None, (usual_units(queues(root, ignore_error)) for root in roots)))
+    return max(counts, key=counts.__getitem__, default=None)
 
 
 def last_index_sizes(root: Path) -> tuple[int, int] | None:

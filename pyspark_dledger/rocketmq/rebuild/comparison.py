@@ -123,7 +123,7 @@ class _ComparedFiles(UnitFiles):
                 self._row(name).extra += extra
             if outside is not None:
                 self._row(name).note_first(outside[0], "none", outside[1])
-        for queue, file, usual in self._existing.files_of_other_sizes():
+        for queue, file, usual in self._existing.files_of_other_sizes(self._size):
             row = self._row(queue.name)
             if row.queue_offset is None:
                 row.note_first(file.first, f"{usual} bytes in {file.name}", f"{file.size}")

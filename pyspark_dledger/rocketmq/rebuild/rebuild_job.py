@@ -229,7 +229,7 @@ class _Store:
         files, settings = self._files, self.settings
         if files.broker_conf is not None:
             return
-        are_known = files.units_per_file or _first(builder.common_units_per_file, self._roots)
+        are_known = files.units_per_file or builder.common_units_per_file(self._roots)
         if self.what == QUEUES and not are_known:
             yield (
                 f"files have {settings.units_per_file} units, RocketMQ's default: a broker with another "
@@ -366,7 +366,7 @@ def _first(sizes_of: Callable[[Path], _Sizes | None], roots: Sequence[Path]) -> 
 def _settings(roots: Sequence[Path], files: FileSettings) -> BuildSettings:
     """The given sizes, else those of existing files, else the broker's."""
     conf = read_dispatch_settings(files.broker_conf) if files.broker_conf is not None else DispatchSettings()
-    units = files.units_per_file or _first(builder.common_units_per_file, roots) or conf.units_per_file
+    units = files.units_per_file or builder.common_units_per_file(roots) or conf.units_per_file
     slots, index_units = _first(builder.last_index_sizes, roots) or (conf.hash_slots, conf.index_units)
     return BuildSettings(
         units_per_file=units,
