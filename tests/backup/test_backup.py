@@ -18,6 +18,7 @@ from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.rocketmq.backup import backup, restore
 from pyspark_dledger.rocketmq.backup import backup_job as job
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from tests.support.damage import flip
 from tests.support.stores import bodies, entries, opened, reopened
 
 
@@ -93,9 +94,7 @@ def test_a_file_that_has_rotted_in_the_backup_is_copied_again_before_it_grows(tm
     store = filled(tmp_path / "a")
     backup(tmp_path / "a", tmp_path / "b")
     last = max((tmp_path / "b" / "data").iterdir())
-    data = bytearray(last.read_bytes())
-    data[at % len(data)] ^= 1
-    last.write_bytes(data)
+    flip(last, at % last.stat().st_size)
     store = reopened(store)
     grow(store, 1)
     store.shutdown()
@@ -295,9 +294,7 @@ def test_a_damaged_or_missing_file_of_a_backup_is_refused(tmp_path: Path) -> Non
 def test_a_damaged_entry_of_the_source_is_named(tmp_path: Path, at: int) -> None:
     store = filled(tmp_path / "a")
     file = sorted((store.config.node_dir / "data").iterdir())[1]
-    data = bytearray(file.read_bytes())
-    data[148 + at] ^= 4
-    file.write_bytes(data)
+    flip(file, 148 + at, 4)
     with pytest.raises(StoreError, match=rf"{file} at byte (0|148), index (5|6): .*back up another member"):
         backup(tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "b" / "backup.json").exists()
@@ -306,9 +303,7 @@ def test_a_damaged_entry_of_the_source_is_named(tmp_path: Path, at: int) -> None
 def test_an_index_unit_that_contradicts_its_entry_is_named(tmp_path: Path) -> None:
     store = filled(tmp_path / "a")
     file = min((store.config.node_dir / "index").iterdir())
-    data = bytearray(file.read_bytes())
-    data[3 * 32 + 31] ^= 4
-    file.write_bytes(data)
+    flip(file, 3 * 32 + 31, 4)
     with pytest.raises(StoreError, match="index 3: expected the index unit"):
         backup(tmp_path / "a", tmp_path / "b")
 

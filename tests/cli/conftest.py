@@ -9,6 +9,7 @@ import pytest
 
 from pyspark_dledger.cli.main import main
 from tests.support.command_line import Ran
+from tests.support.damage import write_at
 from tests.support.generate import Store, mq_message, raw, write_consume_queue, write_dledger
 
 
@@ -32,9 +33,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def damaged(store: Store) -> Store:
-    with Path(store.segments[0].path).open("r+b") as file:
-        file.seek(store.rows[3]["pos"])
-        file.write(b"\xff\xee")
+    write_at(store.segments[0].path, store.rows[3]["pos"], b"\xff\xee")
     return store
 
 

@@ -14,6 +14,7 @@ import pytest
 import pyspark_dledger
 from pyspark_dledger.rocketmq.broker.root_files import locked
 from tests.support.command_line import Ran
+from tests.support.damage import write_at
 from tests.support.damaged_groups import damage, lose, write_group
 from tests.support.damaged_plain import damage_plain, write_plain_group
 from tests.support.generate import Store, mq_message, raw, write_dledger
@@ -72,9 +73,7 @@ def test_a_damaged_group_is_led_to_a_healthy_store(
 ) -> None:
     group = case_folder("mq-53-three")
     damaged = copy_tree(group / "n1", tmp_path / "damaged")
-    with (damaged / "dledger-n1" / "data" / "00000000000000393216").open("r+b") as file:
-        file.seek(41123)
-        file.write(bytes(4096))
+    write_at(damaged / "dledger-n1" / "data" / "00000000000000393216", 41123, bytes(4096))
     done, lines = checked(run, damaged, group / "n0", group / "n2")
     assert done.code == 1
     assert lines[1] == "lost for good: nothing"
@@ -242,9 +241,7 @@ def test_many_members_fit_the_lines(tmp_path: Path, run: Run) -> None:
     done, lines = checked(run, *paths)
     assert done.code == 0 and "2 other members: nothing is wrong with 2; --json lists them" in lines
     for store in stores[1:]:
-        with Path(store.segments[0].path).open("r+b") as file:
-            file.seek(store.rows[3]["pos"])
-            file.write(b"\xff\xee")
+        write_at(store.segments[0].path, store.rows[3]["pos"], b"\xff\xee")
     done, lines = checked(run, *paths)
     assert done.code == 1 and lines[1] == "lost for good: nothing"
     assert "2 other members: nothing is wrong with 1; --json lists them" in lines
@@ -253,9 +250,7 @@ def test_many_members_fit_the_lines(tmp_path: Path, run: Run) -> None:
 def test_a_verdict_names_the_reason_that_applies(tmp_path: Path, run: Run) -> None:
     payloads = [raw(b"x" * 200)] * 9
     stores = [write_dledger(tmp_path / f"n{number}", payloads, node=f"n{number}") for number in range(2)]
-    with Path(stores[1].segments[0].path).open("r+b") as file:
-        file.seek(stores[1].rows[3]["pos"] + 100)
-        file.write(b"y")
+    write_at(stores[1].segments[0].path, stores[1].rows[3]["pos"] + 100, b"y")
     paths = [store.path for store in stores]
     text = "cannot tell for 1 entry, 3: copies differ, and no check shows which one is right"
     assert run("diff", *paths).out.splitlines()[0] == f"lost for good: {text}"
@@ -269,9 +264,7 @@ def test_a_verdict_names_the_reason_that_applies(tmp_path: Path, run: Run) -> No
 def test_diverged_logs_of_which_none_may_lead(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
     group = copy_tree(case_folder("mq-53-controller"), tmp_path / "group")
     for name, pos, data in (("b2", 40960, bytes(4096)), ("b3", 100000, b"\xff")):
-        with (group / name / "commitlog" / ("0" * 20)).open("r+b") as file:
-            file.seek(pos)
-            file.write(data)
+        write_at(group / name / "commitlog" / ("0" * 20), pos, data)
     paths = [group / name for name in ("b1", "b2", "b3")]
     (step,) = (shlex.split(line) for line in checked(run, *paths)[1] if line.startswith("next: "))
     assert step[-3:] == ["--log-of", "b2", "--plan"]
@@ -340,9 +333,7 @@ def test_a_store_that_no_salvage_writes_is_replaced_by_hand(
 ) -> None:
     group = copy_tree(case_folder("raw-040-snapshot-blank"), tmp_path / "group")
     paths = [group / f"dledger-n{number}" for number in range(count)]
-    with max(paths[0].glob("data/*")).open("r+b") as file:
-        file.seek(2000)
-        file.write(bytes(600))
+    write_at(max(paths[0].glob("data/*")), 2000, bytes(600))
     assert follow(run, *paths) == [["dledger", "check", *map(str, paths)]]
     text = "done: a salvage does not write stores of DLedger 0.4.0: stop n0"
     for verb in ("check", "diff")[:count]:

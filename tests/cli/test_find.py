@@ -12,6 +12,7 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.cli.verbs.find import kinds_of
 from tests.support.command_line import Ran
+from tests.support.damage import flip, write_at
 from tests.support.generate import Store, mq_message, write_dledger
 from tests.support.sparse_copy import copy_tree
 
@@ -104,9 +105,7 @@ def with_lost_message(case_folder: Callable[[str], Path], tmp_path: Path, run: C
     copy_tree(case_folder("mq-53-single"), path)
     rows = [row for row in run("dump", path, "--json").rows if row["keys"] and row["uniqKey"]]
     row = rows[len(rows) // 2]
-    with (path / "dledger-n0" / "data" / row["segment"]).open("r+b") as file:
-        file.seek(row["pos"] - int(row["segment"]))
-        file.write(b"\xee" * 60)
+    write_at(path / "dledger-n0" / "data" / row["segment"], row["pos"] - int(row["segment"]), b"\xee" * 60)
     return path, row
 
 
@@ -152,9 +151,7 @@ def test_a_queue_offset_leads_to_the_message_that_has_it(
     what = f"PayTopic/{row['queueId']}/{row['queueOffset']}"
     assert (found := run("find", paths[0], what, "--json")).code == 0 and found.rows == [row]
     file = paths[0] / "dledger-n0" / "data" / row["segment"]
-    data = bytearray(file.read_bytes())
-    data[data.index(b"PayTopic", row["pos"] - int(row["segment"]))] ^= 2
-    file.write_bytes(data)
+    flip(file, file.read_bytes().index(b"PayTopic", row["pos"] - int(row["segment"])), 2)
     done = run("find", paths[0], what)
     place = what.replace("PayTopic", "RayTopic")
     assert done.code == 1 and f"says that it is {place}: it or its ConsumeQueue unit is damaged" in done.err
@@ -185,9 +182,7 @@ def test_a_damaged_property_name_hides_no_key(
     copy_tree(case_folder("mq-53-single"), path)
     row = next(row for row in run("dump", path, "--json").rows if row["uniqKey"])
     file = path / "dledger-n0" / "data" / row["segment"]
-    data = bytearray(file.read_bytes())
-    data[data.index(b"UNIQ_KEY", row["pos"] - int(row["segment"]))] ^= 1
-    file.write_bytes(data)
+    flip(file, file.read_bytes().index(b"UNIQ_KEY", row["pos"] - int(row["segment"])))
     done = run("find", path, row["uniqKey"])
     assert (done.code, done.out) == (1, "")
     assert f"found a message with other keys at commitLogOffset {row['pos'] + 48}" in done.err

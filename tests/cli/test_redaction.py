@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import Ran
+from tests.support.damage import write_at
 from tests.support.generate import Store, mq_message, write_dledger
 
 Json = dict[str, Any]
@@ -63,9 +64,7 @@ def test_columns_can_be_kept(broker: Store, run: Callable[..., Ran]) -> None:
 
 def test_a_crc_in_a_problem_is_redacted(tmp_path: Path, run: Callable[..., Ran]) -> None:
     store = write_dledger(tmp_path, [mq_message("T", b"body")])
-    with Path(store.segments[0].path).open("r+b") as file:
-        file.seek(store.rows[0]["pos"] + 48 + 8)
-        file.write(b"\x01")
+    write_at(store.segments[0].path, store.rows[0]["pos"] + 48 + 8, b"\x01")
     plain, redacted = (run("dump", store.path, "--json", *more).rows[0]["problem"] for more in ([], ["--redact"]))
     assert re.search(r"message CRC \d+", plain)
     assert not re.search(r"\d{5}", redacted)

@@ -39,6 +39,7 @@ from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.check.store_facts import MAX_EXAMPLES
 from pyspark_dledger.rocketmq.tables import read_table
+from tests.support.damage import write_at
 from tests.support.generate import YEAR_1, YEAR_10000, mq_message, write_commitlog, write_dledger
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree
@@ -86,9 +87,7 @@ def damaged(case_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     """A replica of three that lost a page of 4 KiB."""
     path = tmp_path_factory.mktemp("report") / "damaged"
     copy_tree(case_folder("mq-53-three") / "n1", path)
-    with (path / "dledger-n1" / "data" / f"{393216:020}").open("r+b") as file:
-        file.seek(10 * 4096)
-        file.write(bytes(4096))
+    write_at(path / "dledger-n1" / "data" / f"{393216:020}", 10 * 4096, bytes(4096))
     return path
 
 
@@ -276,9 +275,7 @@ def test_the_verdict_on_a_group_in_controller_mode_answers_in_the_same_order(fac
 
 def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     stores = [copy_tree(case_folder("mq-plain"), tmp_path / name) for name in ("master", "slave")]
-    with (stores[0] / "commitlog" / f"{131072:020}").open("r+b") as file:
-        file.seek(90)
-        file.write(b"?")
+    write_at(stores[0] / "commitlog" / f"{131072:020}", 90, b"?")
     (stores[1] / "commitlog" / f"{262144:020}").unlink()
     facts = facts_of(*stores)
     assert facts.is_trouble
@@ -297,9 +294,7 @@ def test_a_damaged_master_and_slave_have_a_verdict(case_folder: Callable[[str], 
 @pytest.mark.slow
 def test_a_wrong_checksum_is_never_called_intact(case_folder: Callable[[str], Path], tmp_path: Path) -> None:
     paths = [copy_tree(case_folder("mq-53-three") / node, tmp_path / node) for node in ("n0", "n1", "n2")]
-    with (paths[1] / "dledger-n1" / "data" / f"{0:020}").open("r+b") as file:
-        file.seek(48 + 100)
-        file.write(b"\xff")
+    write_at(paths[1] / "dledger-n1" / "data" / f"{0:020}", 48 + 100, b"\xff")
     found = facts_of(*paths)
     text = unescape(render(found, ""))
     assert "nothing is corrupt" in store_figures.bytes_title(found.segments)

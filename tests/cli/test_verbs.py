@@ -15,6 +15,7 @@ import pytest
 
 from pyspark_dledger.rocketmq.tables import TABLES
 from tests.support.command_line import Ran
+from tests.support.damage import write_at
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.sparse_copy import copy_tree
 
@@ -193,9 +194,7 @@ def missing_last(data: Path) -> None:
 
 
 def zeros(data: Path) -> None:
-    with (data / "00000000000000131072").open("r+b") as file:
-        file.seek(8192)
-        file.write(bytes(80 * 1024))
+    write_at(data / "00000000000000131072", 8192, bytes(80 * 1024))
 
 
 def swapped(data: Path) -> None:
@@ -320,9 +319,7 @@ def test_digests_are_a_column_for_each_replica(case_folder: Callable[[str], Path
 def test_an_audit_row_is_exit_code_1(broker: Store, run: Callable[..., Ran]) -> None:
     assert run("audit", broker.path).out.startswith("log and ConsumeQueue agree\nnot checked: ")
     queue = broker.path / "consumequeue" / "Orders" / "0" / f"{0:020}"
-    with queue.open("r+b") as file:
-        file.seek(3 * 20)
-        file.write(bytes(7) + b"\x01")
+    write_at(queue, 3 * 20, bytes(7) + b"\x01")
     done = run("audit", broker.path, "--json")
     assert done.code == 1
     assert {row["code"] for row in done.rows} >= {"unitWithoutMessage"}
@@ -467,9 +464,7 @@ def test_a_diff_of_commit_logs_names_the_damage(tmp_path: Path, run: Callable[..
     paths = [store.path for store in stores]
     assert run("diff", *paths).code == 0
     last = stores[0].segments[-1]
-    with Path(last.path).open("r+b") as file:
-        file.seek(120)
-        file.write(b"?")
+    write_at(last.path, 120, b"?")
     done = run("diff", *paths)
     assert done.code == 1
     assert done.out.splitlines()[0] == "lost for good: nothing"
@@ -513,9 +508,7 @@ def test_a_diff_of_upgraded_stores_begins_with_the_old_commit_log(
     assert out[0] == "lost for good in the old CommitLog: nothing"
     assert "lost for good: nothing" in out
     assert not any("be the master" in line for line in out)
-    with (copy / "commitlog" / f"{131072:020}").open("r+b") as file:
-        file.seek(120)
-        file.write(b"?")
+    write_at(copy / "commitlog" / f"{131072:020}", 120, b"?")
     done = run("diff", original, copy)
     assert done.code == 1
     assert done.out.splitlines()[1].startswith("copy must not start as it is: ")
@@ -571,9 +564,7 @@ def test_recovery_of_a_plain_store_names_what_a_broker_loses(
     text = run("recovery", root).out
     assert "too old for this store: RocketMQ 4.9.8, 5.0.0, which would truncate it at 131944" in text
     assert ": all versions do the same\n" in text
-    with (root / "commitlog" / f"{131072:020}").open("r+b") as file:
-        file.seek(90)
-        file.write(b"?")
+    write_at(root / "commitlog" / f"{131072:020}", 90, b"?")
     kept = run("recovery", root, "--rocketmq", "5.3.3")
     assert kept.code == 1
     assert "damaged messages that a broker keeps: 1" in kept.out, "the file is not checked"

@@ -8,6 +8,7 @@ from pyspark_dledger.format.codec import MEMBERS, NOOP, control_kind_at
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.store import MmapFileStore, StoreConfig
+from tests.support.damage import write_at
 
 SIZE = 4096
 
@@ -29,12 +30,6 @@ def problems(reader: Engine, segment: Segment) -> dict[str, int]:
     return dict(reader.survey(SurveyRequest(segment, 0, 208)).counts)
 
 
-def patch(segment: Segment, offset: int, data: bytes) -> None:
-    with open(segment.path, "r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
 def test_control_entries_have_their_own_kinds(reader: Engine, tmp_path: Path) -> None:
     segment = stored(tmp_path)
     request = ScanRequest(segment, 0, 208, columns=("kind", "channel"))
@@ -47,10 +42,10 @@ def test_control_entries_have_their_own_kinds(reader: Engine, tmp_path: Path) ->
 def test_a_flipped_bit_makes_no_control_entry(reader: Engine, tmp_path: Path) -> None:
     """In the channel of a data entry, and in any field of a control entry before its checksum."""
     segment = stored(tmp_path)
-    patch(segment, 32, b"\0\0\0\1")
+    write_at(segment.path, 32, b"\0\0\0\1")
     assert problems(reader, segment) == {"headerField": 1}
     assert control_kind_at(Path(segment.path).read_bytes()) == 0
-    patch(segment, 32, b"\0\0\0\0")
+    write_at(segment.path, 32, b"\0\0\0\0")
     for channel in (0, MEMBERS, 9):
-        patch(segment, 52 + 32, channel.to_bytes(4, "big"))
+        write_at(segment.path, 52 + 32, channel.to_bytes(4, "big"))
         assert problems(reader, segment) == {"headerField": 1}

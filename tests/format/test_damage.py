@@ -15,6 +15,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER, ENTRY_HEADER_SIZE
 from pyspark_dledger.format.scan.bodies import expand
 from pyspark_dledger.format.spec import ScanRequest, Segment, SurveyRequest
 from pyspark_dledger.log import open_log
+from tests.support.damage import write_log
 from tests.support.generate import Payload, Store, mq_message, raw, rows_of, write_dledger
 from tests.support.long_runs import examples
 
@@ -25,12 +26,6 @@ PLACE_COLUMNS = ("kind", "index", "pos", "size")
 def scan(reader: Engine, segment: Segment, end: int) -> list[dict[str, object]]:
     request = ScanRequest(segment, segment.base, end, PLACE_COLUMNS)
     return rows_of(expand(reader.scan(request), request))
-
-
-def overwrite(segment: Segment, pos: int, data: bytes) -> None:
-    content = bytearray(Path(segment.path).read_bytes())
-    content[pos - segment.base : pos - segment.base + len(data)] = data
-    Path(segment.path).write_bytes(content)
 
 
 # Bodies that look like entries.
@@ -79,7 +74,7 @@ def test_entries_inside_bodies_are_never_returned(reader: Engine, tmp_path: Path
     store = write_dledger(tmp_path, payloads)
     (segment,) = store.segments
     offset, data = HEADER_DAMAGE[damage]
-    overwrite(segment, store.rows[OUTER]["pos"] + offset, data)
+    write_log(segment, store.rows[OUTER]["pos"] + offset, data)
     rows = scan(reader, segment, store.end)
     assert [row["kind"] for row in rows] == ["entry"] * OUTER + ["corrupt"] + ["entry"] * 8
     assert [row["pos"] for row in rows] == [row["pos"] for row in store.rows]
@@ -93,7 +88,7 @@ def test_damage_at_the_start_of_a_file_is_resolved_by_the_file_before(tmp_path: 
     store = write_dledger(tmp_path, payloads)
     second = store.segments[1]
     first = store.rows_of(second)[0]
-    overwrite(second, first["pos"], bytes(ENTRY_HEADER_SIZE))
+    write_log(second, first["pos"], bytes(ENTRY_HEADER_SIZE))
     found = [row for batch in open_log(tmp_path, engine=engine).scan(list(PLACE_COLUMNS)) for row in batch.to_pylist()]
     assert [row["pos"] for row in found] == [row["pos"] for row in store.rows]
     assert [row["pos"] for row in found if row["kind"] == "corrupt"] == [first["pos"]]
@@ -106,9 +101,9 @@ def test_every_byte_has_exactly_one_kind(reader: Engine, tmp_path: Path) -> None
     payloads = [mq_message(topic="T", body=b"b%d" % number) for number in range(10)] + [raw(b"12345" * 9)] * 60
     store = write_dledger(tmp_path, payloads)
     first, last = store.segments[0], store.segments[-1]
-    overwrite(first, store.rows[2]["pos"], bytes(ENTRY_HEADER_SIZE))
+    write_log(first, store.rows[2]["pos"], bytes(ENTRY_HEADER_SIZE))
     stale = codec.encode_entry(5, 0, store.end, b"stale")
-    overwrite(last, store.end, stale + b"noise")
+    write_log(last, store.end, stale + b"noise")
     kinds = set()
     for segment in store.segments:
         survey = reader.survey(SurveyRequest(segment, segment.base, min(segment.end, store.end)))

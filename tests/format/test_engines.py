@@ -40,6 +40,7 @@ from pyspark_dledger.format.spec import (
     TermRun,
 )
 from tests.support import generate
+from tests.support.damage import write_at
 from tests.support.generate import (
     COLUMN_NAMES,
     Row,
@@ -200,9 +201,7 @@ def test_log_end_stops_at_stale_entries_of_an_older_term(reader: Engine, tmp_pat
 def test_log_end_continues_after_damage(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * 100)] * 20)
     (segment,) = store.segments
-    content = bytearray(Path(segment.path).read_bytes())
-    content[148 * 3 : 148 * 5 + 4] = bytes(148 * 2 + 4)
-    Path(segment.path).write_bytes(content)
+    write_at(segment.path, 148 * 3, bytes(148 * 2 + 4))
     found = reader.log_end(segment, segment.base, False)
     assert (found.pos, found.entries, found.last_index) == (store.end, 17, 19)
 
@@ -495,9 +494,7 @@ def test_damage_loses_one_entry_and_has_a_problem_text(
 ) -> None:
     store = write_dledger(tmp_path, [raw(b"12345")] * 4)
     (segment,) = store.segments
-    content = bytearray(Path(segment.path).read_bytes())
-    content[53 + offset : 53 + offset + len(data)] = data
-    Path(segment.path).write_bytes(content)
+    write_at(segment.path, 53 + offset, data)
     rows = read(reader, request_of(segment, end=store.end))
     corrupt = dict.fromkeys(COLUMN_NAMES) | {
         "kind": "corrupt",

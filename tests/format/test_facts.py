@@ -22,6 +22,7 @@ from pyspark_dledger.log.io.unread_files import READ_COLUMNS, check_fact, read_e
 from pyspark_dledger.log.verify.findings import CODES
 from tests.format.test_engines import Damage, budget, request_of
 from tests.support import generate
+from tests.support.damage import write_at
 from tests.support.generate import mq_message, raw, write_dledger
 
 FACTS = ("pos", "kind", "problem", "problemCode", "problemExpected", "problemFound", "problemErrno")
@@ -76,9 +77,7 @@ def test_both_engines_give_the_same_codes_and_values(
 def test_codes_can_be_requested_without_sentences(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [mq_message("T", b"body"), raw(b"x")])
     (segment,) = store.segments
-    data = bytearray(Path(segment.path).read_bytes())
-    data[48 + 40 : 48 + 48] = b"\x7f" * 8
-    Path(segment.path).write_bytes(data)
+    write_at(segment.path, 48 + 40, b"\x7f" * 8)
     request = request_of(segment, columns=("problemCode", "problemFound"), end=store.end)
     (batch,) = (batch for batch, _ in reader.scan(request))
     assert batch.to_pylist() == [

@@ -26,6 +26,7 @@ from pyspark_dledger.format.store_file import PartialFile
 from tests.format.test_engines import budget
 from tests.format.test_resync import Row, check_splits, hostile_store, scan
 from tests.support import generate
+from tests.support.damage import write_log
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.true_witness import TrueWitness
 
@@ -53,12 +54,6 @@ def knowing(segment: Segment, rows: list[dict[str, Any]]) -> Segment:
     data = Path(segment.path).read_bytes()
     extents = [(row["pos"], row["size"]) for row in rows]
     return dataclasses.replace(segment, witness=TrueWitness.of(extents, data, segment.base))
-
-
-def overwrite(segment: Segment, pos: int, data: bytes) -> None:
-    content = bytearray(Path(segment.path).read_bytes())
-    content[pos - segment.base : pos - segment.base + len(data)] = data
-    Path(segment.path).write_bytes(content)
 
 
 def entries(rows: list[Row]) -> list[object]:
@@ -106,7 +101,7 @@ def test_a_damaged_segment_asks_once_per_call(reader: Engine, tmp_path: Path) ->
     (segment,) = store.segments
     witness = Counting(TrueWitness.of([(row["pos"], row["size"]) for row in store.rows], bytes(4096), 0))
     for row in store.rows[3::7]:
-        overwrite(segment, row["pos"], bytes(ENTRY_HEADER_SIZE))
+        write_log(segment, row["pos"], bytes(ENTRY_HEADER_SIZE))
     segment = dataclasses.replace(segment, witness=witness)
     calls: list[Callable[[], object]] = [
         lambda: reader.log_end(segment, 0, False),
@@ -149,7 +144,7 @@ class Failing:
 def test_errors_of_a_witness_are_raised(reader: Engine, tmp_path: Path) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * 20)] * 5)
     (segment,) = store.segments
-    overwrite(segment, store.rows[2]["pos"], bytes(ENTRY_HEADER_SIZE))
+    write_log(segment, store.rows[2]["pos"], bytes(ENTRY_HEADER_SIZE))
     failing = dataclasses.replace(segment, witness=Failing(PermissionError("index")))
     with pytest.raises(PermissionError, match="index"):
         scan(reader, failing, 0, store.end)
@@ -197,8 +192,8 @@ def test_a_body_with_the_better_chain_is_lost_with_its_entry(reader: Engine, tmp
     store = write_dledger(tmp_path, [raw(b"x" * 30)] * 3 + [generate.Payload("entry", chain)] + [raw(b"y")] * 2)
     (segment,) = store.segments
     segment = knowing(segment, store.rows)
-    overwrite(segment, store.rows[3]["pos"], bytes(ENTRY_HEADER_SIZE))
-    overwrite(segment, store.rows[4]["pos"], bytes(ENTRY_HEADER_SIZE))
+    write_log(segment, store.rows[3]["pos"], bytes(ENTRY_HEADER_SIZE))
+    write_log(segment, store.rows[4]["pos"], bytes(ENTRY_HEADER_SIZE))
     expected = [row["pos"] for row in store.rows if row["index"] not in (3, 4)]
     rows = scan(reader, segment, 0, store.end)
     assert entries(rows) == expected
@@ -210,7 +205,7 @@ def test_a_body_with_the_better_chain_is_lost_with_its_entry(reader: Engine, tmp
 def test_a_damaged_index_costs_nothing(reader: Engine, tmp_path: Path) -> None:
     store, segment = fixed_store(tmp_path)
     row = store.rows[4]
-    overwrite(segment, row["pos"] + 8, (2**40).to_bytes(8, "big"))
+    write_log(segment, row["pos"] + 8, (2**40).to_bytes(8, "big"))
     rows = scan(reader, segment, 0, store.end)
     assert entries(rows) == [row["pos"] for row in store.rows]
     end = reader.log_end(segment, 0, False)
@@ -223,7 +218,7 @@ def test_an_earlier_entry_at_the_position_of_a_known_one_is_lost(reader: Engine,
     (segment,) = store.segments
     segment = knowing(segment, store.rows)
     pos = store.rows[5]["pos"]
-    overwrite(segment, pos, codec.encode_entry(5, 2, pos, b"y" * 20))
+    write_log(segment, pos, codec.encode_entry(5, 2, pos, b"y" * 20))
     rows = scan(reader, segment, 0, store.end)
     assert entries(rows) == [row["pos"] for row in store.rows if row["index"] != 5]
     assert rows[5][4] == f"expected index 5 and term >= 3 at {pos}, found index 5 and term 2"
@@ -236,7 +231,7 @@ def test_an_earlier_entry_at_the_position_of_a_known_one_is_lost(reader: Engine,
 def test_an_entry_over_known_ones_is_lost(reader: Engine, tmp_path: Path) -> None:
     store, segment = fixed_store(tmp_path)
     third, fifth = store.rows[3]["pos"], store.rows[5]["pos"]
-    overwrite(segment, third, codec.encode_entry(9, 1, third, b"z" * (fifth + 10 - third - ENTRY_HEADER_SIZE)))
+    write_log(segment, third, codec.encode_entry(9, 1, third, b"z" * (fifth + 10 - third - ENTRY_HEADER_SIZE)))
     assert entries(scan(reader, segment, 0, store.end)) == [
         row["pos"] for row in store.rows if row["index"] not in (3, 4, 5)
     ]
@@ -251,7 +246,7 @@ def test_an_unknown_entry_between_known_ones_is_found(reader: Engine, tmp_path: 
     unknown = [row for row in store.rows if row["index"] not in (5, 6, 7)]
     segment = knowing(segment, unknown)
     for number in (4, 6):
-        overwrite(segment, store.rows[number]["pos"], bytes(ENTRY_HEADER_SIZE))
+        write_log(segment, store.rows[number]["pos"], bytes(ENTRY_HEADER_SIZE))
     assert entries(scan(reader, segment, 0, store.end)) == [
         row["pos"] for row in store.rows if row["index"] not in (4, 6)
     ]
@@ -260,7 +255,7 @@ def test_an_unknown_entry_between_known_ones_is_found(reader: Engine, tmp_path: 
 def test_a_lost_last_entry_ends_the_log(reader: Engine, tmp_path: Path) -> None:
     store, segment = fixed_store(tmp_path)
     last = store.rows[-1]["pos"]
-    overwrite(segment, last, b"\x55" * ENTRY_HEADER_SIZE)
+    write_log(segment, last, b"\x55" * ENTRY_HEADER_SIZE)
     rows = scan(reader, segment, 0, store.end)
     assert entries(rows) == [row["pos"] for row in store.rows[:-1]]
     assert rows[-1][:3] == ("corrupt", last, store.end - last)
@@ -287,7 +282,7 @@ def test_messages_of_an_old_commitlog(reader: Engine, tmp_path: Path) -> None:
     rows = store.rows_of(segment)
     data = Path(segment.path).read_bytes()
     segment = dataclasses.replace(segment, witness=TrueWitness.of([(r["pos"], r["size"]) for r in rows], data, 0))
-    overwrite(segment, rows[2]["pos"], b"\x55" * 60)
+    write_log(segment, rows[2]["pos"], b"\x55" * 60)
     found = scan(reader, segment, segment.base, rows[-1]["pos"] + rows[-1]["size"])
     assert entries(found) == [row["pos"] for row in rows if row is not rows[2]]
     assert [row[0] for row in found].count("corrupt") == 1
@@ -299,7 +294,7 @@ def test_a_whole_entry_of_another_size_is_ignored(reader: Engine, tmp_path: Path
     segment = store.segments[0]
     rows = store.rows_of(segment)
     pos = rows[2]["pos"]
-    overwrite(segment, pos, (rows[2]["size"] + 300).to_bytes(4, "big"))
+    write_log(segment, pos, (rows[2]["size"] + 300).to_bytes(4, "big"))
     data = Path(segment.path).read_bytes()
     extents = [(row["pos"], row["size"]) for row in rows[:2]] + [(pos, rows[2]["size"] + 300)]
     segment = dataclasses.replace(segment, witness=TrueWitness.of(extents, data, 0))
@@ -412,7 +407,7 @@ def test_a_raised_term_makes_no_later_entry_stale(reader: Engine, tmp_path: Path
         segment = knowing(segment, store.rows)
     data = Path(segment.path).read_bytes()
     for row in store.rows:
-        overwrite(segment, row["pos"] + 16, (row["term"] ^ (1 << bit)).to_bytes(8, "big"))
+        write_log(segment, row["pos"] + 16, (row["term"] ^ (1 << bit)).to_bytes(8, "big"))
         end = reader.log_end(segment, 0, False)
         assert (end.pos, end.last_index) == (store.end, 19)
         assert entries(scan(reader, segment, 0, store.end)) == [row["pos"] for row in store.rows]
@@ -435,12 +430,12 @@ def test_a_flipped_bit_costs_one_entry_in_logs_with_the_positions_of_a_leader(
     for row in store.rows[1:-1]:
         for at in (0, 4, 44, field):
             pos = row["pos"] + at
-            overwrite(segment, pos, bytes([data[pos] ^ 16]))
+            write_log(segment, pos, bytes([data[pos] ^ 16]))
             assert reader.log_end(segment, 0, False).pos == store.end
             found = set(entries(scan(reader, segment, 0, store.end)))
             assert {one["pos"] for one in store.rows if one is not row} <= found <= {one["pos"] for one in store.rows}
             Path(segment.path).write_bytes(data)
-        overwrite(segment, row["pos"], bytes(ENTRY_HEADER_SIZE))
+        write_log(segment, row["pos"], bytes(ENTRY_HEADER_SIZE))
         assert entries(scan(reader, segment, 0, store.end)) == [one["pos"] for one in store.rows if one is not row]
         Path(segment.path).write_bytes(data)
 
@@ -449,7 +444,7 @@ def test_a_term_that_is_raised_by_one_is_damaged_in_an_entry_of_its_own_size(rea
     """An entry of the next term has the size of the entry that it overwrote, where whole ones follow."""
     store = write_dledger(tmp_path, [raw(b"x" * 10 * number) for number in range(8)], terms=[2] * 8)
     (segment,) = store.segments
-    overwrite(segment, store.rows[4]["pos"] + 16, (3).to_bytes(8, "big"))
+    write_log(segment, store.rows[4]["pos"] + 16, (3).to_bytes(8, "big"))
     assert reader.log_end(segment, 0, False).pos == store.end
 
 
@@ -459,12 +454,12 @@ def test_a_damaged_index_of_the_first_entry_makes_no_later_entry_stale(
 ) -> None:
     store = write_dledger(tmp_path, [raw(b"x" * 20)] * 8, first_index=4)
     (segment,) = store.segments
-    overwrite(segment, 8, (4 ^ (1 << bit)).to_bytes(8, "big"))
+    write_log(segment, 8, (4 ^ (1 << bit)).to_bytes(8, "big"))
     end = reader.log_end(segment, 0, False)
     assert (end.pos, end.first_index, end.last_index, end.entries) == (store.end, 5, 11, 7)
     # The index of the second entry is the damaged one.
-    overwrite(segment, 8, (4).to_bytes(8, "big"))
-    overwrite(segment, store.rows[1]["pos"] + 8, (5 ^ (1 << bit)).to_bytes(8, "big"))
+    write_log(segment, 8, (4).to_bytes(8, "big"))
+    write_log(segment, store.rows[1]["pos"] + 8, (5 ^ (1 << bit)).to_bytes(8, "big"))
     end = reader.log_end(segment, 0, False)
     assert (end.pos, end.first_index, end.last_index, end.entries) == (store.end, 4, 11, 7)
 
@@ -476,8 +471,8 @@ def test_a_damaged_size_of_a_message_does_not_end_the_log(reader: Engine, tmp_pa
     rows = store.rows_of(segment)
     end = rows[-1]["pos"] + rows[-1]["size"]
     assert end + 200 < segment.end
-    overwrite(segment, end, bytes(segment.end - end))
-    overwrite(segment, rows[2]["pos"], (end + 100 - rows[2]["pos"]).to_bytes(4, "big"))
+    write_log(segment, end, bytes(segment.end - end))
+    write_log(segment, rows[2]["pos"], (end + 100 - rows[2]["pos"]).to_bytes(4, "big"))
     assert reader.log_end(segment, 0, False).pos == end
     assert entries(scan(reader, segment, 0, end)) == [row["pos"] for row in rows if row is not rows[2]]
 
@@ -490,10 +485,10 @@ def test_an_entry_of_the_next_term_ends_the_log_before_stale_ones(
     store = write_dledger(tmp_path, [raw(b"x" * 20)] * 10, terms=[old] * 10)
     (segment,) = store.segments
     pos = store.rows[5]["pos"]
-    overwrite(segment, pos, codec.encode_entry(5, new, pos, b"y" * 20))
+    write_log(segment, pos, codec.encode_entry(5, new, pos, b"y" * 20))
     assert reader.log_end(segment, 0, False).last_index == 5
     # The witness knows that the term is the right one, however large.
-    overwrite(segment, pos, codec.encode_entry(5, 2**40, pos, b"y" * 20))
+    write_log(segment, pos, codec.encode_entry(5, 2**40, pos, b"y" * 20))
     assert reader.log_end(segment, 0, False).last_index == 9
     assert reader.log_end(knowing(segment, store.rows[:6]), 0, False).last_index == 5
 
@@ -515,6 +510,6 @@ def test_a_message_in_the_body_of_a_destroyed_one_is_not_returned(reader: Engine
     store = write_commitlog(tmp_path, [*plain[:2], generate.Payload("message", outer), *plain[2:]])
     segment = store.segments[0]
     rows = store.rows_of(segment)
-    overwrite(segment, rows[2]["pos"], bytes(ENTRY_HEADER_SIZE))
+    write_log(segment, rows[2]["pos"], bytes(ENTRY_HEADER_SIZE))
     found = scan(reader, segment, 0, rows[-1]["pos"] + rows[-1]["size"])
     assert entries(found) == [row["pos"] for row in rows if row is not rows[2]]

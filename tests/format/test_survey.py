@@ -27,6 +27,7 @@ from pyspark_dledger.format.spec import (
 )
 from tests.format.test_engines import budget
 from tests.support import generate
+from tests.support.damage import write_log
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 
 KINDS = ("entry", "message", "blank", "unwritten", "stale", "corrupt")
@@ -52,12 +53,6 @@ def seen(segment: Segment, problem: Problem) -> Seen:
 
 def all_seen(segment: Segment, found: Survey) -> list[Seen]:
     return [seen(segment, problem) for problem in found.problems]
-
-
-def patch(segment: Segment, pos: int, data: bytes) -> None:
-    content = bytearray(Path(segment.path).read_bytes())
-    content[pos - segment.base : pos - segment.base + len(data)] = data
-    Path(segment.path).write_bytes(content)
 
 
 def entries(root: Path, count: int = 4) -> Store:
@@ -125,7 +120,7 @@ def only_problem(reader: Engine, segment: Segment, end: int, **options: Any) -> 
 def test_corrupt_bytes(reader: Engine, tmp_path: Path) -> None:
     store = entries(tmp_path)
     (segment,) = store.segments
-    patch(segment, 53, bytes(48))
+    write_log(segment, 53, bytes(48))
     assert only_problem(reader, segment, store.end) == Seen(
         "corruptBytes", 53, 53, None, "expected an entry at 53, found zeros"
     )
@@ -166,7 +161,7 @@ def test_header_problems(
 ) -> None:
     store = entries(tmp_path, 3)
     (segment,) = store.segments
-    patch(segment, 106 + offset, value.to_bytes(size, "big", signed=True))
+    write_log(segment, 106 + offset, value.to_bytes(size, "big", signed=True))
     index = 7 if code == "indexGap" else 2
     assert only_problem(reader, segment, store.end) == Seen(code, 106, 53, index, text)
 
@@ -174,10 +169,10 @@ def test_header_problems(
 def test_an_index_gap_after_damage_is_larger_than_the_damage_explains(reader: Engine, tmp_path: Path) -> None:
     store = entries(tmp_path, 6)
     (segment,) = store.segments
-    patch(segment, 53, bytes(106))
+    write_log(segment, 53, bytes(106))
     assert survey(reader, segment, store.end).counts == {"corruptBytes": 1}
-    patch(segment, 159, codec.encode_entry(9, 1, 159, b"12345") + codec.encode_entry(10, 1, 212, b"12345"))
-    patch(segment, 265, codec.encode_entry(11, 1, 265, b"12345"))
+    write_log(segment, 159, codec.encode_entry(9, 1, 159, b"12345") + codec.encode_entry(10, 1, 212, b"12345"))
+    write_log(segment, 265, codec.encode_entry(11, 1, 265, b"12345"))
     found = survey(reader, segment, store.end)
     assert [problem.text for problem in all_seen(segment, found) if problem.code == "indexGap"] in (
         ["expected index 1 to 3, found 9"],
@@ -210,7 +205,7 @@ MESSAGE_PROBLEMS = [
 def test_message_problems(reader: Engine, tmp_path: Path, offset: int, data: bytes, code: str, text: str) -> None:
     store = write_dledger(tmp_path, [mq_message("T", b"body", properties=[("a", "b")])])
     (segment,) = store.segments
-    patch(segment, 48 + offset, data)
+    write_log(segment, 48 + offset, data)
     assert only_problem(reader, segment, store.end) == Seen(code, 0, 148, 0, text)
     kind = "entry" if code == "messageStructure" else "message"
     assert survey(reader, segment, store.end).sizes[kind] == 148
@@ -221,7 +216,7 @@ def test_message_problems(reader: Engine, tmp_path: Path, offset: int, data: byt
 def test_property_crc_of_an_old_message(reader: Engine, tmp_path: Path) -> None:
     store = write_commitlog(tmp_path, [mq_message("T", property_crc=True, queue_id=1)])
     (segment,) = store.segments
-    patch(segment, 15, b"\2")
+    write_log(segment, 15, b"\2")
     problem = only_problem(reader, segment, store.end)
     assert (problem.code, problem.pos, problem.number) == ("propertyCrc", 0, None)
     assert segment.source == COMMITLOG
@@ -230,7 +225,7 @@ def test_property_crc_of_an_old_message(reader: Engine, tmp_path: Path) -> None:
 def test_a_blank_of_a_wrong_size(reader: Engine, tmp_path: Path) -> None:
     store = entries(tmp_path, 1)
     (segment,) = store.segments
-    patch(segment, 53, codec.encode_blank(99))
+    write_log(segment, 53, codec.encode_blank(99))
     text = "expected a blank of 4043 bytes at 53, found 99"
     assert only_problem(reader, segment, segment.end) == Seen("blankSize", 53, 4043, None, text)
     # After a snapshot DLedger 0.4.0 begins a file with a blank, before the file has entries.
@@ -241,7 +236,9 @@ def test_a_blank_of_a_wrong_size(reader: Engine, tmp_path: Path) -> None:
 def test_bytes_after_the_end(reader: Engine, tmp_path: Path) -> None:
     store = entries(tmp_path, 2)
     (segment,) = store.segments
-    patch(segment, 110, codec.encode_entry(7, 0, 110, b"stale") + codec.encode_entry(8, 0, 163, b"stale") + b"noise")
+    write_log(
+        segment, 110, codec.encode_entry(7, 0, 110, b"stale") + codec.encode_entry(8, 0, 163, b"stale") + b"noise"
+    )
     found = survey(reader, segment, store.end)
     assert found.extents == [
         Extent("entry", 0, 106),
@@ -253,7 +250,7 @@ def test_bytes_after_the_end(reader: Engine, tmp_path: Path) -> None:
         Seen("staleBytes", 106, 110, 7, "expected zeros after the log's end at 106, found 2 whole entries up to 216"),
         Seen("trailingBytes", 216, 5, None, "expected zeros after the log's end at 216, found 5 bytes"),
     ]
-    patch(segment, 216, codec.encode_blank(4096 - 216))
+    write_log(segment, 216, codec.encode_blank(4096 - 216))
     assert survey(reader, segment, store.end).extents[-1] == Extent("blank", 216, 4096 - 216)
 
 
@@ -261,8 +258,8 @@ def test_lists_are_limited_and_counts_are_not(reader: Engine, tmp_path: Path) ->
     store = entries(tmp_path, 40)
     (segment,) = store.segments
     for number in range(1, 40, 2):
-        patch(segment, 53 * number, bytes(48))
-        patch(segment, 53 * number - 53 + 32, b"\1")
+        write_log(segment, 53 * number, bytes(48))
+        write_log(segment, 53 * number - 53 + 32, b"\1")
     found = survey(reader, segment, store.end, max_problems=3)
     assert found.counts == {"corruptBytes": 20, "headerField": 20}
     assert len(found.problems) == 6

@@ -7,6 +7,7 @@ swap.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.support.damage import write_at
 from tests.support.golden import GOLDENS, Golden
 from tests.support.sparse_copy import copy_tree
 
@@ -54,14 +56,11 @@ def apply(operations: list[Operation], node: Path) -> None:
 
 
 def _write(file: Path, data: bytes, offset: int) -> None:
-    with file.open("r+b") as stream:
-        stream.seek(offset)
-        stream.write(data)
+    write_at(file, offset, data)
 
 
 def _truncate(file: Path, operation: Operation) -> None:
-    with file.open("r+b") as stream:
-        stream.truncate(operation["length"])
+    os.truncate(file, operation["length"])
 
 
 def _append(file: Path, operation: Operation) -> None:

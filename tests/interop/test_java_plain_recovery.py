@@ -24,6 +24,7 @@ from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from tests.interop.java_group import JavaProcess
 from tests.interop.java_store import COMPILED_WITH
 from tests.support import golden
+from tests.support.damage import write_at
 from tests.support.sparse_copy import copy_tree
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
@@ -110,9 +111,7 @@ class PlainDamage:
         return files[max(len(files) - 1 - int(self.random.expovariate(0.5)), 0)] if files else None
 
     def _overwrite(self, path: Path, at: int, data: bytes) -> str:
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(data)
+        write_at(path, at, data)
         return f"{path.name}[{at}] = {data.hex()}"
 
     def _bytes(self, root: Path) -> str:

@@ -17,6 +17,7 @@ from tests.interop.test_java_opens_stores import expected_answer, open_store
 from tests.salvage import judge
 from tests.salvage.groups import Group, damage, differences, golden_group, group_at, lost_indexes
 from tests.support import golden
+from tests.support.damage import write_log
 from tests.support.golden import Golden, Record
 from tests.support.long_runs import some
 from tests.support.sparse_copy import copy_tree
@@ -32,14 +33,7 @@ def lose(group: Group, indexes: list[int]) -> None:
     for extent in group.extents:
         if extent.index in indexes:
             for member in group.members:
-                zero(next(iter(member.glob("dledger-*/data")), member / "data"), extent.pos, extent.size)
-
-
-def zero(folder: Path, pos: int, size: int) -> None:
-    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
-    with file.open("r+b") as stream:
-        stream.seek(pos - int(file.name))
-        stream.write(bytes(size))
+                write_log(next(iter(member.glob("dledger-*/data")), member / "data"), extent.pos, bytes(extent.size))
 
 
 @pytest.mark.parametrize("lost", [[], [0, 1, 200, 201, 202, 450]], ids=["whole", "with fillers"])
@@ -117,7 +111,7 @@ def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> Non
     for each in expected:
         for number, member in enumerate(members):
             if each["physicalOffset"] in lost or each["queueOffset"] % 5 == number:
-                zero(member / "commitlog", each["physicalOffset"], each["storeSize"])
+                write_log(member / "commitlog", each["physicalOffset"], bytes(each["storeSize"]))
     result = tmp_path / "result"
     report = salvage(SalvageRequest.of(members, undecided="majority"), result)
     assert (report.lost > 0, report.findings) == (True, ())

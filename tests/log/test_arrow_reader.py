@@ -27,6 +27,7 @@ from pyspark_dledger.log.arrow import parallel
 from pyspark_dledger.log.arrow.log_dataset import pushed_of
 from pyspark_dledger.log.arrow.parallel import read_parallel
 from pyspark_dledger.log.plan import Partition, read_partition
+from tests.support.damage import write_at
 from tests.support.generate import mq_message, raw, write_dledger
 
 ROWS = 400
@@ -169,9 +170,7 @@ def test_wrong_calls_are_rejected(log: dl.Log, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="unknown column topics"):
         log.reader(["topics"])
     damaged = write_dledger(tmp_path / "store", [mq_message("Orders", b"x" * 40)] * 60)
-    with Path(damaged.segments[0].path).open("r+b") as file:
-        file.seek(damaged.rows[7]["pos"])
-        file.write(b"\x01\x02\x03")
+    write_at(damaged.segments[0].path, damaged.rows[7]["pos"], b"\x01\x02\x03")
     read = dl.open_log(damaged.path, mode="FAILFAST").reader(["pos"], threads=2, **SMALL)
     with pytest.raises(MalformedError, match="expected magic"):
         read.read_all()

@@ -19,6 +19,7 @@ from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, 
 from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint
 from pyspark_dledger.log.next_step import PLAN
 from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
+from tests.support.damage import flip
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
 from tests.support.long_runs import mostly_slow
 
@@ -83,7 +84,7 @@ class Replica:
         elif kind == "flip":
             row = self.store.rows[number := source.choice(intact[:-1] or intact)]
             segment = next(each for each in files if each.name == row["segment"])
-            overwrite(segment.path, row["pos"] - segment.base + source.choice((0, 1, 4, 90, 150)))
+            flip(segment.path, row["pos"] - segment.base + source.choice((0, 1, 4, 90, 150)), 2)
             self.states[number] = "damaged"
         else:
             segment, size = source.choice(files[1:-1]), source.randrange(4000)
@@ -95,15 +96,6 @@ class Replica:
         for number, row in enumerate(self.store.rows):
             if row["pos"] < first:
                 self.states[number] = "expired"
-
-
-def overwrite(path: str, at: int) -> None:
-    """Flip a bit."""
-    with Path(path).open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 2]))
 
 
 def generated(root: Path, source: random.Random) -> list[Replica]:
@@ -150,7 +142,7 @@ def test_verdicts_agree_with_what_an_undamaged_store_has(seed: int, tmp_path: Pa
 def test_a_damaged_master_that_is_ahead_is_not_replaced_by_its_slave(tmp_path: Path) -> None:
     master = write_commitlog(tmp_path / "master", messages(COUNT))
     write_commitlog(tmp_path / "slave", messages(COUNT - 5))
-    overwrite(master.segments[0].path, 150)
+    flip(master.segments[0].path, 150, 2)
     found = compared(tmp_path / "master", tmp_path / "slave")
     assert starts(found) == ["no", "slave"]
     assert step_after_comparison(found, ()).step == PLAN, "the slave lacks the last five messages"
@@ -194,8 +186,8 @@ def test_damage_after_many_other_rows_counts(tmp_path: Path) -> None:
     stores = [write_commitlog(tmp_path / name, small, file_size=1 << 20) for name in "ab"]
     for number in range(0, 1040, 2):
         row = stores[1].rows[number]
-        overwrite(stores[1].segments[0].path, row["pos"] + 90)
-    overwrite(stores[0].segments[0].path, stores[0].rows[1090]["pos"] + 90)
+        flip(stores[1].segments[0].path, row["pos"] + 90, 2)
+    flip(stores[0].segments[0].path, stores[0].rows[1090]["pos"] + 90, 2)
     found = compared(tmp_path / "a", tmp_path / "b")
     assert found.more_rows > 0
     assert starts(found) == ["no", "no"]
@@ -305,15 +297,12 @@ def test_the_only_copy_left_must_be_what_its_queue_knows(others: str, tmp_path: 
     row = stores["a"].rows[20]
     segment = next(each for each in stores["a"].segments if each.name == row["segment"])
     if others == "damaged":
-        overwrite(segment.path.replace("/a/", "/b/"), row["pos"] - segment.base + 150)
+        flip(segment.path.replace("/a/", "/b/"), row["pos"] - segment.base + 150, 2)
     else:
         Path(segment.path.replace("/a/", "/b/")).unlink()
     found = compared(tmp_path / "a", tmp_path / "b")
     assert (starts(found), lost_text(found.verdict)) == (["master", "no"], "nothing")
-    overwrite(
-        segment.path,
-        row["pos"] - segment.base + Path(segment.path).read_bytes()[row["pos"] - segment.base :].index(b"Orders"),
-    )
+    flip(segment.path, Path(segment.path).read_bytes().index(b"Orders", row["pos"] - segment.base), 2)
     found = compared(tmp_path / "a", tmp_path / "b")
     assert starts(found) == ["unknown", "no"]
     assert found.verdict.unclear_entries.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)
@@ -327,19 +316,19 @@ def test_the_only_copy_left_need_not_be_in_a_queue_that_is_behind(tmp_path: Path
     for number, start in ((COUNT - 2, "master"), (COUNT - 9, "unknown")):
         row = store.rows[number]
         segment = next(each for each in store.segments if each.name == row["segment"])
-        overwrite(segment.path, row["pos"] - segment.base + 150)
+        flip(segment.path, row["pos"] - segment.base + 150, 2)
         if start == "unknown":
             unit = tmp_path / "a" / "consumequeue" / "Orders" / "0" / f"{0:020}"
-            overwrite(str(unit), number * 20 + 7)
-            overwrite(str(unit).replace("/a/", "/b/"), number * 20 + 7)
+            flip(str(unit), number * 20 + 7, 2)
+            flip(str(unit).replace("/a/", "/b/"), number * 20 + 7, 2)
         assert starts(compared(tmp_path / "a", tmp_path / "b")) == [start, "no"]
 
 
 def test_copies_that_differ_where_another_is_damaged_are_unclear(tmp_path: Path) -> None:
     stores = [write_commitlog(tmp_path / name, messages(20)) for name in "abc"]
     row = stores[0].rows[3]
-    overwrite(stores[0].segments[0].path, row["pos"] + 150)
-    overwrite(stores[1].segments[0].path, row["pos"] + 50)
+    flip(stores[0].segments[0].path, row["pos"] + 150, 2)
+    flip(stores[1].segments[0].path, row["pos"] + 50, 2)
     found = compared(*(tmp_path / name for name in "abc"))
     assert starts(found) == ["no", "unknown", "unknown"]
     assert found.verdict.unclear_entries.ranges == ((row["pos"], row["pos"] + row["size"] - 1),)

@@ -13,7 +13,8 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.verify_store import verify
-from tests.support.stores import bodies, change, data_files, findings, opened
+from tests.support.damage import write_at
+from tests.support.stores import bodies, data_files, findings, opened
 from tests.support.witnesses.damages import Damage
 from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import GENERATED, Original
@@ -139,5 +140,5 @@ def test_a_wrong_index_of_the_last_entry_is_an_error_although_it_is_not_committe
     store.update_committed_index(0, 2)
     store.shutdown()
     assert findings(store) == []
-    change(data_files(store)[-1], 148 + 15, bytes([6 ^ flipped]))
+    write_at(data_files(store)[-1], 148 + 15, bytes([6 ^ flipped]))
     assert findings(store) == [("indexGap", "dledger-n0/data/00000000000000000748", f"{6 ^ flipped}")]

@@ -23,6 +23,7 @@ from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.diff_table import VERDICTS, DiffRow
 from pyspark_dledger.log.diff.digests import file_digests
 from pyspark_dledger.log.tables.store_tables import plan_replicas, read_part
+from tests.support.damage import write_at
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import Golden
 from tests.support.long_runs import examples
@@ -94,9 +95,7 @@ def overwrite(store: Store, index: int, offset: int, data: bytes) -> int:
     row = next(row for row in store.rows if row["index"] == index)
     segment = next(segment for segment in store.segments if segment.name == row["segment"])
     place = row["pos"] - segment.base + offset
-    with Path(segment.path).open("r+b") as file:
-        file.seek(place)
-        file.write(data)
+    write_at(segment.path, place, data)
     return place
 
 
@@ -434,8 +433,7 @@ def test_damaged_members_prove_and_contradict_nothing(write: Write, engine: str)
     changed = next(Path(segment.path) for segment in stores[1].segments if segment.name == file)
     assert changed.name not in (stores[1].segments[0].name, stores[1].segments[-1].name)
     changed.unlink()
-    with Path(stores[1].segments[0].path).open("r+b") as first:
-        first.write(bytes(60))
+    write_at(stores[1].segments[0].path, 0, bytes(60))
     assert sum(batch.num_rows for batch in opened(stores, engine, committedBound="checkpoint").scan()) == 120
 
 
@@ -582,9 +580,7 @@ def test_old_files_are_compared_as_the_upgrade_guide_requires(tmp_path: Path, en
         for name, count in (("a", 40), ("b", 40), ("c", 37))
     ]
     last = Path(stores[1].segments[-1].path)
-    with last.open("r+b") as file:
-        file.seek(FILE - 5)
-        file.write(b"dirt")
+    write_at(last, FILE - 5, b"dirt")
     logs = [open_log(store.path, engine=engine) for store in stores]
     digests = file_digests(logs, last=3)
     a, b, c = "abc"

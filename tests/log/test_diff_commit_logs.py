@@ -20,6 +20,7 @@ from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.state_files import read_epochs
 from pyspark_dledger.log.tables.store_tables import plan_replicas, read_part
+from tests.support.damage import flip
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
 from tests.support.golden import GOLDENS
 from tests.support.sparse_copy import copy_tree
@@ -73,16 +74,12 @@ def short(found: CommitLogComparison) -> list[Short]:
     ]
 
 
-def flip(store: Store, number: int, offset: int) -> tuple[int, int]:
+def flip_row(store: Store, number: int, offset: int) -> tuple[int, int]:
     """Flip a bit of a message; returns its first and last position."""
     row = store.rows[number]
     segment = next(segment for segment in store.segments if segment.name == row["segment"])
     at = row["pos"] - segment.base + offset
-    with Path(segment.path).open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
+    flip(segment.path, at)
     return row["pos"], row["pos"] + row["size"] - 1
 
 
@@ -102,7 +99,7 @@ def test_equal_replicas_are_the_same(tmp_path: Path, engine: str) -> None:
 
 def test_a_damaged_body_is_damaged_in_any_order(tmp_path: Path, engine: str) -> None:
     stores = [write(tmp_path / name, messages(30)) for name in "abc"]
-    low, high = flip(stores[0], 12, 100)
+    low, high = flip_row(stores[0], 12, 100)
     for paths in orders([store.path for store in stores]):
         found = compared(paths, engine)
         (row,) = (row for row in found.rows if row.verdict != "same")
@@ -126,7 +123,7 @@ def test_a_damaged_body_is_damaged_in_any_order(tmp_path: Path, engine: str) -> 
 @pytest.mark.parametrize("offset", [0, 4, 30, 95])
 def test_two_replicas_with_one_damaged_header_or_body(tmp_path: Path, engine: str, offset: int) -> None:
     stores = [write(tmp_path / name, messages(30)) for name in "ab"]
-    low, high = flip(stores[1], 7, offset)
+    low, high = flip_row(stores[1], 7, offset)
     for paths in orders([store.path for store in stores]):
         found = compared(paths, engine)
         rows = [each for each in short(found) if each[0] != "same"]
@@ -137,7 +134,7 @@ def test_two_replicas_with_one_damaged_header_or_body(tmp_path: Path, engine: st
 def test_bytes_that_no_checksum_covers_blame_nobody(tmp_path: Path, engine: str) -> None:
     """With two replicas nothing decides; with three most do."""
     stores = [write(tmp_path / name, messages(30)) for name in "abc"]
-    low, high = flip(stores[1], 7, 16)  # flag
+    low, high = flip_row(stores[1], 7, 16)  # flag
     paths = [store.path for store in stores]
     two = [each for each in short(compared(paths[:2], engine)) if each[0] != "same"]
     assert [each[:4] for each in two] == [("otherBytes", low, high, ("a", "b"))]
@@ -150,8 +147,8 @@ def test_bytes_that_no_checksum_covers_blame_nobody(tmp_path: Path, engine: str)
 
 def test_a_message_damaged_everywhere_is_lost_for_good(tmp_path: Path, engine: str) -> None:
     stores = [write(tmp_path / name, messages(30)) for name in "ab"]
-    low, high = flip(stores[0], 12, 100)
-    flip(stores[1], 12, 200)
+    low, high = flip_row(stores[0], 12, 100)
+    flip_row(stores[1], 12, 200)
     found = compared([store.path for store in stores], engine)
     assert found.verdict.lost_entries.ranges == ((low, high),)
     shutil.rmtree(stores[1].path)
@@ -193,8 +190,7 @@ def test_a_missing_and_a_short_file(tmp_path: Path, engine: str) -> None:
     stores = [write(tmp_path / name, messages(30)) for name in "ab"]
     second, third = stores[1].segments[1:3]
     Path(second.path).unlink()
-    with Path(third.path).open("r+b") as file:
-        file.truncate(1000)
+    os.truncate(third.path, 1000)
     found = compared([store.path for store in stores], engine)
     state = found.states[1]
     assert state.missing == ((second.base, second.end),)
@@ -313,7 +309,7 @@ def test_different_bytes_before_the_consistent_point_are_named(tmp_path: Path, e
     stores = [write(tmp_path / name, messages(20)) for name in "ab"]
     for store in stores:
         write_epochs(store.path, (1, 0))
-    flip(stores[1], 4, 200)
+    flip_row(stores[1], 4, 200)
     found = compared([store.path for store in stores], engine)
     assert {(each.pos, each.is_common) for each in found.consistent_points} == {(stores[0].end, False)}
 
@@ -324,7 +320,7 @@ def test_random_damage_never_blames_the_intact_copy(tmp_path: Path) -> None:
     for round_number in range(30):
         stores = [write(tmp_path / f"{round_number}" / name, messages(20)) for name in "ab"]
         for _ in range(source.randrange(1, 4)):
-            flip(stores[0], source.randrange(20), source.choice([0, 1, 2, 3, 4, 5, 6, 7, 8, 30, 88, 120, 300]))
+            flip_row(stores[0], source.randrange(20), source.choice([0, 1, 2, 3, 4, 5, 6, 7, 8, 30, 88, 120, 300]))
         paths = [store.path for store in stores]
         source.shuffle(paths)
         for row in compared(paths).rows:
@@ -341,9 +337,7 @@ def test_the_old_part_of_an_upgraded_store_is_compared(case_folder: Unpack, tmp_
     assert verdicts[0] == "same"
     assert set(verdicts) <= {"same", "committed"}
     file = copy / "commitlog" / f"{131072:020}"
-    data = bytearray(file.read_bytes())
-    data[120] ^= 1
-    file.write_bytes(data)
+    flip(file, 120)
     for paths in ([original, copy], [copy, original]):
         found = compared_old(paths)
         damaged = [row for row in found.rows if row.verdict == "damaged"]
@@ -362,7 +356,7 @@ def compared_old(paths: list[Path]) -> CommitLogComparison:
 def test_queues_decide_about_bytes_without_a_checksum(tmp_path: Path, engine: str, offset: int) -> None:
     """The queue id, the queue offset and the topic of a message."""
     stores = [write(tmp_path / name, messages(30), True) for name in "ab"]
-    low, high = flip(stores[0], 7, offset)
+    low, high = flip_row(stores[0], 7, offset)
     for paths in orders([store.path for store in stores]):
         rows = [each for each in short(compared(paths, engine)) if each[0] != "same"]
         assert rows == [("damaged", low, high, ("a",), ("b",))]
@@ -394,9 +388,7 @@ def test_damage_of_diverged_logs_has_no_donor_of_another_master(case_folder: Unp
         folder = tmp_path / name
         copy_tree(case_folder("mq-53-controller"), folder)
         file = folder / name / "commitlog" / f"{0:020}"
-        data = bytearray(file.read_bytes())
-        data[70_000] ^= 1
-        file.write_bytes(data)
+        flip(file, 70_000)
         for paths in orders([folder / each for each in ("b1", "b2", "b3")]):
             found = compared(paths)
             row = next(row for row in found.rows if row.first_pos <= 70_000 <= row.last_pos)

@@ -42,6 +42,7 @@ from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock
 from tests.support import golden
+from tests.support.damage import write_at
 from tests.support.generate import (
     YEAR_10000,
     Recipe,
@@ -124,7 +125,7 @@ def test_units_of_tags_are_no_finding(tmp_path: Path) -> None:
 
 def patch_keys(root: Path, offset: int, data: bytes) -> None:
     (file,) = (root / "index").iterdir()
-    patch(file, offset, data)
+    write_at(file, offset, data)
 
 
 def upgraded(root: Path) -> Store:
@@ -132,7 +133,7 @@ def upgraded(root: Path) -> Store:
     old = write_commitlog(root, messages(40))
     divided = FILE * len(old.segments)
     left = divided - old.end
-    patch(Path(old.segments[-1].path), old.end - old.segments[-1].base, filler(left))
+    write_at(Path(old.segments[-1].path), old.end - old.segments[-1].base, filler(left))
     new = write_dledger(root, messages(30, 40), base=divided)
     write_consume_queue(root, [*old.rows, *new.rows])
     return new
@@ -148,12 +149,6 @@ def filler(size: int) -> bytes:
     return size.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
-def patch(file: Path, offset: int, data: bytes) -> None:
-    with file.open("r+b") as stream:
-        stream.seek(offset)
-        stream.write(data)
-
-
 def place(store: Store, number: int) -> tuple[Path, int]:
     """The file of a row, and its offset in the file."""
     pos = store.rows[number]["pos"]
@@ -163,18 +158,18 @@ def place(store: Store, number: int) -> tuple[Path, int]:
 
 def patch_row(store: Store, number: int, offset: int, data: bytes) -> None:
     file, start = place(store, number)
-    patch(file, start + offset, data)
+    write_at(file, start + offset, data)
 
 
 def patch_unit(root: Path, index: int, unit: codec.IndexUnit | None) -> None:
     file = root / INDEX / f"{index // 8 * 8 * UNIT:020}"
-    patch(file, index % 8 * UNIT, codec.encode_index_unit(unit) if unit else bytes(UNIT))
+    write_at(file, index % 8 * UNIT, codec.encode_index_unit(unit) if unit else bytes(UNIT))
 
 
 def patch_queue(root: Path, number: int, offset: int, size: int) -> None:
     file = root / "consumequeue/Orders/0" / f"{number // 100 * 2000:020}"
     unit = codec.ConsumeQueueUnit(offset, size, 0)
-    patch(file, number % 100 * CQ_UNIT, codec.encode_consume_queue_unit(unit))
+    write_at(file, number % 100 * CQ_UNIT, codec.encode_consume_queue_unit(unit))
 
 
 def unit_of(store: Store, number: int, **changes: int) -> codec.IndexUnit:
@@ -237,8 +232,7 @@ def longer_file(root: Path) -> None:
 
 def short_file(root: Path) -> None:
     store = plain(root)
-    with Path(store.segments[0].path).open("r+b") as stream:
-        stream.truncate(FILE - 100)  # inside the blank
+    os.truncate(store.segments[0].path, FILE - 100)  # inside the blank
 
 
 def foreign_file(root: Path) -> None:
@@ -328,7 +322,7 @@ def damaged_body(root: Path) -> Store:
     store = broker(root)
     file, offset = place(store, 10)
     at = file.read_bytes().index(b"body 10", offset)
-    patch(file, at, b"B")
+    write_at(file, at, b"B")
     return store
 
 
@@ -346,7 +340,7 @@ def blank_of(size: int) -> Callable[[Path], None]:
     def write(root: Path) -> None:
         store = plain(root)
         used = store.rows[6]["pos"] + store.rows[6]["size"]
-        patch(Path(store.segments[0].path), used, codec.encode_blank(size or FILE - used))
+        write_at(Path(store.segments[0].path), used, codec.encode_blank(size or FILE - used))
 
     return write
 
@@ -360,7 +354,7 @@ def stale_tail(root: Path) -> None:
 
 def noise_after_the_end(root: Path) -> None:
     store = plain(root)
-    patch(Path(store.segments[-1].path), store.end - store.segments[-1].base, b"noise" * 20)
+    write_at(Path(store.segments[-1].path), store.end - store.segments[-1].base, b"noise" * 20)
 
 
 def missing_index_file(number: int) -> Callable[[Path], None]:
@@ -377,8 +371,7 @@ def no_index(root: Path) -> None:
 
 def truncated_index_file(root: Path) -> None:
     plain(root)
-    with (root / INDEX / f"{UNIT * 16:020}").open("r+b") as stream:
-        stream.truncate(70)
+    os.truncate(root / INDEX / f"{UNIT * 16:020}", 70)
 
 
 def short_index_of_an_empty_log(root: Path) -> None:
@@ -413,7 +406,7 @@ def blank_before_the_units(root: Path) -> None:
     """The blank that 0.4.0 writes at the beginning of an index after a snapshot."""
     store = version_040(root, first_index=3, leading_blank=1644)
     assert store.rows[0]["pos"] == 1644
-    patch(root / INDEX / f"{0:020}", 0, codec.encode_blank(3 * UNIT))
+    write_at(root / INDEX / f"{0:020}", 0, codec.encode_blank(3 * UNIT))
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -603,7 +596,7 @@ def messages_of_a_node_without_a_broker(root: Path) -> None:
 
 def zeroed_last_units(root: Path) -> None:
     two_queues(root)
-    patch(root / "consumequeue/Orders/1" / f"{0:020}", 20 * CQ_UNIT, bytes(10 * CQ_UNIT))
+    write_at(root / "consumequeue/Orders/1" / f"{0:020}", 20 * CQ_UNIT, bytes(10 * CQ_UNIT))
 
 
 def deleted_topic(root: Path) -> None:
@@ -614,12 +607,12 @@ def deleted_topic(root: Path) -> None:
 
 def unit_of_zeros(root: Path) -> None:
     broker(root)
-    patch(root / "consumequeue/Orders/0" / f"{0:020}", 10 * CQ_UNIT, bytes(CQ_UNIT))
+    write_at(root / "consumequeue/Orders/0" / f"{0:020}", 10 * CQ_UNIT, bytes(CQ_UNIT))
 
 
 def another_tags_code(root: Path) -> None:
     broker(root)
-    patch(root / "consumequeue/Orders/0" / f"{0:020}", 10 * CQ_UNIT + 12, (7).to_bytes(8, "big"))
+    write_at(root / "consumequeue/Orders/0" / f"{0:020}", 10 * CQ_UNIT + 12, (7).to_bytes(8, "big"))
 
 
 def prepared_message(root: Path) -> Store:
@@ -1012,7 +1005,7 @@ def test_at_most_some_findings_are_listed_for_each_code_and_file(tmp_path: Path,
     store = write_dledger(tmp_path, [raw(b"x")] * 170, file_size=2**14, index_file_size=2**14)
     for number in range(150):
         patch_row(store, number, 32, b"\0\0\0\5")
-        patch(tmp_path / INDEX / f"{0:020}", number * UNIT + 4, b"\0\1")
+        write_at(tmp_path / INDEX / f"{0:020}", number * UNIT + 4, b"\0\1")
     findings = dl.open_log(tmp_path, engine=engine).findings()
     for code in ("headerField", "indexUnit"):
         listed = [finding for finding in findings if finding.code == code]
@@ -1113,7 +1106,7 @@ def overwritten(path: Path, share: float, data: bytes) -> None:
     """Overwrite bytes of a file; without bytes, truncate it."""
     at = int(share * path.stat().st_size)
     if data:
-        patch(path, at, data)
+        write_at(path, at, data)
     else:
         os.truncate(path, at)
 
@@ -1198,12 +1191,11 @@ def damage(node: Path, operations: list[dict[str, Any]]) -> None:
         file = node / operation["file"]
         match operation["op"]:
             case "write":
-                patch(file, operation["offset"], bytes.fromhex(operation["hex"]))
+                write_at(file, operation["offset"], bytes.fromhex(operation["hex"]))
             case "zero":
-                patch(file, operation["offset"], bytes(operation["length"]))
+                write_at(file, operation["offset"], bytes(operation["length"]))
             case "truncate":
-                with file.open("r+b") as stream:
-                    stream.truncate(operation["length"])
+                os.truncate(file, operation["length"])
             case "append":
                 with file.open("ab") as stream:
                     stream.write(bytes(operation["zeros"]))
@@ -1288,8 +1280,7 @@ def test_units_are_read_in_chunks_up_to_the_last_one(tmp_path: Path, monkeypatch
 def test_a_sparse_queue_file_ends_at_its_last_unit(tmp_path: Path) -> None:
     broker(tmp_path, count=3)
     (queue,) = queues(tmp_path)
-    with Path(queue.files[0].path).open("r+b") as stream:
-        stream.truncate(CQ_UNIT * 10_000_000)
+    os.truncate(queue.files[0].path, CQ_UNIT * 10_000_000)
     (queue,) = queues(tmp_path)
     assert (queue.files[0].units, written_units(queue.files[0])) == (10_000_000, 3)
     assert written_units(replace(queue.files[0], path=str(tmp_path / "none"))) == 0

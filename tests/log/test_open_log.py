@@ -19,6 +19,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import read_partition
 from pyspark_dledger.store import StoreConfig
+from tests.support.damage import write_at
 from tests.support.generate import (
     Store,
     mq_message,
@@ -222,8 +223,7 @@ def test_the_index_folder_is_not_a_log(store: Store) -> None:
 def test_damage_at_the_beginning_of_the_last_file_hides_no_entry(tmp_path: Path) -> None:
     size = 16 * 1024 * 1024
     store = write_dledger(tmp_path, [raw(b"x" * 60000)] * 500, file_size=size)
-    with Path(store.segments[-1].path).open("r+b") as file:
-        file.write(b"\xee" * (3 * 1024 * 1024) + bytes(6 * 1024 * 1024))
+    write_at(store.segments[-1].path, 0, b"\xee" * (3 * 1024 * 1024) + bytes(6 * 1024 * 1024))
     found = indexes(tmp_path)
     assert found[-1] == 499 and None in found
 
@@ -310,9 +310,7 @@ def test_a_file_far_away_makes_no_gap(store: Store) -> None:
 def test_a_torn_last_entry_is_not_a_row(store: Store, engine: str) -> None:
     last = store.rows[-1]
     file = store.path / DATA / last["segment"]
-    with file.open("r+b") as stream:
-        stream.seek(last["pos"] % FILE)
-        stream.write(bytes(20))
+    write_at(file, last["pos"] % FILE, bytes(20))
     log = open_log(store.path, engine=engine)
     assert [row["index"] for row in rows_of(log.scan())] == list(range(19))
     assert (log.state.end_index, log.state.max_offset) == (18, last["pos"])
@@ -320,9 +318,7 @@ def test_a_torn_last_entry_is_not_a_row(store: Store, engine: str) -> None:
 
 def test_damage_in_the_last_file_is_not_its_end(store: Store, engine: str) -> None:
     damaged = store.rows[15]
-    with (store.path / DATA / damaged["segment"]).open("r+b") as stream:
-        stream.seek(damaged["pos"] % FILE)
-        stream.write(b"\xee" * 40)
+    write_at(store.path / DATA / damaged["segment"], damaged["pos"] % FILE, b"\xee" * 40)
     log = open_log(store.path, engine=engine)
     rows = rows_of(log.scan(["index", "kind"]))
     assert [row["index"] for row in rows] == [*range(15), None, *range(16, 20)]

@@ -21,6 +21,7 @@ from pyspark_dledger.rocketmq.recovery.broker_start import RecoveredQueues
 from tests.interop import damages
 from tests.interop.damages import Damage
 from tests.support import golden
+from tests.support.damage import write_at
 from tests.support.golden import Golden
 
 Unpack = Callable[[str], Path]
@@ -184,9 +185,7 @@ def test_a_message_that_only_a_queue_knows_is_truncated(preview_start: Any, brok
     for name in ("checkpoint", "checkpoint.bak"):
         (root / "dledger-n0" / name).unlink(missing_ok=True)
     segment, end = log.ends["dledger"]
-    with Path(segment.path).open("r+b") as file:
-        file.seek(end.last_pos - segment.base)
-        file.write(bytes(end.pos - end.last_pos))
+    write_at(segment.path, end.last_pos - segment.base, bytes(end.pos - end.last_pos))
     found = preview_start(open_log(root), version)
     assert (found.end_index, found.lost, found.truncated) == (end.last_index - 1, [], (end.last_pos, end.pos - 1))
     assert found.is_trouble

@@ -56,6 +56,7 @@ from pyspark_dledger.rocketmq.tables import read_table
 from tests.salvage.groups import damage, differences, golden_group
 from tests.salvage.heal import healed_rows
 from tests.support import generate
+from tests.support.damage import flip, write_at
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree
 
@@ -260,9 +261,7 @@ def twins(s3: S3, stores: Callable[[str], Path]) -> Callable[[str], Twin]:
 def _damage(case: str, folder: Path) -> None:
     """Overwrite a page of one replica with zeros."""
     if case == "mq-53-three":
-        with (folder / "n1" / "dledger-n1" / "data" / "00000000000000393216").open("r+b") as file:
-            file.seek(40960)
-            file.write(bytes(4096))
+        write_at(folder / "n1" / "dledger-n1" / "data" / "00000000000000393216", 40960, bytes(4096))
 
 
 def rows(path: str, table: str, **options: Any) -> list[dict[str, Any]]:
@@ -329,9 +328,7 @@ def test_commit_logs_of_remote_replicas_are_compared(
     folder = tmp_path / "controller"
     copy_tree(case_folder("mq-53-controller"), folder)
     last = folder / "b3" / "commitlog" / f"{0:020}"
-    data = bytearray(last.read_bytes())
-    data[70_000] ^= 1
-    last.write_bytes(data)
+    flip(last, 70_000)
     local = [str(folder / name) for name in ("b1", "b2", "b3")]
     remote = [mount(folder).uri(name) for name in ("b1", "b2", "b3")]
     expected = rows(local[0], "diff", replicas=local[1:])

@@ -16,6 +16,7 @@ from pyspark_dledger.log.io import store_use
 from pyspark_dledger.log.io.store_paths import find_store
 from pyspark_dledger.log.io.store_use import StoreUse, StoreWatch, taken_locks
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock
+from tests.support.damage import write_at
 from tests.support.golden import fingerprint
 from tests.support.stores import opened
 
@@ -95,8 +96,7 @@ def test_files_that_change(root: Path) -> None:
     paths = find_store(str(root))
     queue = root / "consumequeue" / "orders" / "0" / f"{0:020}"
     watch = StoreWatch(paths)
-    with queue.open("r+b") as file:
-        file.write(b"unit")
+    write_at(queue, 0, b"unit")
     os.utime(queue, ns=(0, 1))
     (root / "checkpoint").write_bytes(bytes(24))
     assert watch.use() == StoreUse((), (root / "checkpoint", queue))

@@ -29,6 +29,7 @@ from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import TABLES as NAMES
 from pyspark_dledger.rocketmq.tables import TABLES, read_table
 from pyspark_dledger.spark import schema as schemas
+from tests.support.damage import write_at
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, GOLDENS, Golden
 from tests.support.long_runs import examples
@@ -215,9 +216,7 @@ def test_entries_after_the_end_are_stale(case_folder: Callable[[str], Path], eng
 def test_damage_is_counted_by_segment(tmp_path: Path, engine: str) -> None:
     store = write_dledger(tmp_path, [mq_message("Orders", b"x" * 100)] * 40)
     damaged = store.segments[1]
-    with Path(damaged.path).open("r+b") as file:
-        file.seek(store.rows_of(damaged)[2]["pos"] - damaged.base)
-        file.write(b"\xee" * 8)
+    write_at(damaged.path, store.rows_of(damaged)[2]["pos"] - damaged.base, b"\xee" * 8)
     rows = rows_of(tmp_path, "segments", engine=engine)
     assert [row["findings"] > 0 for row in rows] == [n == 1 for n in range(len(rows))]
     assert rows[1]["corruptBytes"] == store.rows_of(damaged)[2]["size"]

@@ -33,11 +33,12 @@ from pyspark_dledger.log.tail.tail_view import QueueTails
 from pyspark_dledger.store.files.node_files import write_checkpoint
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from tests.support.crashes import body_of, config
+from tests.support.damage import write_at
 from tests.support.generate import mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden, unpack
 from tests.support.queues import Unit, file_of, units_of, write_units
 from tests.support.sparse_copy import copy_tree
-from tests.support.stores import bodies, change, data_files, opened
+from tests.support.stores import bodies, data_files, opened
 
 NO_LIMITS = Limits()
 SIZE = 148  # of each entry of the fixture `store`
@@ -355,7 +356,7 @@ def test_a_growing_commitlog_has_only_complete_messages(tmp_path: Path) -> None:
     start, found = NOTHING, []
     for file in files:
         for at in range(0, len(whole[file]), 20_001):
-            change(file, at, whole[file][at : at + 20_001])
+            write_at(file, at, whole[file][at : at + 20_001])
             end = tail.latest(start, NO_LIMITS)
             found += rows(tail, start, end)
             assert found == expected[: len(found)]
@@ -374,7 +375,7 @@ def test_a_message_without_properties_is_complete(tmp_path: Path) -> None:
 
 def test_damage_is_a_row_of_one_micro_batch(tmp_path: Path) -> None:
     path = unpack("mq-53-three", tmp_path) / "n1"
-    change(path / "dledger-n1/data/00000000000000393216", 40960, bytes(4096))
+    write_at(path / "dledger-n1/data/00000000000000393216", 40960, bytes(4096))
     tail = tail_of(path, startingOffsets="earliest")
     found = [row for start, end in triggers(tail, Limits(entries=7)) for row in rows(tail, start, end)]
     expected = all_rows(path, isolationLevel="read_committed")
@@ -385,7 +386,7 @@ def test_damage_is_a_row_of_one_micro_batch(tmp_path: Path) -> None:
 def test_damage_at_the_committed_index_shows_nothing_uncommitted(store: MmapFileStore) -> None:
     at = open_log(path_of(store)).position_of(11)
     file_size = store.config.data_file_size
-    change(data_files(store)[at // file_size], at % file_size, bytes(40))
+    write_at(data_files(store)[at // file_size], at % file_size, bytes(40))
     tail = tail_of(path_of(store), startingOffsets="earliest")
     end = tail.latest(NOTHING, NO_LIMITS)
     assert indexes(tail, NOTHING, end) == list(range(11))
@@ -525,7 +526,7 @@ def test_a_truncated_or_deleted_queue_proves_its_remaining_units(broker: tuple[P
     assert tails.proven_index(segments, INT64_MAX) == proven[units[299].commit_log_offset]
     last = units[299]
     file = file_of(root, last.topic, last.queue_id, last.queue_offset)
-    change(file, last.queue_offset * CONSUME_QUEUE_UNIT_SIZE % 2000, bytes(CONSUME_QUEUE_UNIT_SIZE))
+    write_at(file, last.queue_offset * CONSUME_QUEUE_UNIT_SIZE % 2000, bytes(CONSUME_QUEUE_UNIT_SIZE))
     tails.refresh()
     tails.refresh()
     assert tails.proven_index(segments, INT64_MAX) == proven[units[298].commit_log_offset]
@@ -836,7 +837,7 @@ def torn(store: MmapFileStore) -> tuple[Path, int, bytes]:
     last = data_files(store)[-1]
     at = open_log(path_of(store)).position_of(19) - int(last.name) + 100
     rest = last.read_bytes()[at : at + SIZE - 100]
-    change(last, at, bytes(len(rest)))
+    write_at(last, at, bytes(len(rest)))
     return last, at, rest
 
 
@@ -844,13 +845,13 @@ def test_an_uncommitted_entry_without_its_index_unit_is_not_read_yet(store: Mmap
     file, at, rest = torn(store)
     index = max((store.config.node_dir / "index").iterdir())
     unit = index.read_bytes()[32 * 9 : 32 * 10]
-    change(index, 32 * 9, bytes(32))
+    write_at(index, 32 * 9, bytes(32))
     tail = tail_of(path_of(store), startingOffsets="earliest", isolationLevel="read_uncommitted")
     first = tail.latest(NOTHING, NO_LIMITS)
     assert first.index == 18
     assert tail.latest(first, NO_LIMITS) == first
-    change(file, at, rest)
-    change(index, 32 * 9, unit)
+    write_at(file, at, rest)
+    write_at(index, 32 * 9, unit)
     (row,) = rows(tail, first, tail.latest(first, NO_LIMITS))
     assert (row["body"], row["committed"]) == (bodies(19, 1)[0], False)
 
@@ -860,7 +861,7 @@ def test_without_an_index_an_entry_is_not_read_while_its_bytes_change(
 ) -> None:
     file, at, rest = torn(store)
     shutil.rmtree(store.config.node_dir / "index")
-    monkeypatch.setattr(module.time, "sleep", lambda _: change(file, at, rest))
+    monkeypatch.setattr(module.time, "sleep", lambda _: write_at(file, at, rest))
     tail = tail_of(path_of(store), startingOffsets="earliest", committedBound="end")
     first = tail.latest(NOTHING, NO_LIMITS)
     assert first.index == 18

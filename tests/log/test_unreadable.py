@@ -24,6 +24,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.verify.findings import INFO
 from pyspark_dledger.rocketmq.tables import read_table
 from tests.support import golden
+from tests.support.damage import write_at
 
 NOBODY = 65534
 # Made for the golden by renaming; a broker has no such file.
@@ -217,9 +218,7 @@ def test_an_audit_judges_the_queues_that_it_can_read(
     unpacked: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = unpacked("mq-53-single")
-    with (root / "consumequeue/OrderTopic/0/00000000000000000000").open("r+b") as file:
-        file.seek(8)
-        file.write(bytes(4))
+    write_at(root / "consumequeue/OrderTopic/0/00000000000000000000", 8, bytes(4))
     assert exit_code("audit", root) == 1
     before = capsys.readouterr().out.splitlines()
     with forbidden(root / QUEUE):
@@ -278,8 +277,7 @@ def test_what_only_an_unreadable_file_can_have_is_not_lost(
     roots = [unpacked("mq-53-three").parent / node for node in ("n0", "n1", "n2")]
     name = "00000000000000131072"
     for root in (roots[0], roots[2]):
-        with (root / f"dledger-{root.name}" / "data" / name).open("r+b") as file:
-            file.write(bytes(100 * 1024))
+        write_at(root / f"dledger-{root.name}" / "data" / name, 0, bytes(100 * 1024))
     assert exit_code("diff", *roots) == 1
     assert capsys.readouterr().out.startswith("lost for good: nothing\n")
     with forbidden(roots[1] / "dledger-n1" / "data" / name):
@@ -297,9 +295,7 @@ def test_diff_names_a_member_without_its_first_file(
     """It looks like expiry. A copy is made of a member that has the file."""
     roots = [unpacked("mq-53-three").parent / node for node in ("n0", "n1", "n2")]
     (roots[0] / "dledger-n0" / "data" / f"{0:020}").unlink()
-    with (roots[2] / "dledger-n2" / "data" / "00000000000000131072").open("r+b") as file:
-        file.seek(200)
-        file.write(bytes(100))
+    write_at(roots[2] / "dledger-n2" / "data" / "00000000000000131072", 200, bytes(100))
     assert exit_code("diff", *roots, "-o", f"engine={engine}") == 1
     lines = capsys.readouterr().out.splitlines()
     text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"

@@ -17,8 +17,9 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError, IndexRangeError, StoreError
 from pyspark_dledger.raft.client.outcomes import Outcome, outcome_of
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from tests.support.damage import write_at
 from tests.support.groups import SMALL, Served, free_ports, nodes, peers_text
-from tests.support.stores import abandoned, bodies, change, data_files, entries, opened
+from tests.support.stores import abandoned, bodies, data_files, entries, opened
 
 _PWRITE = os.pwrite
 
@@ -43,7 +44,7 @@ def test_flipped_header_bit_costs_no_acknowledged_entry(tmp_path: Path, at: int,
     assert store.flush() == 99
     store.update_committed_index(0, 99)
     (file,) = data_files(store)
-    change(file, pos + at, bytes([file.read_bytes()[pos + at] ^ bit]))
+    write_at(file, pos + at, bytes([file.read_bytes()[pos + at] ^ bit]))
     try:
         again = abandoned(store)
     except StoreError:

@@ -22,9 +22,10 @@ from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
 from pyspark_dledger.raft.messages import AppendRequest, AppendResponse, Request, Response, Role, VoteRequest
 from pyspark_dledger.store.files.node_files import write_current_term
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
+from tests.support.damage import write_at
 from tests.support.groups import SMALL, THREE, eventually, packed
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
-from tests.support.stores import abandoned, bodies, change, data_files, opened
+from tests.support.stores import abandoned, bodies, data_files, opened
 
 _NOT_DONE = (GroupError, UnknownOutcomeError)
 
@@ -45,7 +46,7 @@ def test_member_serves_no_zeros_for_what_a_power_loss_took(tmp_path: Path) -> No
         members.stop(victim)
         # Of all pages that the system wrote before the power went, one was left out.
         (file,) = data_files(stores[victim])
-        change(file, (lost.pos + 48 + 4095) // 4096 * 4096, bytes(1024))
+        write_at(file, (lost.pos + 48 + 4095) // 4096 * 4096, bytes(1024))
         with suppress(StoreError):
             stores[victim] = abandoned(stores[victim])
             members.start(victim)
@@ -70,7 +71,7 @@ def test_flipped_term_hides_no_committed_entry(tmp_path: Path) -> None:
         members.stop(leader, other)
         (file,) = data_files(stores[lagging])
         at = last.pos + 16 + 6  # the second byte from the end of the term
-        change(file, at, bytes([file.read_bytes()[at] ^ 1]))
+        write_at(file, at, bytes([file.read_bytes()[at] ^ 1]))
         try:
             stores[lagging] = abandoned(stores[lagging])
         except StoreError:

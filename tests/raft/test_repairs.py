@@ -21,10 +21,10 @@ from pyspark_dledger.raft.messages import (
 from pyspark_dledger.store.dledger_store import EntryRange, OtherEntryError
 from pyspark_dledger.store.files.node_files import write_checkpoint
 from pyspark_dledger.store.memory_store import MemoryStore
+from tests.support.damage import write_at
 from tests.support.groups import FAST, SMALL, eventually, nodes
 from tests.support.one_core import OneCore, entry, filled, lead_with_equal_peer, problem_of
 from tests.support.scrapes import scrape
-from tests.support.stores import change
 
 
 class Repaired(MemoryStore):
@@ -158,7 +158,7 @@ def test_scrubber_repairs_a_damaged_follower(tmp_path: Path) -> None:
         group.stop(follower)
         file = tmp_path / f"dledger-{follower}" / "data" / f"{0:020}"
         before = file.read_bytes()
-        change(file, pos + 60, b"?")
+        write_at(file, pos + 60, b"?")
         group.start(follower)
         eventually(lambda: file.read_bytes() == before)
         eventually(lambda: group.status(follower)["damagedEntries"] == 0)
@@ -182,7 +182,7 @@ def test_a_damaged_entry_that_may_not_be_committed_stops_no_group(tmp_path: Path
         group.stop()
         file = tmp_path / "dledger-n1" / "data" / f"{0:020}"
         before = file.read_bytes()
-        change(file, pos + 60, b"?")
+        write_at(file, pos + 60, b"?")
         write_checkpoint(tmp_path / "dledger-n1", 5, last.index)
         group.start("n0", core_options=slow if leads else FAST)
         group.start("n1", core_options=FAST if leads else slow)

@@ -12,6 +12,7 @@ import pytest
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect
+from tests.support.damage import write_at
 from tests.support.groups import eventually
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
 
@@ -30,9 +31,7 @@ def write_and_damage(folder: Path) -> None:
     ]
     path = Path(log.ledger_segments[0].path)
     offset = path.read_bytes().index(row["body"], row["pos"])
-    with path.open("r+b") as file:
-        file.seek(offset + 50)
-        file.write(b"?")
+    write_at(path, offset + 50, b"?")
     shutil.rmtree(folder / "n2" / "dledger-n2" / "data")
     shutil.rmtree(folder / "n2" / "dledger-n2" / "index")
     (folder / "n2" / "dledger-n2" / "checkpoint").unlink(missing_ok=True)

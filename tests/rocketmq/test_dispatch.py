@@ -30,6 +30,7 @@ from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, StoreLock, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
+from tests.support.damage import flip, write_at
 from tests.support.dispatching import (
     LONG_AGO,
     SMALL,
@@ -357,9 +358,7 @@ def test_dispatch_passes_a_damaged_end(tmp_path: Path) -> None:
     """A new leader waits until the committed index is dispatched, even if its entry cannot be read."""
     store = write_dledger(tmp_path, Messages().some(20))
     bad = store.rows[-1]
-    with (tmp_path / "dledger-n0" / "data" / bad["segment"]).open("r+b") as file:
-        file.seek(bad["pos"] - int(bad["segment"]))
-        file.write(b"\xff" * 12)
+    write_at(tmp_path / "dledger-n0" / "data" / bad["segment"], bad["pos"] - int(bad["segment"]), b"\xff" * 12)
     one = dispatcher(tmp_path)
     one.recover(store.end, False)
     one.committed(last(store), store.end)
@@ -525,8 +524,7 @@ def test_slots_newer_than_their_header_lead_back_to_older_units(tmp_path: Path, 
     fields[5] = last_count
     fields[3] = struct.unpack_from(">q", units, 20 * (last_count - 1) + 4)[0]
     fields[1] = fields[0] + 1000 * struct.unpack_from(">i", units, 20 * (last_count - 1) + 12)[0]
-    with path.open("r+b") as file:
-        file.write(struct.pack(">4q2i", *fields))
+    write_at(path, 0, struct.pack(">4q2i", *fields))
     dispatch(tmp_path, store.end, last(store), is_unclean=True)
     assert index_units(tmp_path) == complete[0]
     # All but the number of used slots, which units alone do not show.
@@ -539,9 +537,7 @@ def test_an_inconsistent_index_file_is_rebuilt(tmp_path: Path) -> None:
         dispatch(tmp_path, store.end, last(store))
         complete = index_units(tmp_path)
         path = index_files(tmp_path)[-1]
-        data = bytearray(path.read_bytes())
-        data[at] ^= 0x7F
-        path.write_bytes(data)
+        flip(path, at, 0x7F)
         dispatch(tmp_path, store.end, last(store), is_unclean=True)
         assert index_units(tmp_path) == complete
         shutil.rmtree(tmp_path / "index")
@@ -553,9 +549,7 @@ def test_a_hole_at_the_end_of_a_queue_is_filled_from_the_log(tmp_path: Path) -> 
     dispatch(tmp_path, store.end, last(store))
     before = files_of(tmp_path, "consumequeue")
     path = max((tmp_path / "consumequeue/Orders/2").iterdir())
-    data = bytearray(path.read_bytes())
-    data[20:60] = bytes(40)
-    path.write_bytes(data)
+    write_at(path, 20, bytes(40))
     dispatch(tmp_path, store.end, last(store))
     assert files_of(tmp_path, "consumequeue") == before
 

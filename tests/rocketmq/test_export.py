@@ -37,6 +37,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import new_file, read_manifest
 from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden
 from tests.support.attempts import run_at_once
+from tests.support.damage import write_at
 from tests.support.generate import Store, mq_message, raw, rows_of, write_dledger
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree
@@ -552,9 +553,7 @@ def test_a_byte_that_changes_on_disk_is_an_error(
     write = DirectFile._write
 
     def flip(file: Path) -> None:
-        data = bytearray(file.read_bytes())
-        data[len(data) // 3] ^= 4
-        file.write_bytes(data)
+        flip(file, file.stat().st_size // 3, 4)
 
     def write_wrong(file: DirectFile, data: memoryview, offset: int) -> None:
         data[len(data) // 3] ^= 4
@@ -772,8 +771,7 @@ def test_a_late_part_changes_nothing(case_folder: Callable[[str], Path], tmp_pat
     export(case_folder("mq-53-single"), target, form, run=keeping)
     files = (file for file in sorted(target.rglob("*")) if file.is_file())
     written = next(file for file in files if not str(file.relative_to(target)).startswith("_export"))
-    with written.open("r+b") as file:
-        file.write(b"a broker's")
+    write_at(written, 0, b"a broker's")
     before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
     for part in late:
         with pytest.raises(StoreError, match="expected the export of this part in state running, found finished"):

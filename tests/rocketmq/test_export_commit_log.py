@@ -30,6 +30,7 @@ from pyspark_dledger.rocketmq.export.commit_log_part import FILLER_TOPIC, MIN_FI
 from pyspark_dledger.rocketmq.jobs import map_here
 from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
 from tests.support import golden
+from tests.support.damage import flip
 from tests.support.generate import (
     Recipe,
     Store,
@@ -193,9 +194,7 @@ def three_files(root: Path, per_file: int = 5) -> Store:
 
 
 def change(file: Path, at: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[at] ^= 1
-    file.write_bytes(content)
+    flip(file, at)
 
 
 @pytest.mark.parametrize("preserve", [False, True])

@@ -19,6 +19,7 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.export.forms import ExportReport
 from tests.support.attempts import run_at_once
+from tests.support.damage import flip
 from tests.support.generate import mq_message, write_consume_queue, write_dledger
 from tests.support.long_runs import mostly_slow
 
@@ -198,9 +199,7 @@ def change_at(fraction: float) -> Change:
     """Changes the byte at a fraction of the file: 0 is its first, 1 its last byte."""
 
     def change(file: Path) -> None:
-        content = bytearray(file.read_bytes())
-        content[int(fraction * (len(content) - 1))] ^= 1
-        file.write_bytes(content)
+        flip(file, int(fraction * (file.stat().st_size - 1)))
 
     return change
 

@@ -22,6 +22,7 @@ from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.lost.lost_messages import count_of, lost_in_group
 from pyspark_dledger.rocketmq.tables import read_table
+from tests.support.damage import flip, write_at
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue, write_dledger
 from tests.support.long_runs import mostly_slow
 from tests.support.queues import tags_code, units_of, write_units
@@ -54,9 +55,7 @@ def lost_of(path: Path, *replicas: Path) -> list[Row]:
 def patch(store: Store, row: Row, offset: int) -> None:
     """Change one byte of a row."""
     segment = next(each for each in store.segments if each.name == row["segment"])
-    with Path(segment.path).open("r+b") as file:
-        file.seek(row["pos"] - segment.base + offset)
-        file.write(b"Q")
+    write_at(segment.path, row["pos"] - segment.base + offset, b"Q")
 
 
 def segments_of(root: Path) -> list[Path]:
@@ -73,9 +72,7 @@ def damage(root: Path, seed: int) -> None:
         size = draw.choice([1, 16, 512, 4096, 9000])
         at = draw.randrange(max(min(segment.end, end) - segment.base - size, 1))
         data = draw.choice([bytes(size), draw.randbytes(size)])
-        with Path(segment.path).open("r+b") as file:
-            file.seek(at)
-            file.write(data)
+        write_at(segment.path, at, data)
 
 
 def intact(rows: list[Row]) -> dict[int, Row]:
@@ -142,9 +139,7 @@ def damage_units(root: Path, seed: int) -> None:
     for _ in range(draw.randint(1, 6)):
         file, size = draw.choice(files), draw.choice([1, 8, 20, 200, 2000])
         at = draw.randrange(max(file.stat().st_size - size, 1))
-        with file.open("r+b") as stream:
-            stream.seek(at)
-            stream.write(draw.choice([bytes(size), draw.randbytes(size)]))
+        write_at(file, at, draw.choice([bytes(size), draw.randbytes(size)]))
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(10), 3, suite=4))
@@ -327,9 +322,7 @@ def overwrite(root: Path, row: Row) -> None:
 def change(root: Path, pos: int, data: bytes) -> None:
     """Overwrite bytes at a position of the log."""
     segment = next(each for each in open_log(root).segments if each.base <= pos < each.end)
-    with Path(segment.path).open("r+b") as file:
-        file.seek(pos - segment.base)
-        file.write(data)
+    write_at(segment.path, pos - segment.base, data)
 
 
 def test_a_message_that_its_queue_knows_by_another_topic_is_lost(tmp_path: Path) -> None:
@@ -469,9 +462,7 @@ def test_a_message_with_a_wrong_crc_is_lost(tmp_path: Path) -> None:
     store = write_commitlog(tmp_path, [mq_message("Orders", b"body %d" % n * 9, queue_offset=n) for n in range(9)])
     write_units(tmp_path, units_of(store.rows))
     row, file = store.rows[4], Path(store.segments[0].path)
-    data = bytearray(file.read_bytes())
-    data[data.index(b"body 4")] ^= 1
-    file.write_bytes(data)
+    flip(file, file.read_bytes().index(b"body 4"))
     (found,) = lost_of(tmp_path)
     assert (found["pos"], found["queueOffset"], found["tagsCode"]) == (row["pos"], 4, tags_code(row))
     assert found["witnesses"] == ["log", "consumeQueue"]

@@ -37,6 +37,7 @@ from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.files.node_files import load_members, write_members
+from tests.support.damage import write_at
 from tests.support.generate import mq_message, write_commitlog, write_dledger
 from tests.support.groups import FAST, SMALL, Served, eventually, free_ports, peers_text
 from tests.support.message_nodes import (
@@ -335,9 +336,7 @@ def test_a_damaged_first_copy_is_known_without_its_location(one: tuple[MessageNo
     group, client = one
     first = list(client.put_messages(puts(rows(3))))
     file = group.root("n0") / "dledger-n0" / "data" / "00000000000000000000"
-    with file.open("r+b") as stream:
-        stream.seek(first[1].pos)
-        stream.write(b"\xff" * 8)
+    write_at(file, first[1].pos, b"\xff" * 8)
     found = [tuple(put) for put in client.put_messages(puts(rows(3)))]
     assert found == [tuple(first[0]), (1, -1, -1), tuple(first[2])]
     assert end_index(group) == 2

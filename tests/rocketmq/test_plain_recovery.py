@@ -20,6 +20,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint
 from pyspark_dledger.rocketmq.recovery.plain_recovery import LINES, families, preview_plain
 from tests.support import golden
+from tests.support.damage import flip, write_at
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
 
 Unpack = Callable[[str], Path]
@@ -39,12 +40,6 @@ def write(root: Path, count: int = 30, dispatched: int | None = None) -> Any:
     store = write_commitlog(root, payloads, file_size=FILE_SIZE)
     write_consume_queue(root, store.rows[:dispatched])
     return store
-
-
-def flip(path: str, at: int) -> None:
-    data = bytearray(Path(path).read_bytes())
-    data[at] ^= 1
-    Path(path).write_bytes(data)
 
 
 @pytest.mark.parametrize("case", ["mq-plain", "mq-plain-crc"])
@@ -127,9 +122,7 @@ def test_messages_that_only_queues_know_are_truncated(version: str, tmp_path: Pa
     """The end of the log was lost, or the controller truncated it: the queues point to what is not there."""
     store = write(tmp_path)
     first = store.rows[-2]["pos"]
-    with Path(store.segments[-1].path).open("r+b") as file:
-        file.seek(first - store.segments[-1].base)
-        file.write(bytes(store.end - first))
+    write_at(store.segments[-1].path, first - store.segments[-1].base, bytes(store.end - first))
     found = preview_plain(open_log(tmp_path), version)
     assert (found.max_phy_offset, found.truncated, found.is_trouble) == (first, (first, store.end - 1), True)
 
@@ -210,9 +203,7 @@ def test_queues_that_end_before_the_log_are_not_truncated(tmp_path: Path, versio
     (tmp_path / "checkpoint").write_bytes(checkpoint.pack().ljust(CHECKPOINT_SIZE, b"\0"))
     text = "1-0\n"
     (tmp_path / "epochFileCheckpoint").write_text(f"1\n{zlib.crc32(text.encode()) & 0x7FFFFFFF}\n{text}")
-    with last.open("r+b") as file:
-        file.seek(2 * 20)
-        file.write((2**40).to_bytes(8, "big"))
+    write_at(last, 2 * 20, (2**40).to_bytes(8, "big"))
     (tmp_path / "abort").touch()
     found = preview_plain(open_log(tmp_path), version)
     assert found.consume_queue_max_offsets["Orders/0"] == kept

@@ -27,6 +27,7 @@ from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
 from pyspark_dledger.rocketmq.rebuild import FileSettings, builder, compare, rebuild
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import ChunkCounts, DispatchedUnits, save_units
+from tests.support.damage import write_at
 from tests.support.dispatching import Messages, audit, dispatch, files_of, index_units, units
 from tests.support.generate import Store, mq_message, write_commitlog, write_dledger
 from tests.support.golden import ALL, Golden
@@ -283,9 +284,7 @@ def damage_orders(store: Store, segment: int) -> dict[str, Any]:
     name = Path(store.segments[segment].path)
     rows = [row for row in store.rows_of(store.segments[segment]) if row["topic"] == "Orders"]
     victim: dict[str, Any] = next(row for row in rows[3:] if row["queueId"] == 0)
-    with name.open("r+b") as file:
-        file.seek(victim["pos"] % 4096)
-        file.write(b"\xff" * 60)
+    write_at(name, victim["pos"] % 4096, b"\xff" * 60)
     return victim
 
 

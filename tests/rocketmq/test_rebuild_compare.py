@@ -18,6 +18,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.verify.findings import INFO
 from pyspark_dledger.rocketmq.rebuild import compare, rebuild
+from tests.support.damage import write_at
 from tests.support.dispatching import audit, files_of, index_units, units
 from tests.support.long_runs import examples
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
@@ -85,9 +86,7 @@ def test_a_wrong_number_of_units_in_an_index_header_takes_no_memory(tmp_path: Pa
     root = tmp_path / "root"
     store_of(root)
     first = index_files(root)[0]
-    with first.open("r+b") as file:
-        file.seek(36)
-        file.write(struct.pack(">i", 30_000_000))
+    write_at(first, 36, struct.pack(">i", 30_000_000))
     tracemalloc.start()
     try:
         (row,) = [row for row in compare(root, "index").differences if not row.is_equal]

@@ -20,6 +20,7 @@ from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_check
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.broker.root_files import StoreLock, locked, write_store_checkpoint
 from pyspark_dledger.rocketmq.rebuild import builder, compare, rebuild, swap
+from tests.support.damage import write_at
 from tests.support.dispatching import Messages, dispatch, files_of, with_noise
 from tests.support.generate import write_dledger
 from tests.support.rebuilds import SMALL, WHATS, index_bytes, store_of
@@ -258,9 +259,7 @@ def test_a_folder_that_differs_when_read_back_is_not_put_in_place(
 
     def damage(folder: str, at: int) -> None:
         path = next(path for path in sorted((root / f"{folder}.rebuilding").rglob("*")) if path.is_file())
-        with path.open("r+b") as file:
-            file.seek(at)
-            file.write(b"\x55")
+        write_at(path, at, b"\x55")
 
     sync = QueueWriter.sync
     monkeypatch.setattr(QueueWriter, "sync", lambda self: (sync(self), damage("consumequeue", 25)))

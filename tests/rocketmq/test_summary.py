@@ -32,6 +32,7 @@ from pyspark_dledger.rocketmq.service.summary import (
     write_summary,
 )
 from pyspark_dledger.store import MmapFileStore
+from tests.support.damage import flip
 from tests.support.generate import mq_message, write_commitlog
 from tests.support.groups import eventually
 from tests.support.message_member import FILES, Member, member, quiet
@@ -160,9 +161,7 @@ def test_nothing_expires_that_is_not_dispatched(tmp_path: Path) -> None:
 
 
 def flipped(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 4
-    file.write_bytes(bytes(data))
+    flip(file, file.stat().st_size // 2, 4)
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {

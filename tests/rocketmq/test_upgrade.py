@@ -21,6 +21,7 @@ from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, be
 from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.files.services import CleanSpaceService
+from tests.support.damage import flip
 from tests.support.dispatching import Messages, dispatch, dispatcher, units
 from tests.support.generate import Store, write_commitlog, write_dledger
 from tests.support.golden import unpack
@@ -188,9 +189,7 @@ def test_messages_after_damage_are_kept(tmp_path: Path) -> None:
     store = old_log(tmp_path)
     bad = store.rows[-4]
     path = tmp_path / "commitlog" / bad["segment"]
-    data = bytearray(path.read_bytes())
-    data[bad["pos"] - int(bad["segment"]) + 4] ^= 0xFF
-    path.write_bytes(data)
+    flip(path, bad["pos"] - int(bad["segment"]) + 4, 0xFF)
     assert begin(tmp_path) == store.segments[-1].end
     rows = [row for batch in open_log(str(tmp_path)).scan(columns=["pos", "kind"]) for row in batch.to_pylist()]
     assert [row["pos"] for row in rows if row["kind"] == "message"] == [

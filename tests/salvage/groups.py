@@ -17,6 +17,7 @@ from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
+from tests.support.damage import write_log
 from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import unpack
 from tests.support.sparse_copy import copy_tree
@@ -242,11 +243,7 @@ def lose(group: Group, member: int, indexes: list[int], offset: int = 0, size: i
 
 
 def change(member: Path, pos: int, data: bytes) -> None:
-    folder = next(iter(member.glob("dledger-*/data")), member / "data")
-    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
-    with file.open("r+b") as stream:
-        stream.seek(pos - int(file.name))
-        stream.write(data)
+    write_log(next(iter(member.glob("dledger-*/data")), member / "data"), pos, data)
 
 
 def _segments(member: Path) -> list[tuple[Path, int]]:

@@ -17,6 +17,7 @@ from pyspark_dledger.log.copies.segment_bytes import is_torn, lacks_a_write
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.salvage.plan_rows import headline
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from tests.support.damage import flip
 from tests.support.damaged_groups import Member, write_group
 from tests.support.golden import unpack
 
@@ -62,11 +63,7 @@ def test_two_folders_of_one_node_have_one_vote(tmp_path: Path) -> None:
     """A property that no checksum covers differs on a node and on the copy of its folder, which lost its times."""
     n0, n1, n2 = (unpack("mq-53-three", tmp_path) / f"n{number}" for number in range(3))
     segment = "dledger-n0/data/00000000000000131072"
-    with (n0 / segment).open("r+b") as file:
-        file.seek(66046)
-        (byte,) = file.read(1)
-        file.seek(66046)
-        file.write(bytes([byte ^ 1]))
+    flip(n0 / segment, 66046)
     copy = tmp_path / "old"
     shutil.copytree(n0, copy, copy_function=shutil.copy)
     for order in ([n0, copy, n2], [n2, copy, n0]):

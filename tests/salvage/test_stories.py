@@ -28,6 +28,7 @@ from tests.salvage.groups import (
     older_terms_group,
 )
 from tests.salvage.run import group_of
+from tests.support.damage import flip, place, write_at
 from tests.support.long_runs import some
 
 pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
@@ -35,15 +36,13 @@ pytestmark = [pytest.mark.usefixtures("no_fsync"), pytest.mark.slow]
 QUEUE_OFFSET_AT, BODY_AT = ENTRY_HEADER_SIZE + 20, 88
 
 
-def flip(folder: Path, pos: int) -> None:
-    """Flip a bit of the byte at a position of the log."""
-    file = max(file for file in folder.iterdir() if int(file.name) <= pos)
-    with file.open("r+b") as stream:
-        stream.seek(pos - int(file.name))
-        value = stream.read(1)[0]
-        stream.seek(pos - int(file.name))
-        stream.write(bytes([value ^ 1]))
-    # The clock of files is coarse, and replicas with equal times would be copies of each other.
+def flip_and_touch(folder: Path, pos: int) -> None:
+    """Flip a bit at a position of a log.
+
+    The clock of files is coarse, and replicas with equal times would be copies of each other.
+    """
+    file, at = place(folder, pos)
+    flip(file, at)
     os.utime(file, ns=(time.time_ns(), time.time_ns()))
 
 
@@ -125,7 +124,7 @@ def test_equal_copies_that_fail_their_checksum_are_undecided(tmp_path: Path) -> 
     group = golden_group(tmp_path, "mq-53-three")
     extent = group.extents[60]
     for member in group.members:
-        flip(next(member.glob("dledger-*/data")), extent.pos + ENTRY_HEADER_SIZE + BODY_AT)
+        flip_and_touch(next(member.glob("dledger-*/data")), extent.pos + ENTRY_HEADER_SIZE + BODY_AT)
     assert story_differences(group) == []
     assert headline(plan_of(group)) == (
         "lost for good: cannot tell for 1 entry, 60: nothing shows that a copy is right"
@@ -143,7 +142,7 @@ def test_equal_messages_that_fail_their_checksum_are_undecided_without_dledger(t
     group = generated_plain_group(tmp_path, 2)
     extent = group.extents[5]
     for member in group.members:
-        flip(member / "commitlog", extent.pos + BODY_AT)
+        flip_and_touch(member / "commitlog", extent.pos + BODY_AT)
     assert story_differences(group) == []
     (undecided,) = plan_of(group).logs[0].undecided
     assert (undecided.pos, undecided.variants) == (extent.pos, ((0, 1, 2),))
@@ -191,9 +190,7 @@ def test_what_cannot_be_read_is_named_in_a_plan(tmp_path: Path, capsys: pytest.C
 def test_a_damaged_term_in_an_index_unit_loses_no_entry(tmp_path: Path) -> None:
     group = golden_group(tmp_path, "raw-three")
     index = min((group.members[0] / "index").iterdir())
-    with index.open("r+b") as stream:
-        stream.seek(7 * INDEX_UNIT_SIZE + 24)
-        stream.write(b"\0\0\1\0")
+    write_at(index, 7 * INDEX_UNIT_SIZE + 24, b"\0\0\1\0")
     assert plan(SalvageRequest.of(group.members[:1])).is_lossless
     assert story_differences(group) == []
 

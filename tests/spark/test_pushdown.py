@@ -18,6 +18,7 @@ from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
 from pyspark_dledger.format.spec import KINDS, Filters, IntFilter
 from pyspark_dledger.log import open_log
 from tests.support import golden
+from tests.support.damage import flip
 from tests.support.extension import HAS_EXTENSION
 
 datasource = pytest.importorskip("pyspark.sql.datasource")
@@ -269,14 +270,6 @@ SCHEMA = (
 )
 
 
-def flip(file: Path, offset: int) -> None:
-    with file.open("r+b") as data:
-        data.seek(offset)
-        byte = data.read(1)[0]
-        data.seek(offset)
-        data.write(bytes([byte ^ 0xFF]))
-
-
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An upgraded store: old CommitLog rows without index and term, and damage in both parts."""
@@ -289,7 +282,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         positions = [row["pos"] for row in rows if row["source"] == source]
         for number, pos in enumerate(positions[10::60]):
             base = max(base for base in files if base <= pos)
-            flip(files[base], pos - base + places[source][number % len(places[source])])
+            flip(files[base], pos - base + places[source][number % len(places[source])], 0xFF)
     return path
 
 

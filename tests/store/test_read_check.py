@@ -16,8 +16,9 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.dledger_store import OtherEntryError
 from tests.support import stores
+from tests.support.damage import write_at
 from tests.support.generate import mq_message
-from tests.support.stores import change, opened, reopened
+from tests.support.stores import opened, reopened
 
 COUNT = 30
 MESSAGE = mq_message(body=b"x" * 200).make(0)
@@ -36,9 +37,7 @@ def store(tmp_path: Path) -> MmapFileStore:
     first = store_in(tmp_path)
     first.append_as_leader([MESSAGE] * COUNT)
     first.shutdown()
-    with next(tmp_path.rglob(f"data/{0:020}")).open("r+b") as file:
-        file.seek(9 * SIZE + ENTRY_HEADER_SIZE + 120)
-        file.write(b"y")
+    write_at(next(tmp_path.rglob(f"data/{0:020}")), 9 * SIZE + ENTRY_HEADER_SIZE + 120, b"y")
     again = store_in(tmp_path)
     again.read_check = get_engine().find_damaged
     return again
@@ -81,9 +80,7 @@ def test_bodies_that_do_not_match_their_checksum_are_not_served(tmp_path: Path) 
     first = store_in(tmp_path)
     first.append_as_leader([b"x" * 200] * COUNT)
     first.shutdown()
-    with next(tmp_path.rglob(f"data/{0:020}")).open("r+b") as file:
-        file.seek(9 * 248 + 100)
-        file.write(b"y")
+    write_at(next(tmp_path.rglob(f"data/{0:020}")), 9 * 248 + 100, b"y")
     again = store_in(tmp_path)
     assert (again.read(0, 1 << 20).last_index, again.read(10, 1 << 20).last_index) == (8, COUNT - 1)
     for call in (lambda: again.get(9), lambda: again.read(9, 1 << 20)):
@@ -102,9 +99,7 @@ def test_a_term_is_compared_with_the_index_unit(tmp_path: Path, flush: str) -> N
     store.shutdown()
     store.startup()
     store.append_as_leader([b"x" * 200] * COUNT, 1)
-    with next(tmp_path.rglob(f"data/{0:020}")).open("r+b") as file:
-        file.seek((COUNT - 1) * 248 + 22)
-        file.write(b"\1")
+    write_at(next(tmp_path.rglob(f"data/{0:020}")), (COUNT - 1) * 248 + 22, b"\1")
     assert store.read(0, COUNT * 248).last_index == COUNT - 2
     assert store.read(COUNT, 1 << 20).last_index == 2 * COUNT - 1
     with pytest.raises(StoreError, match=r"index=29 term=1 .* found .* term=257"):
@@ -197,7 +192,7 @@ def small(tmp_path: Path) -> MmapFileStore:
 
 @pytest.mark.parametrize(("at", "value"), [(31, b"\x05"), (15, b"\x33")], ids=["term", "size"])
 def test_a_flipped_index_unit_tells_no_term_and_no_end(small: MmapFileStore, at: int, value: bytes) -> None:
-    change(next((small.config.node_dir / "index").iterdir()), 2 * INDEX_UNIT_SIZE + at, value)
+    write_at(next((small.config.node_dir / "index").iterdir()), 2 * INDEX_UNIT_SIZE + at, value)
     for call in (lambda: small.term_at(2), lambda: small.truncate(3)):
         with pytest.raises(StoreError, match="expected the entry of index 2"):
             call()
@@ -211,10 +206,10 @@ def test_only_a_copy_of_the_same_entry_repairs_a_damaged_one(small: MmapFileStor
     copy = bytes(small.read(2, 1).data)
     other = bytearray(codec.encode_entry(2, 5, 2 * size, b"0002"))
     get_engine().write_body_crcs(other)
-    change(file, 2 * size + ENTRY_HEADER_SIZE, b"?")
+    write_at(file, 2 * size + ENTRY_HEADER_SIZE, b"?")
     with pytest.raises(OtherEntryError, match="found another entry"):
         small.repair(2, other)
-    change(file, 2 * size + 23, b"\x05")
+    write_at(file, 2 * size + 23, b"\x05")
     with pytest.raises(ValueError, match="expected an entry as its index unit"):
         small.repair(2, other)
     small.repair(2, copy)

@@ -12,8 +12,9 @@ from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.scrub import ScrubbedRange, ScrubService
+from tests.support.damage import write_at
 from tests.support.generate import mq_message
-from tests.support.stores import bodies, change, content, data_files, entries, index_files, leaders_entry, opened
+from tests.support.stores import bodies, content, data_files, entries, index_files, leaders_entry, opened
 
 COUNT = 38
 
@@ -74,7 +75,7 @@ def test_another_body_with_its_checksum_is_no_copy(store: MmapFileStore) -> None
     other = bytearray(intact[:48] + b"?" * (len(intact) - 48))
     store._reader._engine.write_body_crcs(other)
     file, offset = data_files(store)[2], 2 * 148
-    change(file, offset + 60, bytes([file.read_bytes()[offset + 60] ^ 64]))
+    write_at(file, offset + 60, bytes([file.read_bytes()[offset + 60] ^ 64]))
     with pytest.raises(ValueError, match="expected a body with CRC"):
         store.repair(12, bytes(other))
     store.repair(12, intact)
@@ -99,7 +100,7 @@ def test_damaged_entry_is_found_and_repaired(store: MmapFileStore, at: int, text
     intact = bytes(store.read(12, 1).data)
     before = content(data_files(store))
     file, offset = data_files(store)[2], 2 * 148
-    change(file, offset + at, bytes([file.read_bytes()[offset + at] ^ 64]))
+    write_at(file, offset + at, bytes([file.read_bytes()[offset + at] ^ 64]))
     found = damaged(store)
     assert list(found) == [12]
     assert text in found[12]
@@ -117,7 +118,7 @@ def test_damaged_index_unit_is_found_and_repaired(store: MmapFileStore, at: int,
     before = content(index_files(store))
     offset = index * 32 % index_files(store)[0].stat().st_size
     file = index_files(store)[index * 32 // index_files(store)[0].stat().st_size]
-    change(file, offset + at, bytes([file.read_bytes()[offset + at] ^ 64]))
+    write_at(file, offset + at, bytes([file.read_bytes()[offset + at] ^ 64]))
     found = damaged(store)
     assert set(found) & {index, index + 1}
     for each in sorted({index, *found}):
@@ -143,7 +144,7 @@ def test_damaged_index_unit_is_found_and_repaired(store: MmapFileStore, at: int,
     ids=["index", "term", "pos", "size", "body", "more", "no checksum", "nothing"],
 )
 def test_only_the_same_entry_with_a_right_checksum_is_taken(store: MmapFileStore, copy: bytes) -> None:
-    change(data_files(store)[2], 2 * 148 + 60, b"?")
+    write_at(data_files(store)[2], 2 * 148 + 60, b"?")
     before = content(data_files(store))
     with pytest.raises(ValueError, match="expected"):
         store.repair(12, copy)
@@ -153,7 +154,7 @@ def test_only_the_same_entry_with_a_right_checksum_is_taken(store: MmapFileStore
 
 def test_repair_does_not_trust_a_damaged_unit(store: MmapFileStore) -> None:
     """It would overwrite another entry."""
-    change(index_files(store)[1], 2 * 32 + 4, (1792 - 148).to_bytes(8, "big"))
+    write_at(index_files(store)[1], 2 * 32 + 4, (1792 - 148).to_bytes(8, "big"))
     found = damaged(store)
     assert list(found) == [12]
     assert "expected the index unit of index 12" in found[12]
@@ -167,7 +168,7 @@ def test_repair_does_not_trust_a_damaged_unit(store: MmapFileStore) -> None:
 def test_damaged_unit_is_rebuilt_from_its_entry(store: MmapFileStore, index: int, at: int, data: bytes) -> None:
     """Also at a member without peers."""
     before = content(index_files(store))
-    change(index_files(store)[index // 10], index % 10 * 32 + at, data)
+    write_at(index_files(store)[index // 10], index % 10 * 32 + at, data)
     reported: dict[int, str] = {}
     service = ScrubService(store._scrub_bounds, store.scrub, reported.update, store.rebuild_unit, 1 << 40)
     service._pass()
@@ -180,8 +181,8 @@ def test_damaged_unit_is_rebuilt_from_its_entry(store: MmapFileStore, index: int
 
 @pytest.mark.parametrize("at", [2, 15, 23, 31, 60])
 def test_unit_is_not_rebuilt_from_a_damaged_entry(store: MmapFileStore, at: int) -> None:
-    change(index_files(store)[1], 2 * 32 + 4, b"\1")
-    change(data_files(store)[2], 2 * 148 + at, b"\7")
+    write_at(index_files(store)[1], 2 * 32 + 4, b"\1")
+    write_at(data_files(store)[2], 2 * 148 + at, b"\7")
     before = content(index_files(store))
     assert not store.rebuild_unit(12)
     assert not store.rebuild_unit(COUNT + 1)
@@ -192,7 +193,7 @@ def test_unit_is_not_rebuilt_from_a_damaged_entry(store: MmapFileStore, at: int)
 
 def test_only_committed_and_durable_entries_are_read(store: MmapFileStore) -> None:
     store.append_as_leader(bodies(COUNT, 3))
-    change(data_files(store)[-1], 4 * 148 + 60, b"?")
+    write_at(data_files(store)[-1], 4 * 148 + 60, b"?")
     assert damaged(store) == {}
     with pytest.raises(IndexRangeError):
         store.repair(COUNT + 1, b"")
@@ -211,7 +212,7 @@ def test_messages_without_a_body_checksum_are_checked_by_their_own(tmp_path: Pat
     store.append_as_follower(b"".join(copies), 0)
     store.flush()
     store.update_committed_index(0, 4)
-    change(data_files(store)[0], 3 * size + 48 + message.index(b"xxx"), b"y")
+    write_at(data_files(store)[0], 3 * size + 48 + message.index(b"xxx"), b"y")
     assert list(damaged(store)) == [3]
     store.repair(3, copies[3])
     assert damaged(store) == {}

@@ -27,13 +27,13 @@ from pyspark_dledger.store.files.node_files import load_current_term, write_curr
 from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
+from tests.support.damage import write_at
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree
 from tests.support.stores import (
     FILE,
     abandoned,
     bodies,
-    change,
     content,
     data_files,
     entries,
@@ -553,7 +553,7 @@ def test_get_and_read_reject_a_damaged_header(tmp_path: Path, engine: str, at: i
     store = opened(tmp_path, engine=engine)
     store.append_as_leader(bodies(0, 34))
     store.flush()
-    change(data_files(store)[1], 2 * 148 + at, data)
+    write_at(data_files(store)[1], 2 * 148 + at, data)
     text = f"{FILE:020} at byte 296: expected the entry of index 7, magic=1 size=148 index=7 term=0 pos=1044 "
     text += "bodySize=100, "
     for reading in (lambda: store.get(7), lambda: store.read(7, 1), lambda: store.read(7, FILE)):
@@ -567,7 +567,7 @@ def test_read_stops_before_a_falling_term(tmp_path: Path, engine: str) -> None:
     store = opened(tmp_path, engine=engine)
     store.append_as_leader(bodies(0, 34), 3)
     store.flush()
-    change(data_files(store)[1], 2 * 148 + 23, b"\x02")
+    write_at(data_files(store)[1], 2 * 148 + 23, b"\x02")
     assert store.read(5, FILE).last_index == 6
     with pytest.raises(StoreError, match="index 7"):
         store.read(7, FILE)

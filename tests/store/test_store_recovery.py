@@ -16,13 +16,13 @@ from pyspark_dledger.store.mmap_file_store import MmapFileStore
 from pyspark_dledger.store.store_config import StoreConfig
 from tests.interop import damages
 from tests.interop.damages import Damage
+from tests.support.damage import write_at
 from tests.support.golden import fingerprint, unpack
 from tests.support.sparse_copy import copy_tree
 from tests.support.stores import (
     FILE,
     abandoned,
     bodies,
-    change,
     content,
     data_files,
     entries,
@@ -157,10 +157,10 @@ def test_invalid_tail_that_no_unit_proves_is_truncated(tmp_path: Path) -> None:
     store.flush()
     store.write_checkpoint()
     store.append_as_leader(bodies(21, 12))
-    change(data_files(store)[4], 2 * 148, b"damage")  # index 22
+    write_at(data_files(store)[4], 2 * 148, b"damage")  # index 22
     with pytest.raises(StoreError, match=r"expected the entry of index 22, found .*, and the index unit "):
         abandoned(store)
-    change(index_files(store)[2], 2 * 32, bytes(32))
+    write_at(index_files(store)[2], 2 * 32, bytes(32))
     again = abandoned(store)
     assert (again.ledger_end_index, again.committed_index, len(data_files(again))) == (21, 20, 5)
     (side,) = again.config.node_dir.glob("cut-*.bin")
@@ -179,7 +179,7 @@ def test_unreadable_checkpoint_matters_only_for_a_truncation(tmp_path: Path) -> 
     assert again.ledger_end_index == 32
     again.shutdown()
     (tmp_path / "dledger-n0" / "checkpoint").write_text("committedIndex=many\n")
-    change(data_files(store)[4], 2 * 148, b"damage")
+    write_at(data_files(store)[4], 2 * 148, b"damage")
     with pytest.raises(StoreError, match="the committed index is unknown"):
         opened(tmp_path)
 
@@ -188,7 +188,7 @@ def test_damage_before_the_tail_is_rejected_even_if_nothing_is_known_to_be_commi
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 33))
     store.shutdown()
-    change(data_files(store)[1], 0, b"damage")
+    write_at(data_files(store)[1], 0, b"damage")
     with pytest.raises(StoreError, match="expected the entry of index 5, found "):
         opened(tmp_path)
 
@@ -301,7 +301,7 @@ def test_blank_without_a_next_file(tmp_path: Path) -> None:
     """Killed between writing the blank and creating the next file."""
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 4))
-    change(data_files(store)[0], 4 * 148, b"\xff\xff\xff\xff" + (FILE - 4 * 148).to_bytes(4, "big"))
+    write_at(data_files(store)[0], 4 * 148, b"\xff\xff\xff\xff" + (FILE - 4 * 148).to_bytes(4, "big"))
     again = abandoned(store)
     assert (again.ledger_end_index, again.end_pos) == (3, 4 * 148)
     again.append_as_leader(bodies(4, 9))
@@ -338,7 +338,7 @@ def test_units_lost_far_before_the_end_are_rebuilt(tmp_path: Path) -> None:
     store.append_as_leader(bodies(0, 38))
     store.flush()
     before, file = content(index_files(store)), index_files(store)[0]
-    change(file, 7 * 32, bytes(64))
+    write_at(file, 7 * 32, bytes(64))
     again = abandoned(store)
     assert [entry.body for entry in entries(again)] == bodies(0, 38)
     again.shutdown()
@@ -350,8 +350,8 @@ def test_damage_far_before_the_end_is_rejected_even_if_units_were_lost(tmp_path:
     store = opened(tmp_path)
     store.append_as_leader(bodies(0, 38))
     store.flush()
-    change(index_files(store)[0], 7 * 32, bytes(64))
-    change(data_files(store)[2], 148, b"damage")  # index 11
+    write_at(index_files(store)[0], 7 * 32, bytes(64))
+    write_at(data_files(store)[2], 148, b"damage")  # index 11
     with pytest.raises(StoreError, match="expected the entry of index 11"):
         abandoned(store)
     assert opened(tmp_path, truncate_at=11).ledger_end_index == 10
@@ -399,7 +399,7 @@ def test_flipped_bit_of_a_header_is_no_torn_tail(tmp_path: Path, index: int, at:
     store.flush()
     before = store_files(store)
     file, offset = data_files(store)[index // 5], index % 5 * 148 + at
-    change(file, offset, bytes([file.read_bytes()[offset] ^ 4]))
+    write_at(file, offset, bytes([file.read_bytes()[offset] ^ 4]))
     refusal = ""
     try:
         again = abandoned(store)
@@ -421,7 +421,7 @@ def test_members_that_may_have_the_entry_are_named(tmp_path: Path) -> None:
     write_members(store.config.node_dir, ["n0", "n1", "n2"])
     store.append_as_leader(bodies(0, 23))
     store.flush()
-    change(data_files(store)[4], 148, b"\0\0\0\7")
+    write_at(data_files(store)[4], 148, b"\0\0\0\7")
     with pytest.raises(
         StoreError, match=r"\(dledger-n1 or dledger-n2: 'dledger metadata' shows .* endIndex 21 or more"
     ):
@@ -434,10 +434,10 @@ def test_damaged_term_of_a_unit_is_corrected_if_it_cannot_be_right(tmp_path: Pat
     store.append_as_leader(bodies(0, 23), 1)
     store.flush()
     before = content(index_files(store))
-    change(index_files(store)[1], 2 * 32 + 30, b"\1")
+    write_at(index_files(store)[1], 2 * 32 + 30, b"\1")
     abandoned(store).shutdown()
     assert content(index_files(store)) == before
-    change(index_files(store)[2], 2 * 32 + 30, b"\1")
+    write_at(index_files(store)[2], 2 * 32 + 30, b"\1")
     with pytest.raises(StoreError, match=r"index 22, found .* term=1 .* index unit .* term=257"):
         abandoned(store)
 
@@ -479,7 +479,7 @@ def test_wrong_body_after_the_durable_point(
     store = opened(tmp_path, data_file_size=64 * 1024, flush=flush)
     store.append_as_leader(bodies(0, 9))
     store.flush()
-    change(data_files(store)[0], 5 * 148 + 60, bytes(40))
+    write_at(data_files(store)[0], 5 * 148 + 60, bytes(40))
     if is_rebooted:
         monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", tmp_path / "boot")
         (tmp_path / "boot").write_text("another\n")
@@ -496,7 +496,7 @@ def test_the_only_entry_is_damaged_and_has_its_unit(tmp_path: Path, flush: str) 
     store = opened(tmp_path, flush=flush)
     store.append_as_leader(bodies(0, 1))
     store.flush()
-    change(data_files(store)[0], 12, b"\1")
+    write_at(data_files(store)[0], 12, b"\1")
     with pytest.raises(StoreError, match=r"expected the entry of index 0.*and its index unit"):
         abandoned(store)
 
@@ -507,7 +507,7 @@ def test_an_index_unit_with_a_position_outside_of_the_log_is_damage_that_a_copy_
     store = abandoned(store)
     copy = bytes(store.read(5, 1).data)
     (index_file,) = (store.config.node_dir / "index").iterdir()
-    change(index_file, 5 * 32 + 6, b"\1")
+    write_at(index_file, 5 * 32 + 6, b"\1")
     with pytest.raises(StoreError, match="the index unit of 5 is damaged") as raised:
         store.read(5, 1)
     assert not isinstance(raised.value, IndexRangeError)
@@ -526,7 +526,7 @@ def test_the_end_of_a_header_that_a_power_loss_took_is_no_entry(
     store.flush()
     store.write_checkpoint()
     store.append_as_leader([b""], control=NOOP)
-    change(data_files(store)[0], 512, bytes(48 - lost_from))
+    write_at(data_files(store)[0], 512, bytes(48 - lost_from))
     monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", tmp_path / "boot")
     (tmp_path / "boot").write_text("another\n")
     again = abandoned(store)
@@ -540,7 +540,7 @@ def test_missing_blank_after_the_durable_point(tmp_path: Path, flush: str, blank
     store = opened(tmp_path, flush=flush)
     store.append_as_leader(bodies(0, 9))
     store.flush()
-    change(data_files(store)[0], 5 * 148, blank)
+    write_at(data_files(store)[0], 5 * 148, blank)
     if flush == "sync" or any(blank):
         with pytest.raises(StoreError, match="expected the entry of index 5"):
             abandoned(store)
@@ -558,8 +558,8 @@ def test_unit_of_an_append_that_was_undone_before_a_blank(tmp_path: Path, flush:
     store.append_as_leader(bodies(0, 4))
     store.append_as_leader(bodies(4, 1, size=200))
     store.flush()
-    change(data_files(store)[1], 0, bytes(248))
-    change(index_files(store)[0], 4 * 32, encode_index_unit(IndexUnit(1, 4 * 148, 148, 4, 0)))
+    write_at(data_files(store)[1], 0, bytes(248))
+    write_at(index_files(store)[0], 4 * 32, encode_index_unit(IndexUnit(1, 4 * 148, 148, 4, 0)))
     if flush == "sync":
         with pytest.raises(StoreError, match="expected the entry of index 4, found a blank that no file continues"):
             abandoned(store)
@@ -574,7 +574,7 @@ def test_units_prove_no_entries_that_an_async_node_wrote(tmp_path: Path, monkeyp
     store = opened(tmp_path, data_file_size=64 * 1024, flush="async")
     store.append_as_follower(java_entries(0, 20, 0), 0)
     store.write_checkpoint()
-    change(data_files(store)[0], 10 * 148 + 60, bytes(40))
+    write_at(data_files(store)[0], 10 * 148 + 60, bytes(40))
     monkeypatch.setattr("pyspark_dledger.store.files.node_files._BOOT_ID", tmp_path / "boot")
     (tmp_path / "boot").write_text("another\n")
     again = abandoned(store, flush="sync")
@@ -605,14 +605,14 @@ def test_units_prove_no_entries_that_a_java_node_wrote(tmp_path: Path, name: str
     store.append_as_leader(bodies(0, 9))
     store.flush()
     java_writes(store, name)
-    change(data_files(store)[0], 5 * 148 + 60, bytes(40))
+    write_at(data_files(store)[0], 5 * 148 + 60, bytes(40))
     again = abandoned(store)
     assert [entry.body for entry in entries(again)] == bodies(0, 5)
     # From here on the units are those of a node with flush=sync again.
     assert not list(again.config.node_dir.glob("*.bak"))
     again.append_as_leader(bodies(5, 4), 7)
     again.flush()
-    change(data_files(again)[0], 5 * 148 + 60, bytes(40))
+    write_at(data_files(again)[0], 5 * 148 + 60, bytes(40))
     third = abandoned(again)
     assert third.ledger_end_index == 8
     third.shutdown()

@@ -10,7 +10,8 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.store.files import mapped_files
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.support.stores import FILE, abandoned, bodies, change, data_files, entries, leaders_entry, opened
+from tests.support.damage import write_at
+from tests.support.stores import FILE, abandoned, bodies, data_files, entries, leaders_entry, opened
 
 (NEW_BODY,) = bodies(100, 1)
 
@@ -48,7 +49,7 @@ def test_power_loss_before_the_first_entry_is_durable_undoes_a_reset(
 ) -> None:
     """Header and index unit reached the disk, the body did not."""
     store = resetting(tmp_path, has_checksum=has_checksum)
-    change(data_files(store)[-1], 48, bytes(100))
+    write_at(data_files(store)[-1], 48, bytes(100))
     boot.write_text("two\n")
     again = abandoned(store)
     assert [entry.body for entry in entries(again)] == bodies(0, 10)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_dledger.log import open_log
+from tests.support.damage import write_at
 from tests.support.generate import Payload, Store, mq_message, raw, write_consume_queue, write_dledger
 from tests.support.sparse_copy import copy_tree
 
@@ -41,9 +42,7 @@ class Member:
         }
 
     def write(self, file: Path, start: int, data: bytes) -> None:
-        with file.open("r+b") as stream:
-            stream.seek(start)
-            stream.write(data)
+        write_at(file, start, data)
 
     def find_damaged(self) -> None:
         """Set `damaged` to the entries whose bytes have changed."""

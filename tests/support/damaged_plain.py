@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.damage import write_at
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
 
 FILE = 4096
@@ -76,9 +77,7 @@ Damage = Callable[[list[PlainMember], PlainMember, dict[str, Any], random.Random
 def _write(member: PlainMember, row: dict[str, Any], place: int, data: bytes) -> None:
     file, at = member.file(row["segment"]), row["pos"] - int(row["segment"]) + place
     if file.exists() and at + len(data) <= file.stat().st_size:
-        with file.open("r+b") as stream:
-            stream.seek(at)
-            stream.write(data)
+        write_at(file, at, data)
 
 
 def _flip(_: list[PlainMember], member: PlainMember, row: dict[str, Any], rng: random.Random) -> None:

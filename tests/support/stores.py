@@ -84,13 +84,6 @@ def content(files: Iterable[Path]) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-def change(file: Path, at: int, data: bytes) -> None:
-    """Overwrite bytes of a file."""
-    with file.open("r+b") as stream:
-        stream.seek(at)
-        stream.write(data)
-
-
 def log_of(store: MmapFileStore) -> Log:
     """The store as our own reader opens it."""
     folders = [str(path) for path in store.config.data_dirs]
