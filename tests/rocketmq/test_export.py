@@ -37,7 +37,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import new_file, read_manifest
 from pyspark_dledger.spark.tasks import map_on
 from tests.support import golden
 from tests.support.attempts import run_at_once
-from tests.support.damage import write_at
+from tests.support.damage import flip, write_at
 from tests.support.generate import Store, mq_message, raw, rows_of, write_dledger
 from tests.support.long_runs import examples
 from tests.support.sparse_copy import copy_tree
@@ -552,7 +552,7 @@ def test_a_byte_that_changes_on_disk_is_an_error(
 ) -> None:
     write = DirectFile._write
 
-    def flip(file: Path) -> None:
+    def change(file: Path) -> None:
         flip(file, file.stat().st_size // 3, 4)
 
     def write_wrong(file: DirectFile, data: memoryview, offset: int) -> None:
@@ -560,7 +560,7 @@ def test_a_byte_that_changes_on_disk_is_an_error(
         write(file, data, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(row_files, "sync_file", flip)
+        patch.setattr(row_files, "sync_file", change)
         patch.setattr(DirectFile, "_write", write_wrong)
         with pytest.raises(StoreError, match=r"the file differs when read back: expected .*, found .*: check the disk"):
             export(store.path, tmp_path / "out", form, compression=compression)
