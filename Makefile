@@ -44,11 +44,11 @@ test: $(INSTALLED) ## run the test suite, files side by side; ARGS goes to pytes
 	@# Once: the tests are compiled here, and not by each of the workers.
 	@test -d tests/__pycache__ || $(SPARK) $(PYTHON_BIN) -m pytest --collect-only -qq >/dev/null & \
 	$(SPARK) $(PYTHON_BIN) -m tests.support.spark_archive; wait
-	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 5 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-fast
 test-fast: $(INSTALLED) ## run the tests that need no Spark and no Java and are not slow; ARGS goes to pytest
-	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 -m "not spark and not java and not slow" $(ARGS)
+	@$(SPARK) $(PYTHON_BIN) -m pytest -n auto --maxprocesses 5 -m "not spark and not java and not slow" $(ARGS)
 
 .PHONY: test-spark-versions
 test-spark-versions: $(PYSPARK_VERSIONS:%=test-spark-%) ## run the smoke tests on PySpark 4.0, 4.1 and 4.2, without and with the extension of Spark's optimizer
@@ -112,7 +112,7 @@ properties: $(INSTALLED) ## run the property tests on new random examples; ARGS 
 
 .PHONY: breadth
 breadth: $(INSTALLED) ## run the suite with all seeds, stores and versions; ARGS goes to pytest
-	@$(SPARK) DLEDGER_BREADTH=1 $(PYTHON_BIN) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(SPARK) DLEDGER_BREADTH=1 $(PYTHON_BIN) -m pytest -n auto --maxprocesses 5 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: simulate
 simulate: $(INSTALLED) ## play the core in a simulated world of faults, COUNT=20000 seeds; ARGS="--only N" replays one

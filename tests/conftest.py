@@ -29,6 +29,8 @@ settings.register_profile("suite", derandomize=True, max_examples=30, deadline=N
 settings.register_profile("random", settings.get_profile("suite"), derandomize=False, max_examples=200, print_blob=True)
 settings.load_profile("suite")
 
+gc.disable()  # until the tests are collected
+
 LONG = ("slow", "java", "spark")
 """Markers of tests that take long."""
 
@@ -76,12 +78,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than processors: tests also wait for clocks, timers and other processes."""
-    return (os.cpu_count() or 1) + 2
+    """Three workers more than processors: tests also wait for clocks, timers and other processes."""
+    return (os.cpu_count() or 1) + 3
 
 
 def pytest_collection_finish() -> None:
     """Garbage is searched in what the tests make, not in the modules and the thousands of collected tests."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -1,7 +1,7 @@
 """Groups of Java DLedger nodes and ours, and clients of each on groups of the other.
 
-The suite runs one short course for each mix. DLEDGER_INTEROP=SECONDS runs random courses of random mixes that long
-(DLEDGER_INTEROP_SEED is the seed).
+The suite runs short courses of some mixes, `make breadth` of all. DLEDGER_INTEROP=SECONDS runs all, and random courses
+of random mixes that long (DLEDGER_INTEROP_SEED is the seed).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.interop.java_group import QUICK, SMALL_FILES, JavaClient, JavaNode
 from tests.interop.java_stores import prepare
 from tests.interop.mixed_group import GROUP, OURS, Group, Load, differing_files, lost_indexes, stored_entries
 from tests.support.groups import free_ports, peers_text
+from tests.support.long_runs import some
 from tests.support.stores import opened
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
@@ -100,7 +101,7 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mix", MIXES if SECONDS else some(MIXES, 2))
 def test_mixed_group(mix: str, tmp_path: Path) -> None:
     """Each kind leads under load, is killed, restarts and transfers leadership. The logs end equal."""
     kinds, settings = MIXES[mix]
@@ -162,7 +163,10 @@ def test_java_pushes_checksums_of_our_leader(version: str, tmp_path: Path) -> No
     _check_checksums(group)
 
 
-@pytest.mark.parametrize(("leader", "new_member"), [(NEW, OURS), (OURS, NEW), (OURS, OURS), (OURS, OLD)])
+NEW_MEMBERS = [(NEW, OURS), (OURS, NEW), (OURS, OLD), (OURS, OURS)]
+
+
+@pytest.mark.parametrize(("leader", "new_member"), NEW_MEMBERS if SECONDS else some(NEW_MEMBERS, 2))
 def test_new_member_gets_a_log_with_expired_front(
     leader: str, new_member: str, case_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

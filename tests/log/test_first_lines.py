@@ -80,7 +80,7 @@ def _is_verdict(line: str) -> bool:
     return line.startswith(_QUESTION) or _START.match(line) is not None
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(30), 3, suite=12))
+@pytest.mark.parametrize("seed", mostly_slow(range(30), 3, suite=7))
 def test_verbs_agree_about_members_of_a_group(tmp_path: Path, printed: Printed, seed: int) -> None:
     rng = random.Random(seed)
     members = write_group(tmp_path, rng, as_messages=seed % 3 != 0)
@@ -90,7 +90,7 @@ def test_verbs_agree_about_members_of_a_group(tmp_path: Path, printed: Printed, 
         assert answer != "some"
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(30), 3, suite=12))
+@pytest.mark.parametrize("seed", mostly_slow(range(30), 3, suite=7))
 def test_verbs_agree_about_slaves_and_masters(tmp_path: Path, printed: Printed, seed: int) -> None:
     rng = random.Random(seed)
     members = write_plain_group(tmp_path, rng)

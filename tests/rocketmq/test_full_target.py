@@ -19,10 +19,11 @@ from pyspark_dledger.rocketmq.jobs.target_folder import target_errors
 from pyspark_dledger.rocketmq.rebuild import rebuild
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.support.golden import unpack
+from tests.support.long_runs import BREADTH
 
 MIB = 1 << 20
 # Steps that are no multiple of a file's size: jobs fail in different places.
-SIZES = range(16 * 1024, 3 * MIB, 52 * 1024)
+SIZES = range(16 * 1024, 3 * MIB, (52 if BREADTH else 104) * 1024)
 COMMITTED = ReadOptions(committed_bound="end")
 
 
