@@ -307,7 +307,6 @@ class Recording(ReadOptions):
 
 
 _FIELDS = {option.field: option.name for option in OPTIONS}
-_PATHS = {"selfId", "dataDirs"}
 
 
 def read_by(run: Callable[[Recording], object], **options: Any) -> set[str]:

@@ -58,10 +58,6 @@ def patch(store: Store, row: Row, offset: int) -> None:
     write_at(segment.path, row["pos"] - segment.base + offset, b"Q")
 
 
-def segments_of(root: Path) -> list[Path]:
-    return sorted([*root.glob("*/data/*"), *root.glob("commitlog/*")])
-
-
 def damage(root: Path, seed: int) -> None:
     """One to four places of the log get other bytes; sometimes a file is lost that others follow."""
     draw = random.Random(seed)

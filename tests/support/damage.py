@@ -32,11 +32,6 @@ def write_log(log: Path | Segment, pos: int, data: bytes) -> None:
     write_at(*place(log, pos), data)
 
 
-def flip_log(log: Path | Segment, pos: int, bits: int = 1) -> None:
-    """Flip bits of the byte at a position of a log."""
-    flip(*place(log, pos), bits)
-
-
 def place(log: Path | Segment, pos: int) -> tuple[Path, int]:
     """The file that has a position of a log, and where in it."""
     if isinstance(log, Segment):

@@ -78,13 +78,11 @@ class Kit:
         command = ["python", "-m", self.module, "--only", str(seed)]
         shared = set(vars(_shared_options().parse_args([])))
         for action in self._parser()._actions:
-            value = getattr(given, action.dest, None)
-            if action.dest in shared or value is None or value == action.default:
+            value = getattr(given, action.dest, action.default)
+            if action.dest in shared or value == action.default:
                 continue
-            values = value if isinstance(value, list) else [value]
-            command += [
-                text for each in values for text in (action.option_strings[-1], *([] if value is True else [str(each)]))
-            ]
+            for each in value if isinstance(value, list) else [value]:
+                command += [action.option_strings[-1]] if each is True else [action.option_strings[-1], str(each)]
         return shlex.join(command)
 
     def _parser(self) -> argparse.ArgumentParser:
