@@ -36,7 +36,6 @@ class RequestCode(IntEnum):
     PUT_MESSAGES = 58004
     CONFIG = 58005
     SUMMARY = 58006
-    IDENTITY = 58007
     MEMBERS = 58008
     PRODUCER = 58009
     USER_DEFINE_REQUEST = 59999
@@ -163,13 +162,17 @@ class VoteRequest(Request):
 
 @dataclass(slots=True, kw_only=True)
 class HeartBeatResponse(Response):
-    """``code``: whether the receiver follows that leader."""
+    """``code``: whether the receiver follows that leader. ``cluster_id`` is its own, "" if it has none."""
+
+    cluster_id: str | None = text(in_json=False)
 
 
 @_sent_as(RequestCode.HEART_BEAT, HeartBeatResponse, "leader_id")
 @dataclass(slots=True, kw_only=True)
 class HeartBeatRequest(Request):
-    """A heartbeat of the leader (``leader_id``) of ``term``."""
+    """A heartbeat of the leader (``leader_id``) of ``term``, with its ``cluster_id``, "" if it has none."""
+
+    cluster_id: str | None = text(in_json=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -438,21 +441,6 @@ class SummaryRequest(Request):
     begin_index: int = number("q")
     snapshot: int = number("q", "0: a new one", 0)
     offset: int = number("q", "", 0)
-
-
-@dataclass(slots=True, kw_only=True)
-class IdentityResponse(Response):
-    """The member's cluster id, "" if it has none."""
-
-    cluster_id: str | None = text("")
-
-
-@_sent_as(RequestCode.IDENTITY, IdentityResponse, "leader_id", saves=True)
-@dataclass(slots=True, kw_only=True)
-class IdentityRequest(Request):
-    """Extension: the leader asks for the member's cluster id, and gives it its own if it has one. Binary only."""
-
-    cluster_id: str | None = text("")
 
 
 LIST = "list"

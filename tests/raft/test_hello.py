@@ -14,7 +14,7 @@ import pytest
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.raft.hello import MemberHello, read_hello
-from pyspark_dledger.raft.messages import AppendResponse, IdentityRequest, MetadataRequest, Role
+from pyspark_dledger.raft.messages import AppendResponse, HeartBeatRequest, MetadataRequest, Role
 from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.wire import Refusal, WireConnection, WireError
 from pyspark_dledger.store.files.node_files import CLUSTER, load_cluster_id, write_cluster_id
@@ -216,11 +216,12 @@ def test_only_the_leader_of_the_present_term_gives_the_cluster_id() -> None:
     group.until(lambda: len(group.followers()) == 2)
     follower, term = group.nodes[1], leader.store.curr_term
     for node in group.nodes:
-        node.store.cluster_id = ""
-    for sender, its_term, code in (("n2", term, 409), ("n0", term - 1, 409), ("n0", term, 200)):
-        request = IdentityRequest(
+        node.store.cluster_id = "0f" if node is leader else ""
+    for sender, its_term, code in (("n2", term, 409), ("n0", term - 1, 403), ("n0", term, 200)):
+        request = HeartBeatRequest(
             group="g", remote_id="n1", local_id=sender, leader_id=sender, term=its_term, cluster_id="0f"
         )
         response = group.response_of(follower, request)
-        assert (response.code, response.cluster_id) == (code, "0f" if code == 200 else "")
+        assert (response.code, response.cluster_id) == (code, "0f" if code == 200 else None)
+        assert follower.store.cluster_id == (response.cluster_id or "")
     assert isinstance(group.appended(leader, b"x"), AppendResponse)

@@ -346,8 +346,9 @@ BINARY = st.one_of(
         peers=PEERS,
         serves_messages=st.booleans(),
     ),
-    build(m.IdentityRequest, cluster_id=TEXT),
-    build(m.IdentityResponse, cluster_id=TEXT),
+    build(m.HeartBeatRequest, cluster_id=TEXT),
+    build(m.HeartBeatResponse, cluster_id=TEXT),
+    with_entries(m.PushRequest, 1, type=st.just(PushType.TRUNCATE), commit_index=INT64, members=TEXT),
     build(m.MembersRequest, action=TEXT, member_id=TEXT, new_id=TEXT, address=TEXT),
     build(m.MembersResponse, members=TEXT, reason=TEXT),
     build(m.ReadRequest, first_index=INT64, max_bytes=st.integers(0, 2**32 - 1), wait_ms=st.integers(0, 2**32 - 1)),
@@ -662,7 +663,7 @@ def test_a_batch_cannot_refer_to_one_entry_many_times() -> None:
     assert peak < 20 * len(body)
 
 
-@pytest.mark.parametrize("code", [51003, 51006, 59999, 58001, 58002, 58003, 58004, 58005, 58006, 58007, 1, -1])
+@pytest.mark.parametrize("code", [51003, 51006, 59999, 58001, 58002, 58003, 58004, 58005, 58006, 58008, 1, -1])
 def test_unknown_requests_get_a_refusal(code: int) -> None:
     (found,) = WireConnection().feed(framed(0, b'{"code":%d,"flag":0,"opaque":9}' % code, b"{}"))
     assert isinstance(found, ReceivedRequest)

@@ -313,10 +313,10 @@ class MakesItsOwnClusterId(Mutant):
         agreement, member = self._cluster_id, self._member
 
         def hasty() -> None:
-            if not member.store.cluster_id:
+            if member.is_leader and not member.store.cluster_id:
                 agreement._save(f"{member.random.getrandbits(64):x}")
 
-        agreement._make_if_nobody_has_one = hasty  # type: ignore[method-assign]
+        agreement.tick = hasty  # type: ignore[method-assign]
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:

@@ -93,8 +93,6 @@ SAMPLES: list[WireMessage] = [
     m.StatusRequest(**IDS),
     m.StatusResponse(**IDS, peers={"n0": "a:1", "n1": "b:2"}),
     m.StatusResponse(**IDS, peers={"n0": "a:1"}, problem="expected room, found none \u2713"),
-    m.IdentityRequest(**IDS, cluster_id="0f"),
-    m.IdentityResponse(**IDS, cluster_id=None),
     m.MembersRequest(**IDS, action="replace", member_id="n1", new_id="n3", address="db:1"),
     m.MembersResponse(**IDS, members='{"index":-1}', reason=None),
     m.ProducerRequest(**IDS, producer=b"producer", run=7, from_index=3),
@@ -118,7 +116,7 @@ SAMPLES: list[WireMessage] = [
 EXTENSIONS = (
     *(m.StatusRequest, m.StatusResponse, m.ReadRequest, m.ReadResponse, m.TopicsRequest, m.TopicsResponse),
     *(m.PutRequest, m.PutResponse, m.ConfigRequest, m.ConfigResponse, m.SummaryRequest, m.SummaryResponse),
-    *(m.IdentityRequest, m.IdentityResponse, m.MembersRequest, m.MembersResponse),
+    *(m.MembersRequest, m.MembersResponse),
     *(m.ProducerRequest, m.ProducerResponse),
 )
 """Messages that Java does not have."""

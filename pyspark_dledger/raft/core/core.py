@@ -38,7 +38,6 @@ from pyspark_dledger.raft.messages import (
     ConfigRequest,
     GetRequest,
     HeartBeatRequest,
-    IdentityRequest,
     MembersRequest,
     MetadataRequest,
     MetadataResponse,
@@ -81,8 +80,9 @@ class Core:
         self._member = member = Member(config, store, random, now, members)
         self._application = caller = ApplicationCaller(member, application)
         self._summary_copy = SummaryCopy(member, caller)
-        self._election = Election(member)
-        self._heartbeats = Heartbeats(member)
+        self._cluster_id = ClusterId(member)
+        self._election = Election(member, self._cluster_id)
+        self._heartbeats = Heartbeats(member, self._cluster_id)
         self._follower = Follower(member)
         self._appends = Appends(member, caller)
         peers = [PeerProgress(member, peer_id) for peer_id in member.others]
@@ -91,7 +91,6 @@ class Core:
         self._replication = Replication(member, self._commit_index, peers)
         self._repairs = Repairs(member)
         self._reads = Reads(member, self._commit_index, self._heartbeats)
-        self._cluster_id = ClusterId(member)
         self._noop = Noop(member, caller, self._commit_index)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._changes = MembershipChanges(
@@ -105,7 +104,6 @@ class Core:
             ConfigRequest: caller.handle_config,
             GetRequest: self._reads.handle,
             HeartBeatRequest: self._election.handle_heartbeat,
-            IdentityRequest: self._cluster_id.handle,
             MembersRequest: self._changes.handle,
             MetadataRequest: self._metadata,
             ProducerRequest: ProducerReads(member, caller, self._appends, self._commit_index, self._heartbeats).handle,

@@ -16,7 +16,7 @@ from pyspark_dledger.raft.messages import (
     AppendRequest,
     GetResponse,
     HeartBeatRequest,
-    IdentityResponse,
+    HeartBeatResponse,
     PushRequest,
     PushResponse,
     PushType,
@@ -27,7 +27,7 @@ from pyspark_dledger.raft.messages import (
 )
 
 # The first confirms a reset, ReadResponse has a copy for a repair.
-_SAVING_RESPONSES = (GetResponse, IdentityResponse, ReadResponse, SummaryResponse)
+_SAVING_RESPONSES = (GetResponse, ReadResponse, SummaryResponse)
 
 
 class DiskWaits:
@@ -58,13 +58,18 @@ class DiskWaits:
         if isinstance(request, AppendRequest):
             return store.append_may_wait
         if isinstance(request, HeartBeatRequest):
-            return request.term > self._member.term
+            return request.term > self._member.term or self._saves_cluster_id(request)
         return request.saves
 
     def in_response(self, response: Response | None) -> bool:
         if isinstance(response, PushResponse) and self._member.members.commit_may_wait:
             return True
+        if isinstance(response, HeartBeatResponse) and self._saves_cluster_id(response):
+            return True
         return response is not None and (response.term > self._member.term or isinstance(response, _SAVING_RESPONSES))
+
+    def _saves_cluster_id(self, message: HeartBeatRequest | HeartBeatResponse) -> bool:
+        return bool(message.cluster_id) and not self._member.store.cluster_id
 
     @property
     def in_drain(self) -> bool:
@@ -73,7 +78,6 @@ class DiskWaits:
     def in_tick(self, now: int) -> bool:
         member = self._member
         member.set_clock(now)
-        if member.store.append_may_wait or self._transfer.is_taking_over:
+        if member.store.append_may_wait or self._transfer.is_taking_over or self._cluster_id.nobody_has_one:
             return True
-        parts = self._election, self._cluster_id, self._changes
-        return any(part.is_due(member.now) for part in parts)
+        return self._election.is_due(member.now) or self._changes.is_due(member.now)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.state_files import MAX_TERM
+from pyspark_dledger.raft.core.cluster_id import ClusterId
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
@@ -48,8 +49,9 @@ class _VoteRound:
 class Election:
     """Campaigns if there is no leader, and votes for candidates."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, cluster_id: ClusterId) -> None:
         self._member = member
+        self._cluster_id = cluster_id
         self._round: _VoteRound | None = None
         self._last_heartbeat = member.now
         self._take_leadership_term = -1
@@ -331,7 +333,10 @@ class Election:
         code = self._follow(request)
         if code is not None:
             member = self._member
-            self._member.reply(token, HeartBeatResponse(group=member.group, term=member.term, code=code))
+            response = HeartBeatResponse(group=member.group, term=member.term, code=code)
+            if code is ResponseCode.SUCCESS and member.leader_id is not None:
+                response.cluster_id = self._cluster_id.received(member.leader_id, request.cluster_id)
+            member.reply(token, response)
 
     def _follow(self, request: HeartBeatRequest) -> ResponseCode | None:
         """The code for a leader; None (no response) if its term cannot be saved."""

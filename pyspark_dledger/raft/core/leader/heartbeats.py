@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.core.cluster_id import ClusterId
 from pyspark_dledger.raft.core.member import Member
-from pyspark_dledger.raft.messages import HeartBeatRequest, Response, Role
+from pyspark_dledger.raft.messages import HeartBeatRequest, HeartBeatResponse, Response, Role
 
 
 @dataclass(slots=True)
@@ -42,8 +43,9 @@ class _PendingConfirmation(NamedTuple):
 class Heartbeats:
     """Sends heartbeats, and ends a leadership without a quorum."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, cluster_id: ClusterId) -> None:
         self._member = member
+        self._cluster_id = cluster_id
         self._peers: dict[str, _PeerHeartbeat] = {}
         self._round = 0
         self._next_at = 0
@@ -109,6 +111,7 @@ class Heartbeats:
             local_id=member.self_id,
             leader_id=member.self_id,
             term=member.term,
+            cluster_id=self._cluster_id.sent_to(peer.peer_id),
         )
         sent = _SentHeartbeat(peer, member.leadership_epoch, self._round, member.now)
         member.send(peer.peer_id, request, self._on_response, sent)
@@ -123,6 +126,8 @@ class Heartbeats:
         if response.code == ResponseCode.SUCCESS:
             peer.round, peer.sent_at = max(peer.round, sent.round), max(peer.sent_at, sent.sent_at)
             self._release_confirmations()
+            if isinstance(response, HeartBeatResponse):
+                self._cluster_id.responded(peer.peer_id, response.cluster_id)
         elif response.code == ResponseCode.TERM_NOT_READY and self._may_repeat(peer, response.term):
             peer.repeated_round, peer.repeated_term = self._round, response.term
             self._send(peer)
