@@ -33,6 +33,7 @@ def after_a_crash(*, is_java: bool = False) -> Group:
     group.until(lambda: group.nodes[1].store.ledger_end_index == 1)
     assert group.nodes[1].store.committed_index == 0
     leader.stop("crash")
+    group.world.run(100)  # the push to n2 is lost
     group.world.filter = lambda _: True
     group.until(lambda: group.role(group.nodes[1]) is Role.LEADER, 60_000)
     return group

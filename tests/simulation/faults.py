@@ -284,8 +284,8 @@ class Faults:
     def restore(self) -> None:
         """Back up a node, or replace its disk by its last backup, as docs/operations.md says.
 
-        All others run without a problem and tell their terms. A majority has all of its entries, or the other one of
-        two. With messages, all others have the state of expired ones: the restored member needs it if its backup ends
+        All others run without a problem and tell their terms. A majority, which the leader knows, has all of its
+        entries, or the other one of two. With messages, all others have the state of expired ones: the restored member needs it if its backup ends
         before the leader's log begins.
         """
         world, node = self.world, self.any_node()
@@ -293,7 +293,8 @@ class Faults:
         planned = world.checker.members_of(self.leader().store)
         voters = planned.voters.keys() - {planned.leaving}
         able = [other for other in others if other.id in voters and self._votes(other)]
-        majority = len(able) > len(voters) // 2 or (world.scenario.is_pair_of_ours and len(able) == 1)
+        majority = world.leader is not None and len(able) > len(voters) // 2
+        majority = majority or (world.scenario.is_pair_of_ours and len(able) == 1)
         saved = self.backups.get(node.id)
         if saved is not None and world.checker.members_of(saved).addresses.keys() != planned.addresses.keys():
             saved = None  # the command refuses a backup of other members

@@ -49,10 +49,13 @@ class CountsLearners(Mutant):
     def damage(self) -> None:
         member = self._member
 
+        changed = member.on_members
+
         def count_all() -> None:
             member.voters = frozenset(member.others)
+            changed()
 
-        member.members_listeners.insert(0, count_all)
+        member.on_members = count_all
         count_all()
 
     focus = staticmethod(with_changes)
@@ -64,7 +67,13 @@ class ChangesAtTheCommit(Mutant):
     def damage(self) -> None:
         members = self._member.members
         members._latest = lambda: members.committed  # type: ignore[method-assign]
-        self._member.commit_listeners.append(lambda _: members._take_over())
+        committed = self._member.on_commit
+
+        def take_over(index: int) -> None:
+            committed(index)
+            members._take_over()
+
+        self._member.on_commit = take_over
 
     focus = staticmethod(with_changes)
 

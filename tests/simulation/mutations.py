@@ -183,12 +183,15 @@ class AppendsWithoutComparing(Mutant):
             follower._match_index = max(follower._match_index, store.ledger_end_index)
             return append(request)
 
+        changed = self._member.on_role
+
         def skip_compare() -> None:
+            changed()
             for progress in replication._peers:
                 progress.push_from(store.ledger_end_index + 1)
 
         follower._actions[PushType.APPEND] = trusting
-        self._member.role_listeners.append(skip_compare)
+        self._member.on_role = skip_compare
 
 
 class CommitsWhatIsNotCompared(Mutant):

@@ -40,10 +40,7 @@ class ApplicationError(RuntimeError):
 
 
 class ApplicationCaller:
-    """Calls the application, if there is one.
-
-    Construct it before the parts that append and commit: the application learns of a role change first.
-    """
+    """Calls the application, if there is one."""
 
     def __init__(self, member: Member, application: Application | None) -> None:
         self._member = member
@@ -52,8 +49,6 @@ class ApplicationCaller:
         self._copy_at = 0
         self._committed_index = member.store.committed_index
         if application is not None:
-            member.role_listeners.append(self._role_changed)
-            member.commit_listeners.append(self._committed)
             member.needs_summary = self._needs_summary
 
     @property
@@ -71,16 +66,16 @@ class ApplicationCaller:
 
     # Notifications
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         member = self._member
         self._copy_at = member.now + member.config.copy_config_first_ms
-        if member.is_leader or self._is_leading:
+        if self._application is not None and (member.is_leader or self._is_leading):
             self._is_leading = member.is_leader
             self._call(lambda application: application.role_changed(member.is_leader, member.term))
 
-    def _committed(self, index: int) -> None:
+    def committed(self, index: int) -> None:
         """After a reset of the log to an earlier index, entries are committed again."""
-        if index <= self._committed_index:
+        if self._application is None or index <= self._committed_index:
             return
         self._committed_index = index
         self._call(lambda application: application.committed(index))

@@ -25,7 +25,9 @@ class ClusterId:
         self._member = member
         # The id of each member that has answered in this leadership, "" if it has none.
         self._found: dict[str, str] = {}
-        member.role_listeners.append(self._found.clear)
+
+    def role_changed(self) -> None:
+        self._found.clear()
 
     def connected(self, peer_id: str) -> None:
         """A peer was connected: it may have another store."""

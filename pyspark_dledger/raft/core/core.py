@@ -91,14 +91,18 @@ class Core:
         self._replication = Replication(member, self._commit_index, peers)
         self._repairs = Repairs(member)
         self._reads = Reads(member, self._commit_index, self._heartbeats)
-        self._noop = Noop(member, caller, self._commit_index)
+        self._noop = Noop(member, caller, self._appends, self._commit_index)
         self._transfer = Transfer(member, self._election, self._heartbeats, self._replication)
         self._changes = MembershipChanges(
             member, caller, self._cluster_id, self._commit_index, self._noop, self._replication, self._heartbeats
         )
         self._standing = Standing(member)
         self.disk_waits = DiskWaits(member, self._election, self._transfer, self._cluster_id, self._changes)
-        member.members_listeners.append(self._members_changed)
+        member.on_role, member.on_members, member.on_commit = (
+            self._role_changed,
+            self._members_changed,
+            caller.committed,
+        )
         self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
             AppendRequest: self._append,
             ConfigRequest: caller.handle_config,
@@ -106,7 +110,7 @@ class Core:
             HeartBeatRequest: self._election.handle_heartbeat,
             MembersRequest: self._changes.handle,
             MetadataRequest: self._metadata,
-            ProducerRequest: ProducerReads(member, caller, self._appends, self._commit_index, self._heartbeats).handle,
+            ProducerRequest: ProducerReads(member, caller, self._noop, self._commit_index, self._heartbeats).handle,
             PushRequest: self._follower.handle,
             PutRequest: self._append,
             StatusRequest: self._status,
@@ -330,8 +334,22 @@ class Core:
     def members(self) -> Membership:
         return self._member.members
 
+    def _role_changed(self) -> None:
+        """The application learns of it before appends that are not committed get their responses."""
+        self._application.role_changed()
+        self._election.role_changed()
+        self._heartbeats.role_changed()
+        self._follower.role_changed()
+        self._appends.role_changed()
+        self._commit_index.role_changed()
+        self._replication.role_changed()
+        self._cluster_id.role_changed()
+        self._transfer.role_changed()
+
     def _members_changed(self) -> None:
         """Replicate to new members, and to removed ones no more."""
+        self._election.members_changed()
+        self._heartbeats.members_changed()
         member, before = self._member, {progress.peer_id: progress for progress in self._peers}
         self._peers[:] = [before.get(peer_id) or PeerProgress(member, peer_id) for peer_id in member.others]
         if member.is_leader:

@@ -65,8 +65,6 @@ class Election:
         max_delay = member.config.min_vote_interval_ms if member.voters else 0
         self._next_vote_at = member.now + self._random(max_delay)
         self._leaderless_since = member.now
-        member.role_listeners.append(self._role_changed)
-        member.members_listeners.append(self._members_changed)
 
     # Time
 
@@ -92,7 +90,7 @@ class Election:
             # All followers lose their leader at the same time, but should not campaign at the same time.
             self._next_vote_at = member.now + self._random(config.min_vote_interval_ms)
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         member = self._member
         self._round = None
         if member.role is not Role.CANDIDATE:
@@ -113,7 +111,7 @@ class Election:
         # A follower with its own vote may have truncated its log for a member that lied.
         self._may_have_led = member.vote == member.self_id and (self._may_have_led or member.role is Role.FOLLOWER)
 
-    def _members_changed(self) -> None:
+    def members_changed(self) -> None:
         """Votes of earlier members do not count."""
         if self._round is not None:
             self._round, self._next_vote_at = None, self._member.now + self._vote_delay()

@@ -79,9 +79,8 @@ class Follower:
             PushType.TRUNCATE: self._truncate,
             PushType.COMMIT: self._commit_only,
         }
-        member.role_listeners.append(self._role_changed)
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         member = self._member
         if member.term == self._match_term:
             return

@@ -35,8 +35,6 @@ _RESOLVED_AFTER_MS = 60_000
 OnResponse = Callable[[Any, Response | None], None]
 # Called with the context, and the entries or the exception of the store.
 OnLoaded = Callable[[Any, EntryRange | Exception], None]
-RoleListener = Callable[[], None]
-CommitListener = Callable[[int], None]
 
 
 class _Problem(NamedTuple):
@@ -96,9 +94,10 @@ class Member:
         self.owes_entry = False
         self._reported: dict[str, int] = {}
         self._latest = _NO_PROBLEM
-        self.role_listeners: list[RoleListener] = []
-        self.members_listeners: list[RoleListener] = []
-        self.commit_listeners: list[CommitListener] = []
+        # Called after a change of the role or the members, and when more is committed.
+        self.on_role: Callable[[], None] = lambda: None
+        self.on_members: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[int], None] = lambda _: None
         # Takes damaged entries: what is wrong with them by index.
         self.on_damage: Callable[[Mapping[int, str]], None] = lambda _: None
         # Whether the application lacks state that the log does not tell.
@@ -138,8 +137,7 @@ class Member:
     def _members_changed(self) -> None:
         self._take_members()
         self.effects.append(MembersChanged(self.members.current.addresses))
-        for listener in self.members_listeners:
-            listener()
+        self.on_members()
 
     def _appending_members(self, index: int, term: int, body: bytes) -> None:
         """A leader's list is appended next. Raises DiskNeededError, see `Core.handle`, and StoreError."""
@@ -292,8 +290,7 @@ class Member:
         if self.is_leader:
             self.leadership_epoch += 1
         self.effects.append(RoleChanged(role, self.term, leader_id))
-        for listener in self.role_listeners:
-            listener()
+        self.on_role()
 
     # The log
 
@@ -383,6 +380,5 @@ class Member:
             return False
         self.effects.append(Committed(after))
         self.members.advanced()
-        for listener in self.commit_listeners:
-            listener(after)
+        self.on_commit(after)
         return True

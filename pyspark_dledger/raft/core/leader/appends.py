@@ -61,11 +61,6 @@ class Appends:
         self._bytes = 0
         # From append to commit.
         self.latencies = Histogram()
-        # If all members are up, entries of earlier terms are committed without a filler. Half of a put's timeout is
-        # left for that.
-        self._fill_after_ms = member.config.max_wait_ack_time_ms // 2
-        self._filled_at = member.now - self._fill_after_ms
-        member.role_listeners.append(self._role_changed)
 
     @property
     def count(self) -> int:
@@ -165,30 +160,9 @@ class Appends:
         until = max(admitted.min_commit_index, appended.last_index)
         return _PendingAppend(token, response, until, len(admitted.bodies.block), member.now)
 
-    def _fill(self) -> None:
-        """Append a filler if puts without new entries wait too long for entries of earlier terms.
-
-        Those are committed by an entry of this term, or when every member has them. Without a filler they would stay
-        uncommitted while a member is down and nothing is appended.
-        """
-        member = self._member
-        if member.store.ledger_end_term == member.term or member.transferee is not None:
-            return
-        late = member.now - self._fill_after_ms
-        if self._filled_at <= late and any(
-            not pending.is_appended and pending.begun <= late for pending in self._pending
-        ):
-            self.append_filler()
-
-    def append_filler(self) -> None:
-        """Append an entry that commits those of earlier terms, unless the log ends with one of this term."""
-        member = self._member
-        if member.store.ledger_end_term == member.term or member.transferee is not None:
-            return
-        self._filled_at = member.now
-        filled = self._store(self._application.filler())
-        if isinstance(filled, ResponseCode):
-            member.report_problem(f"entries of earlier terms are not committed: no filler appended ({filled.name})")
+    def has_old_put(self, begun: int) -> bool:
+        """Whether a put of that time or before, without new entries, waits for entries of earlier terms."""
+        return any(not pending.is_appended and pending.begun <= begun for pending in self._pending)
 
     # Waiting
 
@@ -226,8 +200,6 @@ class Appends:
             pending = waiting.popleft()
             if not pending.has_response:
                 self._respond(pending, ResponseCode.WAIT_QUORUM_ACK_TIMEOUT)
-        if self._pending:
-            self._fill()
 
     def _respond(self, pending: _PendingAppend, code: ResponseCode) -> None:
         """Acknowledge an append, or respond that its outcome is unknown."""
@@ -241,7 +213,7 @@ class Appends:
                 response.runs = ()
         member.reply(pending.token, response)
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         """A leadership ended or began. Uncommitted appends of the last one may be committed or lost."""
         for pending in self._pending:
             if not pending.has_response:
@@ -249,7 +221,6 @@ class Appends:
         self._pending.clear()
         self._waiting.clear()
         self._bytes = 0
-        self._filled_at = self._member.now - self._fill_after_ms
 
 
 def _size_of(request: AppendRequest) -> int:

@@ -19,9 +19,8 @@ class CommitIndex:
         self._peers = peers
         # The first entry of this leader's own term.
         self._own_from = 0
-        member.role_listeners.append(self._role_changed)
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         member = self._member
         if member.is_leader:
             store = member.store

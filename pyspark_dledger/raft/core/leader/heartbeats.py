@@ -51,11 +51,9 @@ class Heartbeats:
         self._next_at = 0
         self._confirmations: deque[_PendingConfirmation] = deque()
         self._is_due = False
-        self._members_changed()
-        member.role_listeners.append(self._role_changed)
-        member.members_listeners.append(self._members_changed)
+        self.members_changed()
 
-    def _members_changed(self) -> None:
+    def members_changed(self) -> None:
         before, now = self._peers, self._member.now
         self._peers = {peer: before.get(peer) or _PeerHeartbeat(peer, sent_at=now) for peer in self._member.others}
 
@@ -64,7 +62,7 @@ class Heartbeats:
         peer = self._peers.get(peer_id)
         return peer is not None and peer.is_live
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         member = self._member
         confirmations, self._confirmations = self._confirmations, deque()
         for confirmation in confirmations:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
-from pyspark_dledger.raft.core.leader.appends import Appends
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
+from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import ProducerRequest, ProducerResponse
 
@@ -19,13 +19,13 @@ class ProducerReads:
         self,
         member: Member,
         application: ApplicationCaller,
-        appends: Appends,
+        noop: Noop,
         commit_index: CommitIndex,
         heartbeats: Heartbeats,
     ) -> None:
         self._member = member
         self._application = application
-        self._appends = appends
+        self._noop = noop
         self._commit_index = commit_index
         self._heartbeats = heartbeats
 
@@ -36,7 +36,7 @@ class ProducerReads:
             self._heartbeats.confirm_leadership(lambda is_confirmed: self._confirmed(request, token, is_confirmed))
         else:
             # Nothing else may be appended that commits the entries of earlier terms.
-            self._appends.append_filler()
+            self._noop.append()
             self._reject_for_now(request, token)
 
     def _confirmed(self, request: ProducerRequest, token: object, is_confirmed: bool) -> None:

@@ -52,7 +52,6 @@ class Replication:
         self._commit_index = commit_index
         self._peers = peers
         self._matching = LogMatching(member, commit_index)
-        member.role_listeners.append(self._role_changed)
 
     def match_index(self, peer_id: str) -> int:
         return next(progress.match_index for progress in self._peers if progress.peer_id == peer_id)
@@ -68,7 +67,7 @@ class Replication:
         """Whether a peer with a new disk has learned that it has joined (`Follower`), and can vote."""
         return any(progress.has_committed for progress in self._peers if progress.peer_id == peer_id)
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         for progress in self._peers:
             progress.begin()
 

@@ -58,7 +58,6 @@ class Transfer:
         # When this leader last began transfers for clients.
         self._for_clients: deque[int] = deque(maxlen=_MAX_ASKED)
         self._led_at = member.now
-        member.role_listeners.append(self._role_changed)
 
     def handle(self, request: TransferRequest, token: object) -> None:
         member = self._member
@@ -222,7 +221,7 @@ class Transfer:
         if take_over is not None:
             self._respond(take_over.token, code)
 
-    def _role_changed(self) -> None:
+    def role_changed(self) -> None:
         """Finish a transfer to this member if its campaign is over (``TakeLeadershipTask``)."""
         member, take_over = self._member, self._take_over
         self._asked.clear()
