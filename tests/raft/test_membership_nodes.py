@@ -19,6 +19,7 @@ from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.format.state_files import CurrentTerm
 from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import (
+    HeartBeatRequest,
     MembersRequest,
     MembersResponse,
     PushType,
@@ -254,6 +255,22 @@ def test_a_reset_with_a_list_that_is_not_of_before_is_rejected(members: str) -> 
     core.follow(3)
     assert core.code(PushType.TRUNCATE, entry(9, 3), members=members) == ResponseCode.INCONSISTENT_STATE
     assert core.store.ledger_end_index == 1 and "expected" in problem_of(core)
+
+
+def test_a_stranger_is_followed_and_elected_only_after_its_hello() -> None:
+    """It may be in a later list of the log, which it has then pushed to nobody who tells."""
+    core = OneCore(filled(1, saved=2))
+    vote = {"leader_id": "n7", "term": 3, "ledger_end_index": 5, "ledger_end_term": 2}
+    for code, result in (
+        (ResponseCode.UNKNOWN_MEMBER, VoteResult.REJECT_UNKNOWN_LEADER),
+        (ResponseCode.SUCCESS, VoteResult.ACCEPT),
+    ):
+        response = core.request(VoteRequest(**vote))
+        assert isinstance(response, VoteResponse) and response.vote_result is result
+        response = core.request(HeartBeatRequest(leader_id="n7", term=3))
+        assert response is not None and response.code == code
+        core.core.heard("n7", "", core.now, is_refusal=False)
+    assert core.core.leader_id == "n7"
 
 
 def test_what_has_expired_counts_as_committed_after_a_restart() -> None:
@@ -516,11 +533,11 @@ def test_a_removal_can_be_repeated_but_names_a_member(tmp_path: Path) -> None:
 def test_a_member_that_is_refused_learns_only_that_it_was_removed() -> None:
     core = OneCore(filled(1, 1, saved=2))
     others = {"index": 5, "term": 2, "voters": {"n1": "b:1"}, "learners": {}, "leaving": "", "committed": 5}
-    core.core.heard_members(json.dumps({**others, "voters": {"n0": "a:1"}}), 0, is_refusal=True)
+    core.core.heard("n1", json.dumps({**others, "voters": {"n0": "a:1"}}), 0, is_refusal=True)
     assert len(core.core.members.current.voters) == 3
-    core.core.heard_members("{", 0, is_refusal=True)
+    core.core.heard("n1", "{", 0, is_refusal=True)
     assert not core.core.is_removed
-    core.core.heard_members(json.dumps(others), 0, is_refusal=True)
+    core.core.heard("n1", json.dumps(others), 0, is_refusal=True)
     assert len(core.core.members.current.voters) == 3
     core.tick(20_000)
     assert core.core.is_removed and core.core.status().elections == 0

@@ -285,8 +285,8 @@ class Faults:
         """Back up a node, or replace its disk by its last backup, as docs/operations.md says.
 
         All others run without a problem and tell their terms. A majority, which the leader knows, has all of its
-        entries, or the other one of two. With messages, all others have the state of expired ones: the restored member needs it if its backup ends
-        before the leader's log begins.
+        entries, or the other one of two. With messages, all others have the state of expired ones: the restored member
+        needs it if its backup ends before the leader's log begins.
         """
         world, node = self.world, self.any_node()
         others = [other for other in world.checker.last_members() if other is not node]

@@ -120,7 +120,7 @@ class SimNode:
 
     @property
     def hello(self) -> MemberHello:
-        is_static = self.core is None or not self.core.members.takes_strangers
+        is_static = self.core is None or self.core.members.is_static
         peers = format_peers({id_: self.world.members[id_] for id_ in self.peers}) if is_static else ""
         members = "" if self.core is None else self.core.members.told_by_log
         return MemberHello(self.id, "", "g", peers, self.store.cluster_id, members=members)
@@ -135,8 +135,7 @@ class SimNode:
 
     def hear(self, hello: MemberHello, *, is_refusal: bool = False) -> None:
         """Another node said hello, or refused this one."""
-        if hello.members:
-            self.call("heard_members", hello.members, is_refusal=is_refusal)
+        self.call("heard", hello.id, hello.members, is_refusal=is_refusal)
 
     def meet(self, other: SimNode) -> None:
         """This node is connected to another one."""

@@ -202,13 +202,17 @@ class Core:
         else:
             self._member.binary_peers.discard(peer_id)
 
-    def heard_members(self, text: str, now: int, *, is_refusal: bool) -> None:
-        """The latest committed list of another member, of its hello, with which it may have refused this one.
+    def heard(self, member_id: str, text: str, now: int, *, is_refusal: bool) -> None:
+        """The hello of another member, with the latest committed list of its log, or "".
 
-        That can only say that this one was removed.
+        With a refusal, that can only say that this member was removed.
         """
         member = self._member
         member.set_clock(now)
+        if not is_refusal:
+            member.members.met(member_id)
+        if not text:
+            return
         try:
             found, _ = read_told(text)
         except ValueError as error:

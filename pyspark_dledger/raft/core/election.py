@@ -248,8 +248,7 @@ class Election:
 
     def handle_vote(self, request: VoteRequest, token: object) -> None:
         member = self._member
-        is_stranger = request.leader_id not in member.peers and not member.members.takes_strangers
-        if not request.leader_id or is_stranger:
+        if not request.leader_id or not member.members.may_lead(request.leader_id):
             self._respond_vote(request, token, VoteResult.REJECT_UNKNOWN_LEADER)
         elif request.leader_id == member.self_id or request.term > MAX_TERM:
             self._respond_vote(request, token, VoteResult.REJECT_UNEXPECTED_LEADER)

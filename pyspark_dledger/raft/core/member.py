@@ -276,7 +276,7 @@ class Member:
 
     def leader_error(self, leader: str | None, term: int) -> ResponseCode | None:
         """Why a node cannot be the leader of that term; None if it can."""
-        if leader is None or (leader not in self.peers and not self.members.takes_strangers):
+        if leader is None or not self.members.may_lead(leader):
             return ResponseCode.UNKNOWN_MEMBER
         if leader == self.self_id or term > MAX_TERM:
             return ResponseCode.UNEXPECTED_MEMBER

@@ -45,7 +45,8 @@ class Membership:
         self._reset_at = int(saved.get("resetAt", 0))
         self._before_reset = list(map(list_of, saved.get("beforeReset", ())))
         self._saved = sorted(map(list_of, saved.get("lists", ())), key=lambda each: each.index)
-        # A later committed list of another member.
+        # Members whose hello this one has accepted, and a later committed list of one.
+        self._met: set[str] = set()
         self._told: MemberList | None = None
         self._is_dirty = False
         # Whether the file is older than this.
@@ -97,9 +98,14 @@ class Membership:
         return self.current.index >= 0
 
     @property
-    def takes_strangers(self) -> bool:
-        """Whether members that are not in the list may be in a later one, which this member does not know yet."""
-        return self.is_by_log or self.is_joining or self._told is not None
+    def is_static(self) -> bool:
+        """Whether the list is the one that it was started with, and no later one is known."""
+        return not self.is_by_log and not self.is_joining and self._told is None
+
+    def may_lead(self, member_id: str) -> bool:
+        """Whether that member is in the list, or may be in a later one, which this member does not know yet."""
+        is_known = member_id in self.current.addresses or member_id in self._met
+        return is_known or not self.is_static
 
     @property
     def _committed_index(self) -> int:
@@ -231,6 +237,10 @@ class Membership:
         self._lists, end = self._of_log(), self._store.ledger_end_index
         self._saved = [*self._lists, *(each for each in self._saved if each.index > end)]
         self._take_over()
+
+    def met(self, member_id: str) -> None:
+        """A member said a hello that this one accepts."""
+        self._met.add(member_id)
 
     def heard(self, found: MemberList) -> None:
         """Another member's latest committed list."""

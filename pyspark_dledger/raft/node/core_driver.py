@@ -143,8 +143,7 @@ class CoreDriver:
 
     def heard(self, hello: MemberHello, *, is_refusal: bool = False) -> None:
         """Another member said hello, or refused this one, which it may have removed."""
-        if hello.members:
-            self._run(lambda: self._core.heard_members(hello.members, self._now(), is_refusal=is_refusal), lambda: True)
+        self._run(lambda: self._core.heard(hello.id, hello.members, self._now(), is_refusal=is_refusal))
 
     def refused(self, hello: MemberHello) -> None:
         """A peer refuses this member, which it may have removed."""

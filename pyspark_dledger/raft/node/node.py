@@ -323,7 +323,7 @@ class Node:
             version=__version__,
             group=config.group,
             # Lists of the log decide, and this member may have an old one.
-            peers="" if self.core.members.takes_strangers else config.compared_peers(),
+            peers=config.compared_peers() if self.core.members.is_static else "",
             cluster=store.cluster_id,
             dataFileSize=data_size,
             indexFileSize=index_size,
