@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest
-from pyspark_dledger.raft.node.quotas import Quotas
+from pyspark_dledger.raft.node.limits import Quotas
 from pyspark_dledger.raft.wire import SYSTEM_BUSY
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, TopicLimits
 from tests.support.groups import nodes, packed

@@ -17,8 +17,8 @@ from pyspark_dledger.raft.messages import (
     TransferRequest,
     VoteRequest,
 )
+from pyspark_dledger.raft.node.access import MEMBER_UNIT, Credentials, Roles, acting_member
 from pyspark_dledger.raft.node.peer_link import PeerLink
-from pyspark_dledger.raft.node.roles import MEMBER_UNIT, Credentials, Roles, acting_member
 from pyspark_dledger.raft.node.settings import NodeSettings, node_config
 from pyspark_dledger.raft.peers import Address, parse_peers
 from pyspark_dledger.raft.secret import Secrets

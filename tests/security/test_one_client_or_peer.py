@@ -20,7 +20,7 @@ from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.member_list import MARK, list_in, read_told
 from pyspark_dledger.raft.messages import ReadRequest, ReadResponse
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
-from pyspark_dledger.raft.node.turns import Turns
+from pyspark_dledger.raft.node.limits import Turns
 from pyspark_dledger.raft.wire import WireConnection, WireError
 from pyspark_dledger.rocketmq.broker import config_files
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata

@@ -10,7 +10,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.raft.core import Core, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import ReadRequest, Request, Response, Role
-from pyspark_dledger.raft.node.roles import Roles
+from pyspark_dledger.raft.node.access import Roles
 from pyspark_dledger.raft.peers import format_peers
 from pyspark_dledger.store.dledger_store import EntryRange
 from tests.simulation.checker import Violation

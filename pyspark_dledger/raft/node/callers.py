@@ -10,7 +10,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.messages import AppendRequest, Request, Response
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
-from pyspark_dledger.raft.node.turns import Turns
+from pyspark_dledger.raft.node.limits import Turns
 from pyspark_dledger.raft.wire import ReceivedRequest
 
 # After these codes an append may still be in the log, so later ones are not rejected.

@@ -7,12 +7,10 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
+from pyspark_dledger.raft.node.access import Credentials, Refusals, Roles
 from pyspark_dledger.raft.node.inbound import Inbound, Timeouts
-from pyspark_dledger.raft.node.memory_budget import MemoryBudget
+from pyspark_dledger.raft.node.limits import MemoryBudget, Quotas
 from pyspark_dledger.raft.node.node_config import NodeConfig
-from pyspark_dledger.raft.node.quotas import Quotas
-from pyspark_dledger.raft.node.refused import Refused
-from pyspark_dledger.raft.node.roles import Credentials, Roles
 from pyspark_dledger.raft.peers import Address
 
 # Seconds between two checks of all connections.
@@ -42,7 +40,7 @@ class Connections:
         self._clients: dict[Inbound, None] = {}
         self._judged: tuple[Mapping[str, Address], bool] | None = None
         self.set_members({}, is_present=False)
-        self.refused = Refused()
+        self.refused = Refusals()
         self._per_host: Counter[str | None] = Counter()
         # Clients without a request, of each host and of all, the one that was silent the longest last.
         self._idle: dict[str | None, list[tuple[float, Inbound]]] = {}
@@ -67,10 +65,10 @@ class Connections:
             takes_strangers=not is_present,
         )
         for inbound in self.all():
-            inbound.admission.forget()
+            inbound.access.forget()
             member_id = self._member_ids.get(inbound)
             is_stranger = member_id is not None and member_id not in members
-            if is_stranger and self.refusal(inbound.admission.shown, member_id or "") is not None:
+            if is_stranger and self.refusal(inbound.access.shown, member_id or "") is not None:
                 inbound.abort()
 
     def all(self) -> list[Inbound]:
@@ -97,7 +95,7 @@ class Connections:
 
     def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
         """The first request names that member as its sender. Returns the reason to close the connection."""
-        is_member = member_id is not None and self.refusal(inbound.admission.shown, member_id) is None
+        is_member = member_id is not None and self.refusal(inbound.access.shown, member_id) is None
         if member_id is not None and is_member and self._has_place(member_id):
             self._forget_client(inbound)
             self._member_ids[inbound] = member_id

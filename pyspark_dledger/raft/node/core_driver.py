@@ -22,8 +22,8 @@ from pyspark_dledger.raft.node.callers import Caller, LocalCaller
 from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
+from pyspark_dledger.raft.node.limits import Turns
 from pyspark_dledger.raft.node.peer_link import PeerLink
-from pyspark_dledger.raft.node.turns import Turns
 from pyspark_dledger.store.dledger_store import EntryRange
 
 _TICK_SECONDS = 0.01

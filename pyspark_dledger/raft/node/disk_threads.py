@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from pyspark_dledger.raft.node.limits import Waiters
 from pyspark_dledger.store.dledger_store import DLedgerStore, EntryRange
 
 _READERS = 4
@@ -26,8 +27,8 @@ class DiskThreads:
         self.is_busy = False
         self._busy_since = 0.0
         self._is_stopped = False
-        # Called when no change runs, with the received bytes of the connection.
-        self._waiting: dict[Callable[[], None], int] = {}
+        # Called when no change runs, by the received bytes of the connection.
+        self._waiting = Waiters()
 
     def change(self, work: Callable[[], object], done: Callable[[BaseException | None], None]) -> None:
         """Call `work` in a thread, and `done` with its exception in the event loop."""
@@ -72,13 +73,11 @@ class DiskThreads:
 
         It is called once, also if it was given several times.
         """
-        self._waiting[work] = size
+        self._waiting.add(work, size)
 
     def wake(self) -> None:
         """Call what waits."""
-        waiting, self._waiting = self._waiting, {}
-        for work in sorted(waiting, key=waiting.__getitem__):
-            work()
+        self._waiting.call()
 
     async def stop(self) -> None:
         """Wait for all threads. What they have not begun is dropped."""

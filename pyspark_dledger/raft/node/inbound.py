@@ -28,15 +28,17 @@ from pyspark_dledger.raft.messages import (
     Response,
     SummaryRequest,
 )
-from pyspark_dledger.raft.node.admission import Admission
+from pyspark_dledger.raft.node.access import (
+    Access,
+    ConnectionRefusal,
+    Credentials,
+    Refusals,
+    acting_member,
+    stranger_response,
+)
 from pyspark_dledger.raft.node.callers import Caller, RequestHandler, is_rejection
 from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
-from pyspark_dledger.raft.node.memory_budget import FREE_BYTES, MemoryBudget
-from pyspark_dledger.raft.node.quotas import Quotas
-from pyspark_dledger.raft.node.refused import ConnectionRefusal, Refused
-from pyspark_dledger.raft.node.response_sizes import max_response_size
-from pyspark_dledger.raft.node.roles import Credentials, acting_member, stranger_response
-from pyspark_dledger.raft.node.transfer_progress import TransferProgress
+from pyspark_dledger.raft.node.limits import FREE_BYTES, MemoryBudget, Quotas, TransferProgress, max_response_size
 from pyspark_dledger.raft.secret import NO_SECRETS, Secrets
 from pyspark_dledger.raft.wire import (
     NO_PERMISSION,
@@ -90,7 +92,7 @@ class Registry(Protocol):
 
     memory: MemoryBudget
     quotas: Quotas
-    refused: Refused
+    refused: Refusals
 
     def opened(self, inbound: Inbound) -> str | None:
         """The reason to reject a new connection."""
@@ -141,7 +143,7 @@ class Inbound(Channel):
         # The connection of a member of the group: limits of memory and idle time are for clients.
         self.is_member = False
         self.is_identified = False
-        self.admission = Admission(secrets, hello, registry.refusal, on_hello)
+        self.access = Access(secrets, hello, registry.refusal, on_hello)
         self._outstanding = 0
         self._max_outstanding = _MIN_OUTSTANDING
         self._reads = 0
@@ -163,7 +165,7 @@ class Inbound(Channel):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.admission.shown = Credentials(self.host, transport.get_extra_info("peercert"))
+        self.access.shown = Credentials(self.host, transport.get_extra_info("peercert"))
         self.active_at = self._opened_at = asyncio.get_running_loop().time()
         self._progress.begin(self.active_at)
         if (reason := self._registry.opened(self)) is not None:
@@ -348,9 +350,9 @@ class Inbound(Channel):
     def _stranger_reason(self, request: Request) -> str | None:
         """Why this connection may not send a request that only members may send."""
         if isinstance(request, MembersRequest) and request.is_change:
-            return self._registry.change_refusal(self.admission.shown)
+            return self._registry.change_refusal(self.access.shown)
         member_id = acting_member(request)
-        return None if member_id is None else self.admission.member_refusal(member_id)
+        return None if member_id is None else self.access.member_refusal(member_id)
 
     def _refuse_stranger(self, received: ReceivedRequest, request: Request, reason: str) -> None:
         name = type(request).__name__
@@ -363,12 +365,12 @@ class Inbound(Channel):
 
     def _is_admitted(self, received: ReceivedRequest) -> bool:
         """Whether the first request admits the connection; otherwise it is closed."""
-        reason = self.admission.first_refusal(received)
+        reason = self.access.first_refusal(received)
         if reason is None:
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
-        self._refuse(received, Refusal(NO_PERMISSION, reason), self.admission.told)
-        self._refuse_connection(self.admission.refused_for, reason)
+        self._refuse(received, Refusal(NO_PERMISSION, reason), self.access.told)
+        self._refuse_connection(self.access.refused_for, reason)
         return False
 
     # Quotas
@@ -491,7 +493,7 @@ class Inbound(Channel):
 
     def _overdue(self, now: float, timeouts: Timeouts) -> str | None:
         """What has taken too long."""
-        if self.admission.lacks_secret and now - self._opened_at > timeouts.handshake:
+        if self.access.lacks_secret and now - self._opened_at > timeouts.handshake:
             return f"expected the secret of this node in {timeouts.handshake:g} s, found no request"
         if not self.is_member and self.is_idle and now - self.active_at > timeouts.idle:
             return f"idle for more than {timeouts.idle:g} s"

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark_dledger.common.log_records import RateLimitedLog
+from pyspark_dledger.raft.node.access import Refusals
 from pyspark_dledger.raft.node.channel import host_of
-from pyspark_dledger.raft.node.refused import Refused
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
 
@@ -35,14 +35,14 @@ async def listen(
     tls: TlsContext | None = None,
     handshake_seconds: float = 10.0,
     may_use_reserve: Callable[[str], bool] = lambda _: False,
-    refused: Refused | None = None,
+    refused: Refusals | None = None,
 ) -> Listener:
     """Listen at `address`, or at all addresses of a host name. Raises OSError.
 
     Connections leave file descriptors free for other files; half of those are for hosts that `may_use_reserve`.
     """
     sockets = await listening_sockets(address)
-    return Listener(new_protocol, sockets, log, tls, handshake_seconds, may_use_reserve, refused or Refused())
+    return Listener(new_protocol, sockets, log, tls, handshake_seconds, may_use_reserve, refused or Refusals())
 
 
 async def listening_sockets(address: Address) -> list[socket.socket]:
@@ -72,7 +72,7 @@ class Listener:
         tls: TlsContext | None,
         handshake_seconds: float,
         may_use_reserve: Callable[[str], bool],
-        refused: Refused,
+        refused: Refusals,
     ) -> None:
         self.sockets = sockets
         self._refused = refused

@@ -19,6 +19,7 @@ from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
+from pyspark_dledger.raft.node.access import own_source
 from pyspark_dledger.raft.node.callers import LocalCaller
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.connections import Connections
@@ -28,7 +29,6 @@ from pyspark_dledger.raft.node.inbound import Inbound
 from pyspark_dledger.raft.node.listener import Listener, listen, listening_sockets
 from pyspark_dledger.raft.node.node_config import NodeConfig
 from pyspark_dledger.raft.node.peer_link import PeerLink
-from pyspark_dledger.raft.node.roles import own_source
 from pyspark_dledger.raft.peers import Address, parse_address
 from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.store.dledger_store import DLedgerStore

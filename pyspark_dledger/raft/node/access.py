@@ -1,4 +1,4 @@
-"""Who may act as a member of the group: requests of members are rejected from all others.
+"""Which connections a node accepts, and who may act as a member: requests of members are rejected from all others.
 
 A connection proves it by the members' secret if the node has one, else by its certificate under TLS, else by its
 network address, which must be that of the member in ``peers``.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.messages import (
     Request,
     Response,
@@ -21,6 +23,8 @@ from pyspark_dledger.raft.messages import (
     VoteResult,
 )
 from pyspark_dledger.raft.peers import Address, usual_host
+from pyspark_dledger.raft.secret import Secrets
+from pyspark_dledger.raft.wire import ReceivedRequest, WireError
 
 MEMBER_UNIT = "dledger-member"
 """The organizational unit (OU) of certificates that may act as any member."""
@@ -28,6 +32,21 @@ MEMBER_UNIT = "dledger-member"
 _LOOPBACK = "127.0.0.1"
 # The kinds of subjectAltName that name a host, as `ssl` calls them; a DirName is no text, a URI or email no host.
 _HOST_NAMES = ("DNS", "IP Address")
+
+
+ConnectionRefusal = Literal["descriptors", "handshake", "hello", "limit", "malformed", "secret", "timeout"]
+"""Why a connection was refused or closed; ``hello``: its sender is no member of this group."""
+
+
+class Refusals:
+    """Counts what a node has refused since its start, for metrics."""
+
+    def __init__(self) -> None:
+        self.connections: Counter[ConnectionRefusal] = Counter()
+        # Requests whose response is an error, by its code: a `ResponseCode`, or that of a `Refusal`.
+        self.requests: Counter[int] = Counter()
+        # Requests of members that came from others, by the name of the request.
+        self.member_requests: Counter[str] = Counter()
 
 
 class Credentials(NamedTuple):
@@ -145,6 +164,70 @@ class Roles:
             return None
         found = ", ".join((*names, *alternatives)) or "no name"
         return f"expected a certificate of {member_id} (CN or subjectAltName {member_id} or {host}), found {found}"
+
+
+class Access:
+    """Judges one connection. `shown` is what the other side has shown; `refusal` is that of `Roles`."""
+
+    def __init__(
+        self,
+        secrets: Secrets,
+        own_hello: Callable[[], MemberHello] | None,
+        refusal: Callable[[Credentials, str], str | None],
+        on_hello: Callable[[MemberHello], None],
+    ) -> None:
+        self.shown = Credentials(None)
+        self.lacks_secret = secrets.client is not None
+        self._secrets = secrets
+        self._own_hello = own_hello
+        self._refusal = refusal
+        # Called with the hello of a connection that may act as that member.
+        self._on_hello = on_hello
+        self.refused_for: ConnectionRefusal = "secret"
+        # The hello for a sender that is not in the list of members.
+        self.told: str | None = None
+        self._acts_as: set[str] = set()
+
+    def first_refusal(self, received: ReceivedRequest) -> str | None:
+        """Why the connection is closed after its first request: a secret is missing, or the hello is wrong."""
+        self.shown = self.shown._replace(has_secret=self._secrets.is_member(received.secret))
+        reason = self._secrets.refusal(received.secret)
+        if reason is None:
+            self.refused_for = "hello"
+            reason = self._hello_refusal(received.member)
+        self.lacks_secret = self.lacks_secret and reason is not None
+        return reason
+
+    def _hello_refusal(self, text: str | None) -> str | None:
+        """Why the sender cannot be a member of this group; None if it can, or does not say that it is one."""
+        if text is None or self._own_hello is None:
+            return None
+        try:
+            hello = read_hello(text)
+        except WireError as error:
+            return str(error)
+        own = self._own_hello()
+        if (reason := own.mismatch(hello)) is not None:
+            return reason
+        reason = self._refusal(self.shown, hello.id)
+        if reason is not None:
+            self.told = own.text()
+        else:
+            self._on_hello(hello)
+        return reason
+
+    def forget(self) -> None:
+        """Other members: judge again."""
+        self._acts_as.clear()
+
+    def member_refusal(self, member_id: str) -> str | None:
+        """Why the connection may not act as that member; None if it may."""
+        if member_id in self._acts_as:
+            return None
+        reason = self._refusal(self.shown, member_id)
+        if reason is None:
+            self._acts_as.add(member_id)
+        return reason
 
 
 def _has_member_unit(certificate: Mapping[str, Any]) -> bool:
