@@ -834,6 +834,17 @@ def test_every_code_has_a_case() -> None:
     assert set().union(*(case.codes for case in CASES.values())) == set(CODES)
 
 
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_nothing_is_known_of_a_message_whose_filler_is_last(tmp_path: Path, is_listed: bool) -> None:
+    """A small filler has only a part of the topic of fillers."""
+    last = mq_message("DLEDG", b"", store_timestamp=0, transaction="rollback")
+    store = write_dledger(tmp_path, [*messages(5, store_timestamp=NOW), last])
+    (tmp_path / "checkpoint").write_bytes(StoreCheckpoint(NOW, NOW, NOW).pack())
+    if is_listed:
+        (tmp_path / "lost.jsonl").write_text(json.dumps({"pos": store.rows[-1]["pos"]}))
+    assert ("storeCheckpointBeyondEnd" in codes_of(tmp_path)) != is_listed
+
+
 def test_queues_that_are_missing_are_one_finding_of_each_segment_with_a_count(tmp_path: Path, engine: str) -> None:
     no_queues(tmp_path)
     found = [each for each in dl.open_log(tmp_path, engine=engine).findings() if each.code == "messageNotInQueue"]

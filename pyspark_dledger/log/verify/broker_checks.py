@@ -21,7 +21,7 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_SLOT_SIZE,
 )
 from pyspark_dledger.format.message import Message
-from pyspark_dledger.log.io import key_files, salvage_fillers
+from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import (
@@ -33,6 +33,7 @@ from pyspark_dledger.log.io.key_files import (
     message_starts,
 )
 from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
+from pyspark_dledger.log.io.salvage_fillers import TOPIC, SalvageFillers
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
     CHECKPOINT_MIN_SIZE,
@@ -97,7 +98,9 @@ def _last_message(store: StoreView) -> Message | None:
     """The log's last message; None if the last entry is none, or a filler, of which nothing is known."""
     for _, end in store.ends.values():
         found = message_at(store.segments, end.last_pos + (0 if end.last_index < 0 else ENTRY_HEADER_SIZE))
-        return found if found is not None and found.topic != salvage_fillers.TOPIC else None
+        # A small filler has a part of the topic.
+        is_filler = end.last_pos in SalvageFillers(store.paths).positions or (found and found.topic == TOPIC)
+        return found if not is_filler else None
     return None
 
 
