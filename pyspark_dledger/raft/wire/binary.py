@@ -44,8 +44,8 @@ _HOST_SIZES = (0, 8, 20)
 _PUSH_NUMBERS = {kind: number for number, kind in enumerate(PushType)}
 _FLAG = "has"
 
-# Texts that only people read: they are shortened where needed, so that the message can be sent.
-_FOR_PEOPLE = ("reason",)
+# A text that only people read: it is shortened where needed, so that the message can be sent.
+_FOR_PEOPLE = "reason"
 # Every message has the same few names, so their bytes are cached. A full cache is emptied: new names cost no memory.
 _MAX_CACHED = 256
 _MAX_CACHED_SIZE = 512
@@ -72,7 +72,8 @@ class _Layout(NamedTuple):
 
     packer: struct.Struct
     names: tuple[str, ...]
-    texts: tuple[str, ...]
+    text_count: int
+    to_texts: Callable[[Any], Texts]
     to_numbers: Callable[[Any], Sequence[Any]]
     from_wire: tuple[tuple[str, Callable[[Any], Any]], ...]
     optional: str | None
@@ -85,9 +86,7 @@ def encode(message: WireMessage, opaque: int, is_one_way: bool = False) -> tuple
     kind = type(message)
     packing = _LAYOUTS[kind]
     flags = (0 if isinstance(message, m.Request) else layout.FLAG_RESPONSE) | layout.FLAG_ONE_WAY * is_one_way
-    texts: Texts = (message.group, message.remote_id, message.local_id, message.leader_id)
-    if packing.texts:
-        texts += tuple(_own_text(message, name) for name in packing.texts)
+    texts: Texts = packing.to_texts(message)
     own = packing.to_numbers(message)
     try:
         fixed = packing.packer.pack(layout.VERSION, flags, kind.request_code, opaque, message.code, message.term, *own)
@@ -126,7 +125,7 @@ def decode(header: memoryview, body: memoryview) -> BinaryFrame:
     if len(header) < packing.packer.size:
         raise WireError(f"expected a header of at least {packing.packer.size} bytes, found {len(header)}")
     fixed = packing.packer.unpack_from(header)
-    texts = _texts(header[packing.packer.size :], len(packing.texts) + 4)
+    texts = _texts(header[packing.packer.size :], packing.text_count)
     values: Values = dict(zip(packing.names, fixed[4:] + texts, strict=True))
     if packing.optional is not None and not values.pop(_FLAG):
         values[packing.optional] = None
@@ -154,11 +153,6 @@ def _texts_bytes(texts: Texts) -> bytes:
         if len(packed) <= _MAX_CACHED_SIZE:
             _packed_texts[texts] = packed
     return packed
-
-
-def _own_text(message: WireMessage, name: str) -> str | None:
-    text: str | None = getattr(message, name)
-    return text if text is None or name not in _FOR_PEOPLE else _fitting(text)
 
 
 def _fitting(text: str) -> str:
@@ -430,7 +424,7 @@ def _layout_of(kind: type[WireMessage]) -> _Layout:
     wires = wire_fields(kind)
     numbers = [name for name, wire in wires.items() if wire.format]
     optional = next((name for name in numbers if defaults[name] is None), None)
-    texts = tuple(name for name, wire in wires.items() if wire.is_text)
+    texts = ("group", "remote_id", "local_id", "leader_id", *(name for name, wire in wires.items() if wire.is_text))
     to_wire: list[Callable[[Any], Any] | None] = []
     from_wire: list[tuple[str, Callable[[Any], Any]]] = []
     for name in numbers:
@@ -451,14 +445,25 @@ def _layout_of(kind: type[WireMessage]) -> _Layout:
     flag = () if optional is None else (_FLAG,)
     return _Layout(
         packer=layout.fixed_struct(layout.own_numbers(kind)),
-        names=("code", "term", *flag, *numbers, "group", "remote_id", "local_id", "leader_id", *texts),
-        texts=texts,
+        names=("code", "term", *flag, *numbers, *texts),
+        text_count=len(texts),
+        to_texts=_texts_for_people(texts) if _FOR_PEOPLE in texts else attrgetter(*texts),
         to_numbers=_FAST_NUMBERS.get(kind) or (_plain(numbers) if not any(to_wire) else to_numbers),
         from_wire=tuple(from_wire),
         optional=optional,
         body=body,
         read_body=read_body,
     )
+
+
+def _texts_for_people(names: tuple[str, ...]) -> Callable[[Any], Texts]:
+    def to_texts(message: WireMessage) -> Texts:
+        found: list[str | None] = [getattr(message, name) for name in names]
+        at = names.index(_FOR_PEOPLE)
+        reason = found[at]
+        return (*found[:at], None if reason is None else _fitting(reason), *found[at + 1 :])
+
+    return to_texts
 
 
 def _plain(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
