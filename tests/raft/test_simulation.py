@@ -13,7 +13,8 @@ import pytest
 
 from tests.simulation import disk_mutations, membership_mutations, mutations
 from tests.simulation.disk import SimStore
-from tests.simulation.run import Outcome, run
+from tests.simulation.run import Outcome, run, run_scenario
+from tests.simulation.scenario import make_with_changes
 from tests.simulation.summary import missing_events
 
 SEEDS = range(100, 220)
@@ -43,6 +44,14 @@ def test_no_seed_violates_a_rule() -> None:
     for outcome in outcomes:
         counts.update(outcome.counts)
     assert not missing_events(counts)
+
+
+@pytest.mark.slow
+def test_members_that_change_all_the_time_settle() -> None:
+    """The first two seeds: a leader that nobody told, and a restore while no leader knows the majority."""
+    outcomes = [run_scenario(make_with_changes(seed)) for seed in (7400114, 7300153, *range(12))]
+    assert [outcome for outcome in outcomes if outcome.violation] == []
+    assert sum(outcome.counts["resets"] for outcome in outcomes) > 20
 
 
 def _report(failed: list[Outcome]) -> str:

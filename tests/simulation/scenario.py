@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 
@@ -188,6 +188,37 @@ def make_on_disk(seed: int) -> Scenario:
         body_size=random.choice((10, 40, 300)),
         faults=(*kinds, *("power losses",) * (2 * is_sync)),
         fault_pause=max(200, faulty_time // random.choice((6, 12, 20))),
+    )
+
+
+WITH_CHANGES = (
+    (
+        *("expire",) * 2,
+        "long outage",
+        *("change members",) * 2,
+        "sleep through changes",
+        "replace disk",
+        "crash leader",
+    ),
+    ("sleep through changes", "change members", "restore", "crash", "split"),
+    (
+        *("expire", "long outage", "change on two sides", "cut off a change", "members file fails"),
+        *("power cut of members file", "crash all", "isolate leader", "replace disk"),
+    ),
+)
+
+
+def make_with_changes(seed: int) -> Scenario:
+    """Three or four of six members; changes of members all the time, while logs are reset and disks replaced."""
+    found = make(seed)
+    return replace(
+        found,
+        nodes=4 - seed % 2,
+        spares=2,
+        faults=WITH_CHANGES[seed % len(WITH_CHANGES)],
+        fault_pause=max(150, found.faulty_time // 40),
+        java_pairs=frozenset(),
+        client_pause=max(20, found.faulty_time // 150),
     )
 
 
