@@ -29,7 +29,7 @@ from pyspark_dledger.cli.report.verdict import (
 )
 from pyspark_dledger.cli.stores.check_text import store_kind
 from pyspark_dledger.cli.stores.diff_text import commit_log_sentences, cut_logs, sentences
-from pyspark_dledger.cli.stores.queue_rows import count_fillers, lost_queues, lost_queues_of_positions
+from pyspark_dledger.cli.stores.queue_rows import gap_units, lost_queues, lost_queues_of_positions
 from pyspark_dledger.cli.stores.row_printer import table_batches
 from pyspark_dledger.cli.stores.statistics import Statistics, scan_counted
 from pyspark_dledger.common.fields import fields_row, json_of
@@ -199,7 +199,7 @@ def _gather_one(log: Log, member: MemberCheck, progress: ProgressBar) -> Facts:
         timeline.add(batch)
     findings = {code: [row_of(FINDING_COLUMNS, each) for each in same] for code, same in checked.examples.items()}
     no_queues = checked.queues.reason if checked.queues.is_there else f"{log.path}: no broker's store, it has no queues"
-    fillers = count_fillers(log) if no_queues is None and not checked.unreadable else 0
+    fillers, _ = gap_units(log) if no_queues is None and not checked.unreadable else (0, 0)
     total, segments = stats.total_row(log.path), list(_rows(log, "segments", progress))
     # This table names what cannot be read.
     consumers = _consumers(type(log)(log.path, replace(log.options, unread=None)), progress)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,58 +66,30 @@ def print_queue_ends(out: Output, rows: list[Row]) -> None:
         out.line(f"and {len(rows) - _MAX_SHOWN} more queues: --json prints all")
 
 
-def count_fillers(log: Log) -> int:
-    """The number of fillers, which stand for messages that the log does not have, after the first message of a queue.
+def gap_units(log: Log) -> tuple[int, int]:
+    """The numbers of fillers, and of units that are copies of the next one: the log does not have their messages.
 
-    Earlier ones do not count: a queue that begins in the middle of a file has them. Raises StoreError where the queues
-    cannot be read.
+    Fillers before the first message of a queue do not count: a queue that begins in the middle of a file has them.
+    Raises StoreError where the queues cannot be read.
     """
-    return _counted(log, _fillers_in)
+    import numpy as np
 
-
-def count_copies(log: Log) -> int:
-    """The number of units that are copies of the next one; a rebuild makes them. Raises StoreError."""
-    return _counted(log, _copies_in)
-
-
-def _counted(log: Log, count: Callable[[Queue], int]) -> int:
-    from pyspark_dledger.log.io.queue_files import queues
+    from pyspark_dledger.log.io.queue_files import queues, read_units
+    from pyspark_dledger.log.io.queue_units import has_message, is_filler
     from pyspark_dledger.log.units.stored import is_selected, queue_root
 
-    return sum(count(queue) for queue in queues(queue_root(log)) if is_selected(*queue.name, log.options))
-
-
-def _copies_in(queue: Queue) -> int:
-    import numpy as np
-
-    from pyspark_dledger.log.io.queue_files import read_units
-    from pyspark_dledger.log.io.queue_units import has_message
-
-    count, last = 0, None
-    for file in queue.files:
-        for units in read_units(file):
-            offsets = units[has_message(units)]["commitLogOffset"]
-            count += int(np.count_nonzero(offsets[1:] == offsets[:-1]))
-            if len(offsets):
-                count += int(offsets[0]) == last
-                last = int(offsets[-1])
-    return count
-
-
-def _fillers_in(queue: Queue) -> int:
-    import numpy as np
-
-    from pyspark_dledger.log.io.queue_files import read_units
-    from pyspark_dledger.log.io.queue_units import has_message, is_filler
-
-    count, has_begun = 0, False
-    for file in queue.files:
-        for units in read_units(file):
+    fillers = copies = 0
+    for queue in queues(queue_root(log)):
+        last: int | None = None
+        for units in chain.from_iterable(map(read_units, queue.files if is_selected(*queue.name, log.options) else ())):
             messages = np.flatnonzero(has_message(units))
-            if has_begun or len(messages):
-                count += int(is_filler(units)[0 if has_begun else messages[0] :].sum())
-                has_begun = True
-    return count
+            offsets = units["commitLogOffset"][messages]
+            if last is not None or len(offsets):
+                fillers += int(is_filler(units)[0 if last is not None else messages[0] :].sum())
+            if len(offsets):
+                copies += int(np.count_nonzero(offsets[1:] == offsets[:-1])) + (int(offsets[0]) == last)
+                last = int(offsets[-1])
+    return fillers, copies
 
 
 MAX_QUEUES = 20

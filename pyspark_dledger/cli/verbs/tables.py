@@ -121,7 +121,7 @@ def _audited(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
 
 def _notes(log: Log) -> Iterator[str]:
     """What no row says: that there are no queues, or that they have fillers."""
-    from pyspark_dledger.cli.stores.queue_rows import count_copies, count_fillers
+    from pyspark_dledger.cli.stores.queue_rows import gap_units
     from pyspark_dledger.log.io.queue_files import FOLDER
     from pyspark_dledger.log.io.state_files import confirmed_end
     from pyspark_dledger.log.units.stored import queue_root
@@ -132,13 +132,12 @@ def _notes(log: Log) -> Iterator[str]:
     confirmed = confirmed_end(queue_root(log))
     if confirmed < log.max_offset:
         yield f"messages from {confirmed} on are not confirmed: they may be in no queue"
-    kinds = [("unit is a filler", "units are fillers", count_fillers(log))]
-    kinds.append(("unit is a copy of the next", "units are copies of the next", count_copies(log)))
-    texts = [counted(count, one, many) for one, many, count in kinds if count]
+    fillers, copies = gap_units(log)
+    texts = [counted(fillers, "unit is a filler", "units are fillers")] if fillers else []
+    texts += [counted(copies, "unit is a copy of the next", "units are copies of the next")] if copies else []
     if texts:
         # The first and last messages of a queue can be missing without a filler.
-        least = sum(count for _, _, count in kinds)
-        messages = counted(least, "message is", "messages are")
+        messages = counted(fillers + copies, "message is", "messages are")
         yield f"at least {messages} missing: {', '.join(texts)}"
 
 
