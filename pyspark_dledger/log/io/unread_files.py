@@ -19,7 +19,7 @@ from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.format.state_files import EPOCH_FILES
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import is_remote_path, is_there, map_reads, path_of
-from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER, folder_entries
+from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, ROOT_FOLDERS, StorePaths, not_files
 
 if TYPE_CHECKING:
@@ -201,13 +201,6 @@ class UnreadFiles:
                 start = high
         if start < end:
             yield start, end
-
-    def has_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether a ConsumeQueue cannot be read as a whole, as far as it was tried."""
-        queue = (FOLDER, topic, str(queue_id))
-        paths = [self._relative(error).parts[:3] for error in self._added.values()]
-        # Without the queues of batches it is not known which topics have some.
-        return any(parts == queue[: len(parts)] or parts[0] == BATCH_FOLDER for parts in paths)
 
     def _unknown(self, segment: Segment, start: int, end: int) -> str:
         indexes = self._indexes_in(segment)

@@ -179,31 +179,17 @@ def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
 FINDINGS = Table("findings", "one row per finding", FINDING_COLUMNS, _plan_findings, _read_findings)
 
 
-@dataclass(frozen=True)
-class ReplicasPart:
-    """The whole table: a verdict depends on all logs."""
-
-    path: str
-    options: ReadOptions
-
-
-def plan_replicas(store: StoreView, options: ReadOptions) -> list[ReplicasPart]:
-    """One part, which reads the store and its replicas."""
-    return [ReplicasPart(store.path, options)]
-
-
-def read_part(part: ReplicasPart) -> Iterator[DiffRow | PosRow]:
+def _diff_rows(store: StoreView) -> Iterator[DiffRow | PosRow]:
     """The rows of a comparison. Raises OptionError without replicas."""
     from pyspark_dledger.log.diff.commit_log_group import commit_log_group, pos_rows  # loads all comparisons
     from pyspark_dledger.log.diff.diff_table import ledger_rows
     from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 
-    store = StoreView(part.path, part.options)
     found = compared(store)
     old = commit_log_group(found)
     if old is not None:
         yield from pos_rows(old)
-    yield from ledger_rows(ReplicaGroup(found, part.options.group_size))
+    yield from ledger_rows(ReplicaGroup(found, store.options.group_size))
 
 
 DIFF_COLUMNS = (
@@ -223,8 +209,9 @@ DIFF_COLUMNS = (
 )
 
 
-def _read_diff(part: ReplicasPart) -> Iterator[pa.RecordBatch]:
-    rows = ({**row_of(DIFF_COLUMNS, row), "terms": list(row.terms.items())} for row in read_part(part))
+def _read_diff(part: tuple[str, ReadOptions]) -> Iterator[pa.RecordBatch]:
+    found = _diff_rows(StoreView(*part))
+    rows = ({**row_of(DIFF_COLUMNS, row), "terms": list(row.terms.items())} for row in found)
     yield from batches_of(table_schema(DIFF_COLUMNS), rows, _MAX_BATCH_ROWS)
 
 
@@ -232,6 +219,6 @@ DIFF = Table(
     "diff",
     "one row per range of indexes (CommitLog: positions) on which replicas agree or differ; needs `replicas`",
     DIFF_COLUMNS,
-    plan_replicas,
+    lambda store, options: [(store.path, options)],  # the whole table: a verdict depends on all logs
     _read_diff,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pyspark_dledger.common.durable import drop_cached
-from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.dispatched_rows import QueueName, is_valid_queue
@@ -19,18 +17,13 @@ from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.queue_files import (
-    FILLER_SIZE,
-    UNIT_DTYPE,
-    Units,
-    queues,
-    skip_too_large,
-)
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Units, queues, skip_too_large
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import StoredQueues
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter, SparseFiles
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
+from pyspark_dledger.rocketmq.jobs.new_files import read_back_error
 
 _BYTES_PER_READ = 8 * 1024 * 1024
 
@@ -193,25 +186,14 @@ class BuiltFiles(UnitFiles):
     def verify(self) -> None:
         """Read all files back from the disk. Raises StoreError if one differs."""
         for path, written in self._written.items():
-            crc = size = 0
-            for data in _from_disk(path, written.size):
-                crc, size = crc32(data, crc), size + len(data)
-            if (size, crc) != (written.size, written.crc):
-                raise StoreError(
-                    f"{path}: the file differs when read back: expected {written.size} bytes with CRC-32 "
-                    f"{written.crc:08x}, found {size} with {crc:08x}: check the disk, and build again"
-                )
-
-
-def _from_disk(path: Path, size: int) -> Iterator[bytes]:
-    """The first bytes of a synced file, from the disk and not from the page cache."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        drop_cached(descriptor, 0, size)
-        for start in range(0, size, _BYTES_PER_READ):
-            yield os.pread(descriptor, min(_BYTES_PER_READ, size - start), start)
-    finally:
-        os.close(descriptor)
+            crc, missing = 0, written.size
+            with path.open("rb", buffering=0) as file:
+                drop_cached(file.fileno(), 0, written.size)
+                while missing and (data := file.read(min(missing, _BYTES_PER_READ))):
+                    crc, missing = crc32(data, crc), missing - len(data)
+            if missing or crc != written.crc:
+                expected = f"{written.size} bytes with CRC-32 {written.crc:08x}"
+                raise read_back_error(str(path), expected, f"{written.size - missing} with {crc:08x}")
 
 
 _FILLER = np.array((0, FILLER_SIZE, 0), UNIT_DTYPE)
