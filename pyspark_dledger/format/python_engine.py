@@ -23,13 +23,7 @@ from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.facts import PROBLEM_COLUMNS
 from pyspark_dledger.format.message import CopiedMessages, compression_type
 from pyspark_dledger.format.scan.frames import Frames, frames_of
-from pyspark_dledger.format.scan.row_values import (
-    COLUMN_READERS,
-    Row,
-    first_problem,
-    malformed,
-    row_test,
-)
+from pyspark_dledger.format.scan.row_values import COLUMN_READERS, Row, first_problem, malformed, row_test
 from pyspark_dledger.format.scan.segment_file import FileBytes, FileShrunk, SegmentFile
 from pyspark_dledger.format.scan.survey import take_survey
 from pyspark_dledger.format.scan.walk import Walk, find_log_end, find_splits

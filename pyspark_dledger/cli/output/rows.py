@@ -11,14 +11,8 @@ from itertools import islice
 from typing import Any, Literal
 
 from pyspark_dledger.cli.output.stream import Output, uninterrupted
-from pyspark_dledger.format.json_text import (
-    NOT_PRINTABLE,
-    BytesForm,
-    bytes_text,
-    escape,
-    json_line,
-    printable,
-)
+from pyspark_dledger.common.fields import json_of
+from pyspark_dledger.format.json_text import NOT_PRINTABLE, BytesForm, bytes_text, escape, json_line, printable
 
 Row = dict[str, Any]
 
@@ -166,3 +160,16 @@ def _print_rich(out: Output, names: Sequence[str], cells: Sequence[Sequence[str]
     with uninterrupted():
         console.print(table)
     return True
+
+
+def print_report(out: Output, report: Any, lines: Iterable[str], as_json: bool, after: Iterable[str] = ()) -> None:
+    """Print the report of a job: as JSON, or `lines`, its notes, what a broker.conf needs for it, and `after`."""
+    out.progress.clear()
+    if as_json:
+        out.line(json_line(json_of(report)))
+        return
+    out.lines(lines)
+    out.lines(f"note: {text}" for text in report.notes)
+    if needed := getattr(report, "broker_conf", None):
+        out.lines(["broker.conf needs:", *(f"  {name}={value}" for name, value in needed.items())])
+    out.lines(after)

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -28,24 +28,29 @@ class Output:
     def __init__(self) -> None:
         self.is_terminal = sys.stdout.isatty()
         self.progress = ProgressBar()
-        self._lines: list[str] = []
+        self._pending: list[str] = []
         self._size = 0
 
     def line(self, text: str) -> None:
         """Print a line; characters that control a terminal are escaped."""
         self.escaped_line(printable(text))
 
+    def lines(self, texts: Iterable[str]) -> None:
+        """Print lines as `line` does."""
+        for text in texts:
+            self.line(text)
+
     def escaped_line(self, text: str) -> None:
         """Print a line that has no such characters."""
-        self._lines.append(text)
+        self._pending.append(text)
         self._size += len(text) + 1
         if self.is_terminal or self._size >= _BLOCK:
             self.flush()
 
     def flush(self) -> None:
-        if self._lines:
-            text = "\n".join(self._lines) + "\n"
-            self._lines.clear()
+        if self._pending:
+            text = "\n".join(self._pending) + "\n"
+            self._pending.clear()
             self._size = 0
             self.progress.clear()
             with uninterrupted():

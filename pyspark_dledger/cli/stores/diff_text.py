@@ -77,19 +77,16 @@ def sentences(found: Comparison) -> Iterator[str]:
 def print_commit_logs(out: Output, log: Log, found: CommitLogComparison) -> int:
     """Print where the CommitLogs of replicas differ; `FINDINGS` if more than a lag."""
     queues = queues_text(lost_queues_of_positions([log, *log.replicas], found.verdict.lost_entries))
-    for text in verdict_lines(found.verdict, queues=queues, is_old=found.is_old):
-        out.line(text)
+    out.lines(verdict_lines(found.verdict, queues=queues, is_old=found.is_old))
     is_shown = bool(shown_members(found.verdict, found.is_old))
-    for text in next_lines(step_after_comparison(found, [log, *log.replicas])) if is_shown else ():
-        out.line(text)
+    out.lines(next_lines(step_after_comparison(found, [log, *log.replicas])) if is_shown else ())
     out.line("")
     print_table(out, _state_rows(found))
     if found.epochs:
         out.line("")
         print_table(out, _epoch_rows(found))
     out.line("")
-    for text in difference_sentences(found):
-        out.line(text)
+    out.lines(difference_sentences(found))
     out.line("")
     left_out = {"firstIndex", "lastIndex", "firstDifference"} | (set() if found.epochs else {"terms"})
     rows = [fields_row(row) for row in found.rows]

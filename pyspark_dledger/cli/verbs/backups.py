@@ -8,13 +8,12 @@ from pathlib import Path
 
 from pyspark_dledger.cli.arguments import add_client, add_json, add_option, natural
 from pyspark_dledger.cli.exit_codes import BACKUP_EXITS, CLEAN, FINDINGS
+from pyspark_dledger.cli.output.rows import print_report
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import read_options
 from pyspark_dledger.cli.verbs.running_group import connected
-from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import GroupError, OptionError
-from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.options import BACKUP, check_use, parse_options
 from pyspark_dledger.raft.client import Client, MemberStatus
 from pyspark_dledger.raft.peers import parse_peers
@@ -36,17 +35,12 @@ def run_backup(args: argparse.Namespace, out: Output) -> int:
     options = parse_options(read_options(args))
     check_use(options, BACKUP)
     report = backup(args.path, args.to, options=options, progress=out.progress)
-    out.progress.clear()
-    if args.json:
-        out.line(json_line(fields_row(report)))
-    else:
-        out.line(
-            f"backed up {report.node} to {report.target}: index {report.first_index} to {report.last_index}, term "
-            f"{report.last_term}; {counted(report.files, 'file')}, {report.kept_files} kept, {report.copied_bytes} "
-            f"bytes copied in {report.seconds:.1f} s"
-        )
-        for text in report.notes:
-            out.line(f"note: {text}")
+    text = (
+        f"backed up {report.node} to {report.target}: index {report.first_index} to {report.last_index}, term "
+        f"{report.last_term}; {counted(report.files, 'file')}, {report.kept_files} kept, {report.copied_bytes} bytes "
+        f"copied in {report.seconds:.1f} s"
+    )
+    print_report(out, report, [text], args.json)
     return FINDINGS if report.lacks_state else CLEAN
 
 
@@ -74,21 +68,14 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     if args.new_group is None and term is None:
         term = _term_above_all(args)
     report = restore(args.path, args.to, args.node, term=term, new_group=args.new_group, progress=out.progress)
-    out.progress.clear()
-    exit_code = FINDINGS if report.lacks_state else CLEAN
-    if args.json:
-        out.line(json_line(fields_row(report)))
-        return exit_code
-    out.line(
+    text = (
         f"restored {report.node} to {report.target}: index {report.first_index} to {report.last_index}; "
         f"{counted(report.files, 'file')}, {report.resumed} of them by an earlier run, {report.bytes} bytes in "
         f"{report.seconds:.1f} s"
     )
-    if report.votes_from is not None:
-        out.line(f"it neither votes nor leads before it has an entry of term {report.votes_from} or later")
-    for text in report.notes:
-        out.line(f"note: {text}")
-    return exit_code
+    later = f"it neither votes nor leads before it has an entry of term {report.votes_from} or later"
+    print_report(out, report, [text, later] if report.votes_from is not None else [text], args.json)
+    return FINDINGS if report.lacks_state else CLEAN
 
 
 def _term_above_all(args: argparse.Namespace) -> int:

@@ -35,6 +35,5 @@ def run_check(args: argparse.Namespace, out: Output) -> int:
     else:
         from pyspark_dledger.cli.stores.check_text import check_lines
 
-        for text in check_lines(report):
-            out.line(text)
+        out.lines(check_lines(report))
     return CLEAN if report.is_clean else FINDINGS

@@ -104,8 +104,7 @@ def _print_text(out: Output, log: Log) -> int:
         out.line("")
         out.line("DLedger")
     _print_comparison(out, found, log)
-    for text in cut_logs(log):
-        out.line(text)
+    out.lines(cut_logs(log))
     return max(code, _exit_code(found, log))
 
 
@@ -129,15 +128,12 @@ def _exit_code(found: Comparison, log: Log) -> int:
 
 def _print_comparison(out: Output, found: Comparison, log: Log) -> None:
     logs, verdict = [log, *log.replicas], found.verdict
-    for text in verdict_lines(verdict, queues=queues_text(lost_queues(logs, verdict))):
-        out.line(text)
-    for text in next_lines(step_after_comparison(found, logs)):
-        out.line(text)
+    out.lines(verdict_lines(verdict, queues=queues_text(lost_queues(logs, verdict))))
+    out.lines(next_lines(step_after_comparison(found, logs)))
     out.line("")
     print_table(out, [_replica_row(item) for item in found.standings])
     out.line("")
-    for text in sentences(found):
-        out.line(text)
+    out.lines(sentences(found))
     hidden = ("firstByte", "firstDifference")
     rows = [{name: value for name, value in fields_row(row).items() if name not in hidden} for row in found.rows]
     if rows:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, add_topics, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, EXPORT_EXITS, FINDINGS
+from pyspark_dledger.cli.output.rows import print_report
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import read_options, set_option
-from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.process_memory import keep_freed_memory
-from pyspark_dledger.format.json_text import json_line, printable
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.export.forms import ExportReport
@@ -61,11 +61,7 @@ def run_export(args: argparse.Namespace, out: Output) -> int:
     except KeyboardInterrupt:
         note(f"interrupted: the same command continues the export in {args.target}")
         raise
-    out.progress.clear()
-    if args.json:
-        out.line(json_line(fields_row(report)))
-    else:
-        _print(args.target, report, out)
+    print_report(out, report, _lines(args.target, report), args.json)
     is_clean = (report.rows or _is_table(report)) and not (report.skipped or report.problems)
     return CLEAN if is_clean else FINDINGS
 
@@ -84,31 +80,22 @@ def _is_table(report: ExportReport) -> bool:
     return report.form in LAKES
 
 
-def _print(target: str, report: ExportReport, out: Output) -> None:
+def _lines(target: str, report: ExportReport) -> Iterator[str]:
     resumed = f", {report.resumed} of them by an earlier run" if report.resumed else ""
     rate = report.source_bytes / max(report.seconds, 0.001) / 1e6
-    rows = counted(report.rows, "row")
-    out.line(f"exported to {printable(target)} ({report.form}): {rows} of {report.source_bytes} bytes")
+    yield f"exported to {target} ({report.form}): {counted(report.rows, 'row')} of {report.source_bytes} bytes"
     if _is_table(report):
-        out.line(f"commits: {report.parts}; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
+        yield f"commits: {report.parts}; {report.seconds:.1f} s, {rate:.3g} MB/s of the log"
     else:
-        out.line(f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}")
-        out.line(f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log")
+        yield f"files: {report.files}, {report.bytes} bytes; parts: {report.parts}{resumed}"
+        yield f"read back and verified; {report.seconds:.1f} s, {rate:.3g} MB/s of the log"
     if report.problems:
-        out.line(f"rows with a problem: {report.problems}, written as they are; see column problem")
+        yield f"rows with a problem: {report.problems}, written as they are; see column problem"
     if report.skipped:
-        out.line(f"left out: {counted(report.skipped, 'row')}")
-        for line in report.first_skipped[:_MAX_SHOWN]:
-            out.line(f"  {printable(line)}")
+        yield f"left out: {counted(report.skipped, 'row')}"
+        yield from (f"  {line}" for line in report.first_skipped[:_MAX_SHOWN])
         if report.skipped > _MAX_SHOWN:
-            out.line(f"  and {report.skipped - _MAX_SHOWN} more; --json lists up to 100")
+            yield f"  and {report.skipped - _MAX_SHOWN} more; --json lists up to 100"
     if report.lost or not report.lost_is_all:
         least = "" if report.lost_is_all else "at least "
-        messages = counted(report.lost, "message")
-        out.line(f"lost in damaged places of the log: {least}{messages}; dledger lost lists them")
-    for line in report.notes:
-        out.line(f"note: {printable(line)}")
-    if report.broker_conf:
-        out.line("broker.conf needs:")
-        for name, value in report.broker_conf.items():
-            out.line(f"  {name}={printable(value)}")
+        yield f"lost in damaged places of the log: {least}{counted(report.lost, 'message')}; dledger lost lists them"

@@ -99,8 +99,7 @@ def _rows(found: list[LostMessage], names: Candidates | None) -> list[Row]:
 
 
 def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: int, unclear: list[str]) -> None:
-    for line in _summary(found, unclear) if stores > 1 else [_alone(found, unclear)]:
-        out.line(line)
+    out.lines(_summary(found, unclear) if stores > 1 else [_alone(found, unclear)])
     if rows:
         out.line("")
         more = tuple(name for name in ("candidateKeys", "candidateTags") if name in rows[0])

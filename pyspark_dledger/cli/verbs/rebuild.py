@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_flag, add_json, add_option, given_without, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, REBUILD_EXITS
-from pyspark_dledger.cli.output.rows import print_rows, print_table
+from pyspark_dledger.cli.output.rows import print_report, print_rows, print_table
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import options_with_replicas
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.next_step import after_comparison, check_of
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def _compare(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
             note(text)
     else:
         _print_compared(out, found)
-        for text in next_lines(after_comparison(["rebuild", *given_without(args, "--dry-run")], found.is_equal)):
-            out.line(text)
+        out.lines(next_lines(after_comparison(["rebuild", *given_without(args, "--dry-run")], found.is_equal)))
     return CLEAN if found.is_equal else FINDINGS
 
 
@@ -85,8 +84,7 @@ def _print_compared(out: Output, found: CompareReport) -> None:
     out.line(f"{found.folder}: {counted(found.built.messages, 'message')} {found.committed}")
     equal, kind = len(found.differences) - len(changed), "queues" if found.what == "consumequeue" else "index files"
     out.line(f"{equal} {kind} are as they would be built, {len(changed) - found.has_keys_outside} are not")
-    for text in found.notes:
-        out.line(f"note: {text}")
+    out.lines(f"note: {text}" for text in found.notes)
 
 
 def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
@@ -97,22 +95,15 @@ def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:
         done = rebuild_by(
             args.path[0], args.what, out=args.out, files=files, run=run, progress=out.progress, options=options
         )
-    if args.json:
-        out.line(json_line({**fields_row(done), "built": fields_row(done.built)}))
-    else:
-        _print_rebuilt(out, done)
-        for text in next_lines(check_of(*args.path)) if args.out is None else ():
-            out.line(text)
+    print_report(out, done, _lines(done), args.json, next_lines(check_of(*args.path)) if args.out is None else ())
     return CLEAN
 
 
-def _print_rebuilt(out: Output, done: RebuildReport) -> None:
+def _lines(done: RebuildReport) -> Iterator[str]:
     built = done.built
     parts = f"{counted(built.units, 'unit')} in {counted(built.queue_files, 'file')}"
     if done.what == "index":
         parts = f"{counted(built.keys, 'key')} in {counted(built.index_files, 'file')}"
-    out.line(f"{done.folder}: {parts}, of {counted(built.messages, 'message')} {done.committed}")
+    yield f"{done.folder}: {parts}, of {counted(built.messages, 'message')} {done.committed}"
     if done.before is not None:
-        out.line(f"the old folder is kept as {done.before}: delete it once a broker serves the store")
-    for text in done.notes:
-        out.line(f"note: {text}")
+        yield f"the old folder is kept as {done.before}: delete it once a broker serves the store"

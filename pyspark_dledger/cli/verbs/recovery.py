@@ -83,13 +83,11 @@ def _print_recovery(args: argparse.Namespace, out: Output, log: Log) -> int:
             row = {"path": log.path, "node": log.paths.node, **item.as_json()}
             out.line(json_line({**row, "silentDamage": kept, "unreadable": unread}))
         return FINDINGS if is_trouble else CLEAN
-    for text in log.unread.lines("what a start does"):
-        out.line(text)
+    out.lines(log.unread.lines("what a start does"))
     print_all = _print_plain_recoveries if is_plain else _print_ledger_recoveries
     print_all(out, log, found, known)
     shown = [each for each in silent if any(each in _kept(item, silent) for item in known)]
-    for text in _warnings(shown, is_plain):
-        out.line(text)
+    out.lines(_warnings(shown, is_plain))
     return FINDINGS if is_trouble else CLEAN
 
 
@@ -99,8 +97,7 @@ def _print_ledger_recoveries(out: Output, log: Log, found: Sequence[RecoveryPrev
         return
     out.line(f"{log.path}: if Java DLedger of these versions opened it")
     print_table(out, [_short(item) for item in found])
-    for text in dict.fromkeys(text for item in found for text in item.notes):
-        out.line(f"note: {text}")
+    out.lines(f"note: {text}" for text in dict.fromkeys(text for item in found for text in item.notes))
 
 
 def _warnings(silent: Sequence[SilentDamage], is_plain: bool) -> Iterator[str]:

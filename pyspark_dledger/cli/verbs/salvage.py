@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_json, add_option, given_without, parts_at
 from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, FINDINGS, SALVAGE_EXITS
-from pyspark_dledger.cli.output.rows import print_rows
+from pyspark_dledger.cli.output.rows import print_report, print_rows
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import read_options
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.json_text import json_line, printable
 from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.next_step import after_choice, after_plan, as_given, check_of
 from pyspark_dledger.log.options import SALVAGE, check_use, parse_options
@@ -96,8 +96,7 @@ def _run(args: argparse.Namespace, out: Output) -> int:
         out.progress.clear()
         note(str(error))
         given = given_without(args, "--plan", "--to", f"--to={args.to}", args.to)
-        for text in () if args.json else next_lines(after_choice(given, error.log_of)):
-            out.line(text)
+        out.lines(() if args.json else next_lines(after_choice(given, error.log_of)))
         return ERROR
 
 
@@ -114,16 +113,14 @@ def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts
             note(line)
     else:
         out.line(headline(found))
-        for text in found.notes:
-            out.line(f"note: {printable(text)}")
+        out.lines(f"note: {text}" for text in found.notes)
         for log in found.logs:
             indexes = f"index {log.first_index} to {log.last_index}, " if log.last_index >= 0 else ""
             out.line(f"log of {found.names[log.leader]} ({log.source}): {indexes}pos {log.base} to {log.end}")
         print_rows(
             out, ({**row, "sources": "+".join(row["sources"]), "problems": _problems(row)} for row in rows), False
         )
-        for text in next_lines(after_plan(given_without(args, "--plan"), bool(found.refused))):
-            out.line(text)
+        out.lines(next_lines(after_plan(given_without(args, "--plan"), bool(found.refused))))
     return CLEAN if found.is_lossless else FINDINGS
 
 
@@ -148,36 +145,20 @@ def _salvage(args: argparse.Namespace, request: SalvageRequest, map_parts: MapPa
     except UndecidedError as error:
         note(str(error))
         return FINDINGS
-    out.progress.clear()
-    if args.json:
-        out.line(json_line(fields_row(report)))
-    else:
-        _print(report, out)
+    print_report(out, report, _lines(report), args.json, next_lines(check_of(as_given(report.target))))
     is_sure = not (report.lost or report.findings or report.unconfirmed or report.unreadable)
     return CLEAN if is_sure and report.lost_after is None and report.lost_until is None else FINDINGS
 
 
-def _print(report: SalvageReport, out: Output) -> None:
-    out.line(report.headline)
+def _lines(report: SalvageReport) -> Iterator[str]:
+    yield report.headline
     resumed = f", {report.resumed} of them by an earlier run" if report.resumed else ""
     rate = report.bytes / max(report.seconds, 0.001) / 1e6
-    out.line(f"salvaged to {printable(report.target)}: {counted(report.entries, 'entry')}")
-    out.line(
-        f"files of the log: {report.parts}{resumed}, {report.bytes} bytes; {report.seconds:.1f} s, {rate:.3g} MB/s"
-    )
+    yield f"salvaged to {report.target}: {counted(report.entries, 'entry')}"
+    yield f"files of the log: {report.parts}{resumed}, {report.bytes} bytes; {report.seconds:.1f} s, {rate:.3g} MB/s"
     if report.lost:
-        out.line(f"fillers: {report.lost}, listed in {printable(report.target)}/lost.jsonl")
+        yield f"fillers: {report.lost}, listed in {report.target}/lost.jsonl"
     if report.decided:
-        text = "by --undecided majority or --take"
-        out.line(f"decided {text}: {report.decided}, listed in {printable(report.target)}/decided.jsonl")
-    out.line("read back and verified" if not report.findings else f"verify finds {len(report.findings)}:")
-    for text in report.findings[:_MAX_SHOWN]:
-        out.line(f"  {printable(text)}")
-    for text in report.notes:
-        out.line(f"note: {printable(text)}")
-    if report.broker_conf:
-        out.line("broker.conf needs:")
-        for name, value in report.broker_conf.items():
-            out.line(f"  {name}={printable(value)}")
-    for text in next_lines(check_of(as_given(report.target))):
-        out.line(text)
+        yield f"decided by --undecided majority or --take: {report.decided}, listed in {report.target}/decided.jsonl"
+    yield "read back and verified" if not report.findings else f"verify finds {len(report.findings)}:"
+    yield from (f"  {text}" for text in report.findings[:_MAX_SHOWN])

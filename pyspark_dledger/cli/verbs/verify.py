@@ -57,8 +57,7 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
             unchecked.extend(not_compared(log))
     if not args.json:
         step = after_findings(args.path, codes)
-        for text in next_lines(step) if step is not None else ():
-            out.line(text)
+        out.lines(next_lines(step) if step is not None else ())
         out.line("; ".join([not_checked("verify"), *dict.fromkeys(unchecked)]))
     return code
 
@@ -77,7 +76,6 @@ def _print_findings(out: Output, found: list[Finding]) -> int:
             continue
         out.line(f"{severity} {code}: {CODES[code].text}")
         out.line(f"  Java: {CODES[code].java_does}")
-        for line in section_lines(groups[code]):
-            out.line(f"  {line}")
+        out.lines(f"  {line}" for line in section_lines(groups[code]))
         out.line("")
     return followed

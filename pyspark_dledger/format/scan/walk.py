@@ -13,13 +13,7 @@ from typing import NamedTuple
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.facts import Fact, ProblemCode
-from pyspark_dledger.format.scan.chains import (
-    RECENT_FRAMES,
-    Expectation,
-    LogPosition,
-    WalkHistory,
-    end_before,
-)
+from pyspark_dledger.format.scan.chains import RECENT_FRAMES, Expectation, LogPosition, WalkHistory, end_before
 from pyspark_dledger.format.scan.frames import SPAN_WINDOW, Blank, Frame, Frames
 from pyspark_dledger.format.scan.resync import Resync, is_only_index_damaged, is_only_term_damaged, likely_term
 from pyspark_dledger.format.spec import DLEDGER, LogEnd

@@ -22,15 +22,7 @@ from pyspark_dledger.log.committed import Bound
 from pyspark_dledger.log.options import EARLIEST, LATEST, ReadOptions, option_filters
 from pyspark_dledger.log.plan import Partition, plan_between, plan_up_to, scan_range
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tail.tail import (
-    NO_LIMITS,
-    NOTHING,
-    Limits,
-    Tail,
-    TailOffset,
-    TailProgress,
-    whole_segments,
-)
+from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, Tail, TailOffset, TailProgress, whole_segments
 from pyspark_dledger.log.tail.tail_view import (
     DataLoss,
     EntryRef,

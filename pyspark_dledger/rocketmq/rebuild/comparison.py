@@ -21,13 +21,7 @@ from pyspark_dledger.log.io.queue_units import QueueUnits, is_filler, is_written
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import StoredQueues
 from pyspark_dledger.rocketmq.jobs import Progress
-from pyspark_dledger.rocketmq.rebuild.builder import (
-    BuildReport,
-    BuildSettings,
-    QueueSink,
-    queue_writer,
-    read_log,
-)
+from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings, QueueSink, queue_writer, read_log
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import UnitFiles, ext_addresses
 

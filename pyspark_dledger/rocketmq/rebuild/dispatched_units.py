@@ -31,11 +31,7 @@ from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, UnitRules, read_
 from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.new_files import leave, left_file
-from pyspark_dledger.rocketmq.jobs.target_folder import (
-    PartReport,
-    file_state,
-    locked_folder,
-)
+from pyspark_dledger.rocketmq.jobs.target_folder import PartReport, file_state, locked_folder
 
 _VERB = "rebuild"
 
