@@ -133,7 +133,7 @@ def _write_file(source: str, file: _RestoredFile, number: int, target: Path) -> 
         blocks = read_blocks(stream, str(path), record)
         written = write_blocks(new, file.path, blocks, record.file_size, is_full=True)
     report = FileReport(file.path, written.file_size, 0, 0)
-    return PartReport(number, 0, 0, (), (report,), record.size)
+    return PartReport(number, (report,), record.size)
 
 
 class _Restore:

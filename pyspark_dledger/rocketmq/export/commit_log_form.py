@@ -104,12 +104,11 @@ class CommitLogForm(Form):
                 file, left = _write_file(part, outcome, number, target)
         return PartReport(
             number,
-            outcome.rows,
-            outcome.skipped,
-            tuple(outcome.first_skipped),
             (file,) if file is not None else (),
             part.end - part.start,
-            notes=tuple(outcome.notes),
+            outcome.skipped,
+            tuple(outcome.first_skipped),
+            tuple(outcome.notes),
             counts=dict(outcome.counts),
             left=left,
         )

@@ -95,9 +95,8 @@ class ParquetForm(Form):
         except BaseException:
             writer.discard()
             raise
-        rows = sum(file.rows for file in files)
         skipped = (writer.skipped, tuple(writer.first_skipped))
-        return PartReport(number, rows, *skipped, files, part.partition.size, problems=writer.problems)
+        return PartReport(number, files, part.partition.size, *skipped, problems=writer.problems)
 
     def finish(
         self, _log: StoreView, _settings: ExportSettings, _target: Path, reports: Sequence[PartReport]
@@ -430,7 +429,7 @@ class JsonLinesForm(Form):
         with new_file(target, path) as temporary:
             write = _write_plain if part.compression == "none" else _write_compressed
             file = write(lines, temporary, path)
-        return PartReport(number, file.rows, 0, (), (file,), part.partition.size, problems=lines.problems)
+        return PartReport(number, (file,), part.partition.size, problems=lines.problems)
 
 
 class _Lines:

@@ -83,15 +83,19 @@ class PartReport:
     """
 
     number: Count
-    rows: Count
-    skipped: Count
-    first_skipped: tuple[str, ...]
     files: tuple[FileReport, ...]
     source_bytes: Count
+    skipped: Count = 0
+    first_skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     counts: dict[str, Count] = field(default_factory=dict)
     problems: Count = 0
     left: FileReport | None = None
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in its files."""
+        return sum(file.rows for file in self.files)
 
 
 def parsed(kind: Any, value: Any) -> Any:

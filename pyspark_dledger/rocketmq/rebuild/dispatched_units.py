@@ -133,7 +133,7 @@ def _job_reports(spec: UnitSpec, ranges: list[SegmentRange], folder: Path, map_p
 def _leave_units(spec: UnitSpec, part: SegmentRange, number: int, target: Path) -> PartReport:
     """Read a range and leave its units in a file."""
     left, _ = leave(target, number, lambda stream: save_all(stream, read_range(spec, part)))
-    return PartReport(number, 0, 0, (), (), part.end - part.start, left=left)
+    return PartReport(number, (), part.end - part.start, left=left)
 
 
 def read_range(spec: UnitSpec, each: SegmentRange) -> Iterator[DispatchedUnits]:

@@ -215,7 +215,7 @@ def write_file(part: SegmentPart, number: int, target: Path) -> PartReport:
         left, (rows, problems) = leave(target, number, lambda stream: _read_back(part, file, ranges, stream))
     lost = sum(isinstance(extent, LostEntry) for extent in part.extents)
     file_written = FileReport(part.path, part.size, ranges[-1].crc, rows)
-    return PartReport(number, rows, lost, (), (file_written,), part.size, problems=problems, left=left)
+    return PartReport(number, (file_written,), part.size, lost, problems=problems, left=left)
 
 
 def _written(part: SegmentPart, file: DirectFile) -> Iterator[memoryview]:
