@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pyspark_dledger.errors import OptionError
@@ -75,11 +75,27 @@ def is_broker(log: StoreView) -> bool:
 
 def restart_of(log: StoreView, software: str, version: str) -> Restart:
     """What a version would do with a store. Raises StoreError and OptionError as the recovery models."""
-    if software == DLEDGER:
-        return _of_ledger(software, version, preview(log, version))
-    if log.paths.is_plain:
-        return _of_commit_log(preview_plain(log, version))
-    return _of_ledger(software, version, preview_broker(log, version))
+    found: RecoveryPreview | PlainRecovery
+    if software == ROCKETMQ and log.paths.is_plain:
+        found = preview_plain(log, version)
+        broker, dropped, deleted = found.as_json() | {"notes": []}, sum(found.lost_topics.values()), found.files_deleted
+    else:
+        found = preview(log, version) if software == DLEDGER else preview_broker(log, version)
+        broker, dropped = found.rocketmq or {}, found.dropped
+        deleted = [*found.data_files_deleted, *found.index_files_deleted]
+    shared = {each.name for each in fields(found)} & {each.name for each in fields(Restart)}
+    cut = broker.get("consumeQueueUnitsBefore", 0) - broker.get("consumeQueueUnitsAfter", 0)
+    values = {name: getattr(found, name) for name in shared} | {
+        "starts": None if found.outcome == UNKNOWN else found.starts,
+        "dropped": dropped,
+        "lost": tuple(found.lost),
+        "files_deleted": len(deleted),
+        "consume_queue_units_cut": max(cut, 0),
+        "index_files_deleted": len(broker.get("indexFilesDeleted", [])),
+        "is_trouble": found.is_trouble,
+        "notes": (*found.notes, *broker.get("notes", [])),
+    }
+    return Restart(software, version, **values)
 
 
 def all_versions(log: StoreView) -> Iterator[tuple[str, str]]:
@@ -128,52 +144,3 @@ _EVIDENCE: tuple[tuple[Callable[[StoreView], bool], str], ...] = (
     (_has("timerwheel", "timerlog"), "its timer files show 5.0 or later"),
 )
 """What files of a root show of the version, the most exact first."""
-
-
-def _of_ledger(software: str, version: str, found: RecoveryPreview) -> Restart:
-    broker = found.rocketmq or {}
-    is_unknown = found.outcome == UNKNOWN
-    starts = None if is_unknown else found.starts
-    return Restart(
-        software=software,
-        version=version,
-        outcome=found.outcome,
-        starts=starts,
-        begin_index=found.begin_index,
-        end_index=found.end_index,
-        committed_index=found.committed_index,
-        dropped=found.dropped,
-        lost=tuple(found.lost),
-        lost_topics=found.lost_topics,
-        files_deleted=len(found.data_files_deleted) + len(found.index_files_deleted),
-        consume_queue_units_cut=_cut(broker.get("consumeQueueUnitsBefore", 0), broker.get("consumeQueueUnitsAfter", 0)),
-        index_files_deleted=len(broker.get("indexFilesDeleted", [])),
-        is_trouble=found.is_trouble,
-        reason=found.reason,
-        notes=(*found.notes, *broker.get("notes", [])),
-    )
-
-
-def _of_commit_log(found: PlainRecovery) -> Restart:
-    return Restart(
-        software=ROCKETMQ,
-        version=found.rocketmq,
-        outcome=found.outcome,
-        starts=None if found.outcome == UNKNOWN else found.outcome == "loads",
-        max_phy_offset=found.max_phy_offset,
-        confirm_offset=found.confirm_offset,
-        is_too_old=found.is_too_old,
-        dropped=sum(found.lost_topics.values()),
-        lost=tuple(found.lost),
-        lost_topics=found.lost_topics,
-        files_deleted=len(found.files_deleted),
-        consume_queue_units_cut=_cut(found.consume_queue_units_before, found.consume_queue_units_after),
-        index_files_deleted=len(found.index_files_deleted),
-        is_trouble=found.is_trouble,
-        reason=found.reason,
-        notes=tuple(found.notes),
-    )
-
-
-def _cut(before: int, after: int) -> int:
-    return max(0, before - after)

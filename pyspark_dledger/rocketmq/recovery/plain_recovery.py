@@ -100,11 +100,16 @@ class PlainRecovery:
         return fields_row(self)
 
     @property
+    def starts(self) -> bool:
+        """Whether load() succeeds."""
+        return self.outcome == "loads"
+
+    @property
     def is_trouble(self) -> bool:
         """Whether it does not start, the log loses messages, confirmed ones are missing, or epochs are wrong."""
         missing = (self.confirm_offset_before or 0) > (self.max_phy_offset or 0)
         is_cut = bool(self.lost or self.truncated)
-        return self.outcome != "loads" or is_cut or missing or self.epoch_problem is not None
+        return not self.starts or is_cut or missing or self.epoch_problem is not None
 
 
 # Scans and notes of versions can differ where their results do not.
