@@ -20,10 +20,12 @@ import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import record_dtype
 from pyspark_dledger.format.dispatched_rows import Keys, Longs, QueueName
+from pyspark_dledger.format.layout import INDEX_UNIT
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.gaps import FileGap
-from pyspark_dledger.log.io.queue_files import Units
+from pyspark_dledger.log.io.queue_files import UNIT_DTYPE, Units
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.store_view import StoreView
@@ -73,8 +75,14 @@ class ChunkCounts(NamedTuple):
     last_stored: int
 
 
+_NO_INDEX = np.empty(0, record_dtype(INDEX_UNIT))
+
+
 class DispatchedUnits(NamedTuple):
-    """The units and keys of a chunk of the log, which ends at position ``end``; as in `DispatchedRows`."""
+    """The units and keys of a chunk of the log, which ends at position ``end``; as in `DispatchedRows`.
+
+    ``index_units`` are those of DLedger's index for its entries, if they are wanted.
+    """
 
     end: int
     names: list[QueueName]
@@ -83,6 +91,19 @@ class DispatchedUnits(NamedTuple):
     units: Units
     keys: Keys
     counts: ChunkCounts
+    index_units: Units = _NO_INDEX
+
+
+NO_UNITS = DispatchedUnits(
+    0,
+    [],
+    [],
+    np.empty(0, np.int64),
+    np.empty(0, UNIT_DTYPE),
+    Keys(*(np.empty(0, np.int64) for _ in range(3))),
+    ChunkCounts(0, 0, "", 0, 0),
+)
+"""Nothing of a chunk."""
 
 
 def plan_ranges(log: StoreView, end: int | None, part_bytes: int) -> tuple[list[SegmentRange], int]:
@@ -159,7 +180,7 @@ def save_units(file: BinaryIO | RawIOBase, found: DispatchedUnits) -> None:
     data = BytesIO()  # numpy reports a full disk without its error number
     data.write(json.dumps([found.end, found.names, found.unit_counts, found.counts]).encode() + b"\n")
     keys = found.keys
-    for array in (found.queue_offset, found.units, keys.offset, keys.stored, keys.key_hash):
+    for array in (found.queue_offset, found.units, keys.offset, keys.stored, keys.key_hash, found.index_units):
         np.save(data, array, allow_pickle=False)
     file.write(data.getbuffer())
 
@@ -173,17 +194,9 @@ def save_all(file: BinaryIO | RawIOBase, found: Iterable[DispatchedUnits]) -> No
 def load_units(path: Path) -> Iterator[DispatchedUnits]:
     """The units in a file, chunk by chunk."""
     with path.open("rb") as file:
-        while (found := read_units(file)) is not None:
-            yield found
-
-
-def read_units(file: BinaryIO) -> DispatchedUnits | None:
-    """The next units that `save_units` wrote; None at the file's end."""
-    line = file.readline()
-    if not line:
-        return None
-    end, names, unit_counts, counts = json.loads(line)
-    queue_offset, units, offset, stored, key_hash = (np.load(file, allow_pickle=False) for _ in range(5))
-    keys = Keys(offset, stored, key_hash)
-    named = [(topic, number) for topic, number in names]
-    return DispatchedUnits(end, named, unit_counts, queue_offset, units, keys, ChunkCounts(*counts))
+        while line := file.readline():
+            end, names, unit_counts, counts = json.loads(line)
+            queue_offset, units, *keys, index = (np.load(file, allow_pickle=False) for _ in range(6))
+            named = [(topic, number) for topic, number in names]
+            values = end, named, unit_counts, queue_offset, units, Keys(*keys), ChunkCounts(*counts), index
+            yield DispatchedUnits(*values)

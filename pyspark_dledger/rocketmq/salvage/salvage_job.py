@@ -64,12 +64,10 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     target_path,
 )
 from pyspark_dledger.rocketmq.rebuild import builder
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, load_units
 from pyspark_dledger.rocketmq.salvage.segment_file import (
-    IndexUnits,
     SegmentPart,
     chosen_rows,
-    load_left,
     lost_rows,
     write_file,
 )
@@ -380,9 +378,8 @@ class _Salvage:
         store_files.clear(self._target)
         if self._unit_spec is not None:
             result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
-            units = (each for _, each in self._left(reports) if each is not None)
             root, sizes = store_files.root_with_queues(roots), store_files.sizes_of(roots)
-            built = store_files.build_queues_and_index(units, result, self._target, sizes, root)
+            built = store_files.build_queues_and_index(self._left(reports), result, self._target, sizes, root)
             yield from builder.notes_of_queues(built)
         yield from store_files.copy_config(roots, self._target)
         if self._sources.request.topics_from_log:
@@ -401,20 +398,19 @@ class _Salvage:
         has_tags = any(map(has_tag_units, stores))
         return UnitSpec(True, UnitRules(has_tags=has_tags, batch_topics=builder.batch_topics_of(root)), request.engine)
 
-    def _left(self, reports: Sequence[PartReport]) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
+    def _left(self, reports: Sequence[PartReport]) -> Iterator[DispatchedUnits]:
         """What the tasks left of their files, in the log's order."""
-        has_units = self._unit_spec is not None
         for report in reports:
             if report.left is not None:
                 path = self._left_files.get(report.number) or left_file(self._target, report.left)
                 self._left_files[report.number] = path
-                yield from load_left(path, has_units)
+                yield from load_units(path)
 
     def _finish_node(self, plan: SalvagePlan, log: RestoredLog, reports: Sequence[PartReport]) -> Iterator[str]:
         stores, node = self._sources.stores, self._sources.node()
         node_dir = self._target / f"dledger-{node}"
         shutil.rmtree(node_dir / "index", ignore_errors=True)
-        chunks = (index.tobytes() for index, _ in self._left(reports) if len(index))
+        chunks = (each.index_units.tobytes() for each in self._left(reports) if len(each.index_units))
         store_files.write_index(node_dir / "index", log.first_index, chunks, store_files.index_file_size(stores))
         store_files.write_checkpoint(node_dir, committed_index(plan, log), log.last_index)
         term, note = store_files.current_term(stores, node, log.last_term)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,9 @@ from pyspark_dledger.rocketmq.jobs.new_files import (
 from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, new_file, source_errors
 from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, known_messages
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
+    NO_UNITS,
     DispatchedUnits,
     UnitSpec,
-    read_units,
     save_units,
     units_of_chunk,
 )
@@ -147,10 +146,7 @@ def message_fillers(lost: LostEntry, store_timestamp: int) -> bytes:
     return b"".join(filler_messages(_TOPIC, lost.pos, lost.pos + lost.size, store_timestamp))
 
 
-IndexUnits = npt.NDArray[Any]
-
-
-def index_units(batch: pa.RecordBatch) -> IndexUnits:
+def index_units(batch: pa.RecordBatch) -> npt.NDArray[Any]:
     """The DLedger index units of entries."""
     units = np.zeros(len(batch), record_dtype(INDEX_UNIT))
     units["magic"] = MAGIC_NORMAL
@@ -159,27 +155,9 @@ def index_units(batch: pa.RecordBatch) -> IndexUnits:
     return units
 
 
-def save_left(file: RawIOBase, index: IndexUnits, units: DispatchedUnits | None) -> None:
-    """Write the units of some entries; `units` is None in all calls, or in none. Raises OSError."""
-    data = BytesIO()  # numpy reports a full disk without its error number
-    np.save(data, index, allow_pickle=False)
-    file.write(data.getbuffer())
-    if units is not None:
-        save_units(file, units)
-
-
-def load_left(path: Path, has_units: bool) -> Iterator[tuple[IndexUnits, DispatchedUnits | None]]:
-    """The arguments of each `save_left` in order."""
-    with path.open("rb") as file:
-        while file.peek(1):
-            index = np.load(file, allow_pickle=False)
-            yield index, read_units(file) if has_units else None
-
-
 _COPY_BYTES = 1024 * 1024
 _BLANK = record_struct(BLANK)
 _CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem", "problemCode")
-_NO_UNITS = np.empty(0, record_dtype(INDEX_UNIT))
 
 
 @dataclass(frozen=True)
@@ -205,7 +183,7 @@ class SegmentPart:
 
 
 def write_file(part: SegmentPart, number: int, target: Path) -> PartReport:
-    """Write a file, and the units of its entries for `left_units.load_left`, and read the file back.
+    """Write a file, and the units of its entries for `load_units`, and read the file back.
 
     Raises StoreError if a source changed since the plan or the disk returns other bytes, OSError.
     """
@@ -292,7 +270,7 @@ def _read_back(
             at = _checked(part, batch, damaged, at)
             problems += len(damaged)
             rows += len(batch)
-            save_left(stream, index_units(batch) if part.source == DLEDGER else _NO_UNITS, units)
+            save_units(stream, units._replace(index_units=index_units(batch)) if part.source == DLEDGER else units)
     if at != log_end:
         raise _unplanned(part, f"entries up to {at} of {log_end}")
     return rows, problems
@@ -303,9 +281,7 @@ def _limited(part: SegmentPart, offset: int) -> int:
     return min(offset, end_of(part.extents[-1]) - part.base)
 
 
-def _entries(
-    part: SegmentPart, window: FileWindow, start: int, end: int
-) -> tuple[pa.RecordBatch, DispatchedUnits | None]:
+def _entries(part: SegmentPart, window: FileWindow, start: int, end: int) -> tuple[pa.RecordBatch, DispatchedUnits]:
     """The rows that begin at positions ``[start, end)``, and their units for queues and keys."""
     size = window.end - window.start
     segment = Segment.local(window.path, segment_name(part.base), part.base + window.start, size, part.source)
@@ -315,7 +291,7 @@ def _entries(
     request = ScanRequest(segment, start, end, columns)
     batch = all_rows(engine, request)
     if spec is None:
-        return batch, None
+        return batch, NO_UNITS
     count = len(batch)
     if part.committed is not None:
         count = int(np.searchsorted(values_of(batch["index"]), part.committed, "right"))
