@@ -122,7 +122,7 @@ def build_queues_and_index(
 
     Raises StoreError, OSError.
     """
-    built = builder.build_from_units(units, log, target, sizes, keep_from)
+    built = builder.build(log, target, settings=sizes, units=units, keep_from=keep_from)
     last = built.last_stored
     write_store_checkpoint(target, StoreCheckpoint(last, last, last, confirm_phy_offset=max(log.max_offset, 0)))
     sync_dir(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,50 +121,21 @@ def build(
     log: StoreView,
     target: Path,
     *,
-    queues: bool = True,
-    index: bool = True,
+    folders: Collection[str] = (QUEUES, INDEX),
     settings: BuildSettings | None = None,
+    units: Iterable[DispatchedUnits] | None = None,
     run: MapParts = map_here,
     keep_from: Path | None = None,
     progress: Progress | None = None,
 ) -> BuildReport:
     """Build ``target/consumequeue`` and ``target/index`` from a log, sync them, and read them back.
 
+    `units` were extracted from the log before, in its order: then it is not read, and ``end`` of the result is 0.
     `keep_from` is a storePathRootDir whose ConsumeQueues have units of expired messages, and addresses in
     consumequeue_ext; both are kept. Raises StoreError if the log cannot be read, if a folder exists already, or if the
     files differ when read back; OSError if the disk fails.
     """
     settings = settings or BuildSettings()
-    folders = [folder for folder, is_selected in ((QUEUES, queues), (INDEX, index)) if is_selected]
-
-    def fill(sinks: Sequence[UnitSink]) -> BuildReport:
-        return read_log(log, settings, sinks, keep_from, run, target / PARTS, progress)
-
-    return _build(log, target, folders, settings, keep_from, fill)
-
-
-def build_from_units(
-    chunks: Iterable[DispatchedUnits],
-    log: StoreView,
-    target: Path,
-    settings: BuildSettings,
-    keep_from: Path | None = None,
-) -> BuildReport:
-    """As `build`, from units and keys that were extracted from the log before, in its order.
-
-    ``end`` of the result is 0.
-    """
-    return _build(log, target, (QUEUES, INDEX), settings, keep_from, lambda sinks: _feed(chunks, sinks, BuildReport()))
-
-
-def _build(
-    log: StoreView,
-    target: Path,
-    folders: Sequence[str],
-    settings: BuildSettings,
-    keep_from: Path | None,
-    fill: Callable[[Sequence[UnitSink]], BuildReport],
-) -> BuildReport:
     for folder in folders:
         if (target / folder).exists():
             raise StoreError(f"{target / folder}: the folder exists already: move it away, or build elsewhere")
@@ -180,7 +151,10 @@ def _build(
             sinks.append(IndexSink(target, settings))
         for sink in sinks:
             opened.callback(sink.close)
-        built = fill(sinks)
+        if units is not None:
+            built = _feed(units, sinks, BuildReport())
+        else:
+            built = read_log(log, settings, sinks, keep_from, run, target / PARTS, progress)
     for folder in folders:
         (target / folder).mkdir(exist_ok=True)  # if there was nothing to write
         sync_dir(target / folder)

@@ -268,13 +268,11 @@ class _Store:
 
     def build(self, target: Path, run: MapParts, progress: Progress | None) -> BuildReport:
         """Build, and check that the log is unchanged."""
-        is_queues = self.what == QUEUES
         try:
             built = builder.build(
                 self.log,
                 target,
-                queues=is_queues,
-                index=not is_queues,
+                folders=(self.what,),
                 settings=self.settings,
                 run=run,
                 keep_from=self.root,
