@@ -16,7 +16,7 @@ from pyspark_dledger.log.io.state_files import StoreCheckpoint
 from tests.salvage.groups import Group, build_queues, golden_group, plain_group
 from tests.support.dispatching import Messages
 from tests.support.generate import Payload, raw
-from tests.support.witnesses.log_writer import CommitLogWriter, DLedgerWriter, Written
+from tests.support.log_writer import CommitLogWriter, DLedgerWriter, Written
 
 LEDGER, COMMIT_LOG = "dledger", "commitlog"
 SIZES = (4096, 8192, 16384)

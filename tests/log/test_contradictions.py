@@ -14,9 +14,9 @@ from pyspark_dledger.log.io.key_files import message_starts
 from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.verify_store import verify
 from tests.support.damage import write_at
+from tests.support.log_writer import Written
 from tests.support.stores import bodies, data_files, findings, opened
 from tests.support.witnesses.damages import Damage
-from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import GENERATED, Original
 
 HEADER = layout.ENTRY_HEADER_SIZE

@@ -22,10 +22,10 @@ from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.log.witness import headers, index_units, known_entries
 from pyspark_dledger.log.witness.store_witness import StoreWitness
 from tests.support import golden
+from tests.support.log_writer import DLedgerWriter
 from tests.support.long_runs import mostly_slow
 from tests.support.witnesses import originals
 from tests.support.witnesses.damages import Damage
-from tests.support.witnesses.log_writer import DLedgerWriter
 from tests.support.witnesses.originals import GENERATED, Original
 from tests.support.witnesses.runs import CLASSES, Stores
 

@@ -20,8 +20,8 @@ from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
 from tests.support.damage import write_log
 from tests.support.generate import Payload, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import unpack
+from tests.support.log_writer import DLedgerWriter
 from tests.support.sparse_copy import copy_tree
-from tests.support.witnesses.log_writer import DLedgerWriter
 
 GOLDENS = (
     "raw-three",

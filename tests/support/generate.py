@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pyspark_dledger.format import codec, layout, message
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from tests.support.queues import tags_code
+from tests.support.log_writer import CommitLogWriter, DLedgerWriter, LogFiles, Written
+from tests.support.queues import unit_of, write_units
 
 Row = dict[str, Any]
 
@@ -229,35 +230,29 @@ def write_dledger(
     (last index if None). ``stale`` gives the bytes of a file before anything is written to it, for its position.
     ``leading_blank`` and ``pos_shift`` (pos in headers less than where the entry stands) are 0.4.0's.
     """
-    store = Store(root)
-    files = _Files(root / f"dledger-{node}" / "data", file_size, base, stale)
-    files.at = base + leading_blank
-    if leading_blank:
-        files.write(base, codec.encode_blank(leading_blank))
+    store, folder = Store(root), root / f"dledger-{node}"
+    index = folder / "index"
+    writer = DLedgerWriter(
+        file_size,
+        index_file_size // layout.INDEX_UNIT_SIZE,
+        base,
+        first_index,
+        leading_blank,
+        pos_shift,
+        stale,
+        lambda at: (index / f"{at:020}").read_bytes() if (index / f"{at:020}").exists() else b"",
+    )
     terms = terms or [1] * len(payloads)
-    units = []
-    for number, (payload, term) in enumerate(zip(payloads, terms, strict=True)):
-        size = layout.ENTRY_HEADER_SIZE + len(payload.make(0))
-        left = files.left
-        if size + layout.MIN_BLANK_SIZE > left:
-            files.write(files.at, codec.encode_blank(left))
-            files.at += left
-        pos = files.at
-        body = payload.make(pos + layout.ENTRY_HEADER_SIZE)
+    for payload, term in zip(payloads, terms, strict=True):
         magic = MAGIC_OF_KIND.get(payload.kind, layout.MAGIC_NORMAL)
-        index = first_index + number
-        files.write(pos, codec.encode_entry(index, term, pos - pos_shift, body, magic=magic))
-        files.at += size
-        units.append(codec.IndexUnit(magic, pos, size, index, term))
-        store.rows.append(_entry_row(payload, pos, size, index, term, magic, body, files.name(pos)))
-    store.segments = [Segment.local(*file, DLEDGER, check_pos) for file in files.close()]
-    store.end = files.at
+        store.rows.append(_entry_row(payload, writer.append(payload.make, term, magic), magic, writer.data))
+    writer.data.save(folder / "data")
+    store.segments = [Segment.local(*file, DLEDGER, check_pos) for file in _files(folder / "data", writer.data)]
+    store.end = writer.at
 
-    folder = root / f"dledger-{node}"
-    folder.mkdir(parents=True, exist_ok=True)
     last = first_index + len(payloads) - 1
     if with_index:
-        _write_index(folder / "index", units, index_file_size)
+        writer.index.save(index)
     if checkpoint:
         text = f"committedIndex={last if committed is None else committed}\nendIndex={last}\n"
         (folder / "checkpoint").write_text(text)
@@ -265,9 +260,14 @@ def write_dledger(
     return store
 
 
-def _entry_row(
-    payload: Payload, pos: int, size: int, index: int, term: int, magic: int, body: bytes, segment: str
-) -> Row:
+def _files(folder: Path, files: LogFiles) -> list[tuple[str, str, int, int]]:
+    """Path, name, base and size of each file."""
+    return [(str(folder / f"{base:020}"), f"{base:020}", base, files.size) for base in sorted(files.files)]
+
+
+def _entry_row(payload: Payload, entry: Written, magic: int, files: LogFiles) -> Row:
+    pos, size, index, term = entry
+    body = payload.make(pos + layout.ENTRY_HEADER_SIZE)
     row = dict.fromkeys(COLUMN_NAMES)
     row |= {
         "kind": payload.kind,
@@ -281,22 +281,11 @@ def _entry_row(
         "chainCrc": 0,
         "bodyCrc": 0,
         "bodySize": len(body),
-        "segment": segment,
+        "segment": f"{files.base_of(pos):020}",
         "body": body,
         "entryBody": body,
     }
     return row | payload.expected(pos + layout.ENTRY_HEADER_SIZE)
-
-
-def _write_index(folder: Path, units: Iterable[codec.IndexUnit], file_size: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for unit in units:
-        at = unit.index * layout.INDEX_UNIT_SIZE
-        path = folder / f"{at - at % file_size:020}"
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(file_size)
-            file.seek(at % file_size)
-            file.write(codec.encode_index_unit(unit))
 
 
 def write_commitlog(
@@ -308,85 +297,23 @@ def write_commitlog(
     stale: Callable[[int], bytes] | None = None,
 ) -> Store:
     """Writes ``root/commitlog`` as a plain broker does; payloads are `mq_message` ones."""
-    store = Store(root)
-    files = _Files(root / "commitlog", file_size, base, stale)
+    store, folder = Store(root), root / "commitlog"
+    writer = CommitLogWriter(file_size, base, stale)
     for payload in payloads:
-        size = len(payload.make(0))
-        left = files.left
-        if size + layout.MIN_BLANK_SIZE > left:
-            filler = left.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
-            files.write(files.at, filler)
-            files.at += left
-        pos = files.at
-        data = payload.make(pos)
-        files.write(pos, data)
-        files.at += size
+        pos, size, *_ = writer.append(payload.make)
         row: Row = dict.fromkeys(COLUMN_NAMES)
         row |= {"kind": "message", "source": COMMITLOG, "pos": pos, "size": size, "committed": True}
-        row |= {"segment": files.name(pos), "entryBody": data} | payload.expected(pos)
+        row |= {"segment": f"{writer.data.base_of(pos):020}", "entryBody": payload.make(pos)} | payload.expected(pos)
         store.rows.append(row)
-    store.segments = [Segment.local(*file, COMMITLOG) for file in files.close()]
-    store.end = files.at
+    writer.data.save(folder)
+    store.segments = [Segment.local(*file, COMMITLOG) for file in _files(folder, writer.data)]
+    store.end = writer.at
     return store
 
 
 def write_consume_queue(root: Path, rows: Iterable[Row], file_size: int = 20 * 100) -> None:
     """Writes ``root/consumequeue``: a unit for each message row, at its queueOffset."""
-    for row in rows:
-        if row["kind"] != "message":
-            continue
-        folder = root / "consumequeue" / row["topic"] / str(row["queueId"])
-        folder.mkdir(parents=True, exist_ok=True)
-        at = row["queueOffset"] * layout.CONSUME_QUEUE_UNIT_SIZE
-        path = folder / f"{at - at % file_size:020}"
-        with path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(file_size)
-            file.seek(at % file_size)
-            unit = codec.ConsumeQueueUnit(row["commitLogOffset"], row["storeSize"], tags_code(row))
-            file.write(codec.encode_consume_queue_unit(unit))
-
-
-class _Files:
-    """A log as files of one size, each created with zeros (or something stale) when it is first written to."""
-
-    def __init__(self, folder: Path, size: int, base: int, stale: Callable[[int], bytes] | None) -> None:
-        self._folder = folder
-        self._size = size
-        self._base = base
-        self._stale = stale
-        self._contents: dict[int, bytearray] = {}
-        self.at = base
-
-    @property
-    def left(self) -> int:
-        """Bytes up to the end of the file that is being written."""
-        return self._size - (self.at - self._base) % self._size
-
-    def name(self, pos: int) -> str:
-        return f"{self._start(pos):020}"
-
-    def _start(self, pos: int) -> int:
-        return pos - (pos - self._base) % self._size
-
-    def write(self, pos: int, data: bytes) -> None:
-        start = self._start(pos)
-        assert pos + len(data) <= start + self._size, "a payload does not fit a file"
-        if start not in self._contents:
-            content = bytearray(self._size)
-            if self._stale:
-                content[:] = self._stale(start)[: self._size].ljust(self._size, b"\0")
-            self._contents[start] = content
-        self._contents[start][pos - start : pos - start + len(data)] = data
-
-    def close(self) -> list[tuple[str, str, int, int]]:
-        """Writes everything; path, name, base and size of each file."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for start, content in sorted(self._contents.items()):
-            path = self._folder / f"{start:020}"
-            path.write_bytes(content)
-            written.append((str(path), path.name, start, self._size))
-        return written
+    write_units(root, [unit_of(row) for row in rows if row["kind"] == "message"], file_size)
 
 
 # Strategies.

@@ -39,13 +39,15 @@ def tags_code(row: dict[str, Any]) -> int:
     return java_hash(row["tags"] or "")
 
 
+def unit_of(row: dict[str, Any]) -> Unit:
+    """The unit of a message row."""
+    place = row["topic"], row["queueId"], row["queueOffset"]
+    return Unit(*place, row["commitLogOffset"], row["storeSize"], tags_code(row))
+
+
 def units_of(rows: Iterable[dict[str, Any]]) -> list[Unit]:
     """The units of message rows; prepared and rolled back messages have none."""
-    return [
-        Unit(row["topic"], row["queueId"], row["queueOffset"], row["commitLogOffset"], row["storeSize"], tags_code(row))
-        for row in rows
-        if row["kind"] == "message" and row["transaction"] in ("none", "commit")
-    ]
+    return [unit_of(row) for row in rows if row["kind"] == "message" and row["transaction"] in ("none", "commit")]
 
 
 def write_units(root: Path, units: Iterable[Unit], file_size: int = FILE_SIZE) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import final
 
 from pyspark_dledger.format import layout
-from tests.support.witnesses.log_writer import Written
+from tests.support.log_writer import Written
 from tests.support.witnesses.originals import Original
 
 SECTOR, PAGE = 512, 4096

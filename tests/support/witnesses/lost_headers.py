@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS
-from tests.support.witnesses.log_writer import Written
+from tests.support.log_writer import Written
 
 Terms = npt.NDArray[np.int64]
 """By position: the lowest term that the log can have there, or NO_TERM where no entry can begin."""

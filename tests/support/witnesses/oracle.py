@@ -6,8 +6,8 @@ import random
 from typing import NamedTuple
 
 from pyspark_dledger.log import open_log
+from tests.support.log_writer import Written
 from tests.support.witnesses.damages import Damage, damage_store
-from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.originals import PLACE, Original
 from tests.support.witnesses.other_logs import can_be_log
 

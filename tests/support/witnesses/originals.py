@@ -11,7 +11,7 @@ from typing import Any
 from pyspark_dledger.format import codec, layout, message
 from pyspark_dledger.log import open_log
 from tests.support import golden
-from tests.support.witnesses.log_writer import Body, CommitLogWriter, DLedgerWriter, QueueWriter, Written
+from tests.support.log_writer import Body, CommitLogWriter, DLedgerWriter, QueueWriter, Written
 
 PLACE = ("kind", "index", "pos", "size")
 TOPICS = ("Orders", "Payments", "T")

@@ -8,8 +8,8 @@ from pathlib import Path
 from pyspark_dledger.format.codec import decode_index_unit
 from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
+from tests.support.log_writer import Written
 from tests.support.witnesses.damages import Damage
-from tests.support.witnesses.log_writer import Written
 from tests.support.witnesses.lost_headers import LogBytes
 from tests.support.witnesses.originals import Original
 

@@ -1,7 +1,8 @@
-"""Writes a log as Java does, with truncation: what was truncated stays in the files until it is overwritten."""
+"""Writes logs as Java does, with truncation: what was truncated stays in the files until it is overwritten."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from pyspark_dledger.format import codec, layout
 from pyspark_dledger.format.dispatched_rows import Keys, key_hash
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
+from tests.support.queues import Unit, write_units
 
 Body = Callable[[int], bytes]
 """A body for the position at which it begins; always of the same length."""
@@ -30,12 +32,13 @@ class Written(NamedTuple):
 
 
 class LogFiles:
-    """Files of one size, by base; each begins with zeros."""
+    """Files of one size, by base. A file is made of `stale` bytes for its base, else of zeros."""
 
-    def __init__(self, size: int, base: int = 0) -> None:
+    def __init__(self, size: int, base: int = 0, stale: Callable[[int], bytes] | None = None) -> None:
         self.size = size
         self.first = base
         self.files: dict[int, bytearray] = {}
+        self._stale = stale
 
     def base_of(self, pos: int) -> int:
         return pos - (pos - self.first) % self.size
@@ -43,9 +46,10 @@ class LogFiles:
     def write(self, pos: int, data: bytes) -> None:
         base = self.base_of(pos)
         if base not in self.files:
-            self.files[base] = bytearray(self.size)
+            stale = self._stale(base) if self._stale else b""
+            self.files[base] = bytearray(stale[: self.size].ljust(self.size, b"\0"))
         content = self.files[base]
-        assert pos + len(data) <= base + self.size
+        assert pos + len(data) <= base + self.size, "it does not fit a file"
         content[pos - base : pos - base + len(data)] = data
 
     def drop_from(self, pos: int) -> None:
@@ -70,9 +74,11 @@ class DLedgerWriter:
         first_index: int = 0,
         leading_blank: int = 0,
         pos_shift: int = 0,
+        stale: Callable[[int], bytes] | None = None,
+        stale_index: Callable[[int], bytes] | None = None,
     ) -> None:
-        self.data = LogFiles(file_size, base)
-        self.index = LogFiles(index_units * layout.INDEX_UNIT_SIZE)
+        self.data = LogFiles(file_size, base, stale)
+        self.index = LogFiles(index_units * layout.INDEX_UNIT_SIZE, 0, stale_index)
         self.entries: list[Written] = []
         self.at = base
         self._next = first_index
@@ -127,10 +133,10 @@ class DLedgerWriter:
 class CommitLogWriter:
     """The old CommitLog of a broker."""
 
-    def __init__(self, file_size: int) -> None:
-        self.data = LogFiles(file_size)
+    def __init__(self, file_size: int, base: int = 0, stale: Callable[[int], bytes] | None = None) -> None:
+        self.data = LogFiles(file_size, base, stale)
         self.entries: list[Written] = []
-        self.at = 0
+        self.at = base
 
     def append(self, message: Body) -> Written:
         size = len(message(0))
@@ -156,21 +162,18 @@ class QueueWriter:
 
     def __init__(self, root: Path, units: int = 100) -> None:
         self._root = root
-        self._units = units
-        self._queues: dict[tuple[str, int], LogFiles] = {}
-        self._counts: dict[tuple[str, int], int] = {}
+        self._file_size = units * layout.CONSUME_QUEUE_UNIT_SIZE
+        self._units: list[Unit] = []
+        self._counts: Counter[tuple[str, int]] = Counter()
         self._keys: list[tuple[int, int]] = []
 
     def offset(self, topic: str, queue_id: int) -> int:
         """The queue offset of the next message."""
-        return self._counts.get((topic, queue_id), 0)
+        return self._counts[topic, queue_id]
 
     def add(self, topic: str, queue_id: int, offset: int, size: int) -> None:
-        queue = self._queues.setdefault((topic, queue_id), LogFiles(self._units * layout.CONSUME_QUEUE_UNIT_SIZE))
-        number = self.offset(topic, queue_id)
-        unit = codec.encode_consume_queue_unit(codec.ConsumeQueueUnit(offset, size, 0))
-        queue.write(number * layout.CONSUME_QUEUE_UNIT_SIZE, unit)
-        self._counts[topic, queue_id] = number + 1
+        self._units.append(Unit(topic, queue_id, self.offset(topic, queue_id), offset, size, 0))
+        self._counts[topic, queue_id] += 1
 
     def add_key(self, topic: str, key: str, offset: int) -> None:
         self._keys.append((offset, key_hash(topic, key)))
@@ -182,5 +185,4 @@ class QueueWriter:
             index.put(Keys(offset, np.full(len(offset), NOW_MS), hashes))
             index.flush()
             index.close()
-        for (topic, queue_id), queue in self._queues.items():
-            queue.save(self._root / "consumequeue" / topic / str(queue_id))
+        write_units(self._root, self._units, self._file_size)
