@@ -90,6 +90,7 @@ class _Hiding(SimStore):
 class RejectsWhatItWrote(Mutant):
     """A store that says "nothing was appended" although it could not remove what it wrote to a full disk."""
 
+    first_seed = 14
     store_class = _Hiding
     # Another entry takes the index of the one that is left.
     caught_by = "differs from one before"

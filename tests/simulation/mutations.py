@@ -209,6 +209,8 @@ class CommitsWhatIsNotCompared(Mutant):
 class TruncatesForLateRequests(Mutant):
     """Truncates after a common entry even if the request is late (Java)."""
 
+    first_seed = 22
+
     def damage(self) -> None:
         follower = self._follower
         truncate = follower._truncate
