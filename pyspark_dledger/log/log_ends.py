@@ -305,7 +305,7 @@ class LogEnds:
         return -1 if current is None or current.curr_term is None else current.curr_term
 
     def _continues(self, segment: Segment, end: LogEnd) -> bool:
-        """Whether the index or the checkpoint knows entries after this end.
+        """Whether the index or the checkpoint knows entries after this end, or a queue if bytes are left there.
 
         An index unit of an earlier term belongs to an entry that was truncated.
         """
@@ -313,7 +313,9 @@ class LogEnds:
         if unit is not None and end.pos <= unit.pos < segment.end and unit.term >= end.last_term:
             return True
         is_last = self._paths.only is None and segment.path == self._segments[-1].path
-        return is_last and self._checkpoint_end > end.last_index
+        if is_last and self._checkpoint_end > end.last_index:
+            return True
+        return any(segment.read(end.pos, _SIGN_BYTES)) and bool((segment.known_entries().pos >= end.pos).any())
 
     def _lost_its_entries(self, segment: Segment, end: LogEnd) -> bool:
         """Whether a segment after the log's end had entries: it is too short, or written and the log continued."""

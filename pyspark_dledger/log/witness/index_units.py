@@ -187,7 +187,7 @@ def _corrected(units: Units, headers: Headers, frames: Bools, last_term: int) ->
     # A leader of 0.4.0 writes the index unit of an entry without a body with the normal magic.
     same_magic = headers["magic"] == units.magic
     same_magic |= (headers["magic"] == MAGIC_NOOP) & (units.magic == MAGIC_NORMAL)
-    is_too_high = (units.term > last_term) & (header.term <= last_term)
+    is_too_high = (last_term >= 0) & (units.term > last_term) & (header.term <= last_term)
     rivals = own & (header.term != units.term) & ((_fit(header, units) > _fit(units, units)) | is_too_high)
     term = np.where(rivals, header.term, units.term)
     return units._replace(term=term), np.asarray(own & same_magic & (header.term == term))

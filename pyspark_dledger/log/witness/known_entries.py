@@ -237,12 +237,29 @@ def look_up(segment: Segment, start: int, node_dir: str | None, root: str | None
         found = _units_of_log(segment, start, folder, state)
         known, evidence = _with_lone_gaps(segment, found), _evidence_of(segment, found, folder, state)
         evidence = evidence._replace(log_end=log_end_of(segment, start, known, evidence, state))
+        if root is not None and evidence.log_end is not None:
+            evidence = evidence._replace(log_end=_end_after_dispatched(segment, known, evidence, state, path_of(root)))
         if not segment.check_pos:
             known = merged(known, _misplaced(segment, start, known, found.units))
-    if root is None or has_no_gap(known, start if segment.check_pos else None):
+    if root is None:
         return Answer(_ended(segment, known, evidence.log_end), evidence)
-    more = known_by_units(segment, start, path_of(root))
+    is_known = has_no_gap(known, start if segment.check_pos else None)
+    more = known_by_units(segment, int(known.end[-1]) if is_known else start, path_of(root))
     return Answer(_ended(segment, merged(known, more), evidence.log_end), evidence)
+
+
+def _end_after_dispatched(
+    segment: Segment, known: KnownEntries, evidence: Evidence, state: NodeState, root: Path
+) -> int | None:
+    """The proven end of the log, which is not before an entry whose message was dispatched."""
+    assert evidence.log_end is not None
+    dispatched = known_by_units(segment, evidence.log_end, root)
+    after = dispatched.pos[dispatched.is_whole]
+    if not len(after):
+        return evidence.log_end
+    last = int(after[-1])
+    log_end = log_end_of(segment, last, known, evidence._replace(log_end=None), state)
+    return log_end if log_end is not None and log_end > last else None
 
 
 def _ended(segment: Segment, known: KnownEntries, log_end: int | None) -> KnownEntries:

@@ -124,12 +124,20 @@ class ComparedLog:
         found = [part for place in merge_adjacent(gone, self._joined) for part in self._with_headers(place)]
         return sorted([*held, *map(self._with_times, found)], key=lambda each: (each.start, each.end, each.history))
 
-    def having(self, history: int, key: int) -> Having:
-        """How the replicas of a history have the entry with an index, of a CommitLog the byte at a position."""
+    def having(self, history: int, key: int, size: int = 1) -> Having:
+        """How the replicas of a history have the entry with an index, of a CommitLog the bytes from a position on.
+
+        A replica whose log is of another history within the bytes never had the message.
+        """
         found = self._copies.at(key)
         after = tuple(Copy(AFTER, self._copies.history_of(number, key)) for number in range(len(self.names)))
         copies = found.copies if found is not None else after
-        own = [(number, copies[number]) for number in self._order if copies[number].history == history]
+        last = key if self._is_ledger else key + size - 1
+        own = [
+            (number, copies[number])
+            for number in self._order
+            if copies[number].history == history == self._copies.history_of(number, last)
+        ]
         unclear = [number for number, copy in own if copy.is_undecided or copy.state == UNREAD]
         lost = [number for number, copy in own if number not in unclear and self._lacks(number, copy, key)]
         intact = [number for number, copy in own if copy.state == INTACT and not copy.is_undecided]

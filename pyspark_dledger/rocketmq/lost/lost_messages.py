@@ -156,7 +156,8 @@ def _known(places: list[Place], stores: list[StoreView], on_unreadable: OnUnread
 
 def _placed(lost: LostMessage, place: Place, log: ComparedLog) -> LostMessage:
     """The message with the replicas that lost it, have it, or have a copy that nothing judges."""
-    having = log.having(place.history, lost.pos if place.first is None else lost.index or place.first)
+    key = lost.pos if place.first is None else lost.index or place.first
+    having = log.having(place.history, key, lost.size or 1)
     return replace(
         lost,
         lost_on=having.lost,
