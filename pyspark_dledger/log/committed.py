@@ -63,6 +63,34 @@ def checkpoint_bound(store: StoreView) -> Bound:
     return Bound(store.checkpoint.committed_index, store.checkpoint_file)
 
 
+def promised_committed(store: StoreView) -> int:
+    """The highest index that checkpoint or ConsumeQueues say is committed, also after a damaged end; -1 without one."""
+    return max(store.checkpoint_committed_index, _dispatched_after_end(store))
+
+
+def promised_end(store: StoreView) -> int:
+    """The last index that the log had, as its files say; -1 without one.
+
+    That is the committed one; the last one of the checkpoint if files after the end of the log lost entries.
+    """
+    files = [each for each in store.ledger_segments if each.base >= store.end.pos]
+    is_lost = store.checkpoint is not None and any(store.segment_end(each) > each.base for each in files)
+    last = store.checkpoint.end_index if is_lost and store.checkpoint is not None else None
+    return max(promised_committed(store), -1 if last is None else last)
+
+
+def _dispatched_after_end(store: StoreView) -> int:
+    """The last index after the log's end of which the index and a ConsumeQueue have the place; -1 without one."""
+    root, end = store.paths.root, store.end
+    if root is None or store.paths.node_dir is None or not (root / "consumequeue").is_dir():
+        return -1
+    from pyspark_dledger.log.io.queue_files import dispatched_after  # imports numpy, which is slow to load
+
+    index = dispatched_after(root, store.index_files, end.last_index, end.pos)
+    # The queues are read after the log's end was found.
+    return index if index > end.last_index and index > store.refreshed().end.last_index else -1
+
+
 def _consume_queue_bound(store: StoreView) -> Bound:
     root, index = store.paths.root, None
     if root is not None and store.paths.node_dir is not None and (root / "consumequeue").is_dir():

@@ -168,17 +168,6 @@ class StoreView:
         return -1 if committed is None else committed
 
     @property
-    def promised_index(self) -> int:
-        """The last index that the log had, as its checkpoint says; -1 without one.
-
-        That is the committed one; the last one if files after the end of the log lost entries.
-        """
-        files = [each for each in self.ledger_segments if each.base >= self.end.pos]
-        is_lost = self.checkpoint is not None and any(self.segment_end(each) > each.base for each in files)
-        last = self.checkpoint.end_index if is_lost and self.checkpoint is not None else None
-        return max(self.checkpoint_committed_index, -1 if last is None else last)
-
-    @property
     def checkpoint_file(self) -> str:
         """The name of the file that the checkpoint comes from, or the reason why there is none."""
         return self._checkpoint[1]

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,15 +91,16 @@ class Group:
                 known = self.world.main if entries is None else entries
                 found |= {each.number for each in known if each.pos <= last and each.end > first}
         if self.world.kind != LEDGER and entries is None:
-            # What shows that a log was longer does not always show which messages it had.
-            after = {each for each in found if isinstance(each, int) and each > self.last_intact}
-            found = found - after | ({BEYOND} if after else set())
+            # What shows that a log was longer does not always show which messages it had, or of which history.
+            last_intact, end = self.last_intact
+            found = {each for each in found if isinstance(each, int) and each <= last_intact}
+            found |= {BEYOND} if any(last >= end for _, last in ranges) else set()
         return found
 
     @cached_property
-    def last_intact(self) -> int:
-        """The number of the last entry that a given replica has intact."""
-        return max((each.number for entries in self.truth.values() for each in entries), default=-1)
+    def last_intact(self) -> tuple[int, int]:
+        """The number of the last entry that a given replica has intact, and where it ends."""
+        return max(((each.number, each.end) for entries in self.truth.values() for each in entries), default=(-1, 0))
 
     def project_row(self, row: Row, entries: Iterable[Entry] | None = None) -> set[Number]:
         """The entries of a row of a plan or of `lost`."""
@@ -199,7 +201,12 @@ def _of_lost(group: Group) -> Losses:
 
 
 def rows_of_kind(group: Group, ran: Ran) -> list[Row]:
-    return [row for row in ran.rows if row.get("source") == group.world.kind]
+    """The rows about the log. A message of unknown size ends at most where the next one begins."""
+    found = [row for row in ran.rows if row.get("source") == group.world.kind]
+    for row, following in pairwise(found):
+        if row["size"] is None and following["pos"] > row["pos"]:
+            row["size"] = following["pos"] - row["pos"]
+    return found
 
 
 def losses_of_plan(group: Group) -> Losses:

@@ -61,8 +61,8 @@ def lost_text(found: GroupVerdict) -> str:
         parts.append(headers_text(found.restorable))
     if found.lost_end is not None:
         parts.append(
-            f"{range_text(*found.lost_end)}: committed, says the checkpoint of {found.lost_end_from}, but after the "
-            "end of every log"
+            f"{range_text(*found.lost_end)}: in the log of {found.lost_end_from}, as its files say, but after the end "
+            "of every log"
         )
     parts += [each.text for each in found.lost_ends]
     if found.unclear_entries.entries:
@@ -266,7 +266,7 @@ def _lost_end(member: MemberVerdict) -> str:
     if end is None:
         return ""
     if isinstance(end, tuple):
-        return f"its end is lost: {range_text(*end)}, as its checkpoint says"
+        return f"its end is lost: {range_text(*end)}, as its files say"
     more = f"; {enumerated(end.donors)} {_has(end.donors)} more" if end.donors else ""
     return f"its end is lost: {end.proof}{more}"
 

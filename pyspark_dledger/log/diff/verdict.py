@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.format.state_files import epoch_at
+from pyspark_dledger.log.committed import promised_committed, promised_end
 from pyspark_dledger.log.copies.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, CommitLogState, ConsistentPoint
 from pyspark_dledger.log.diff.copy_ranges import AFTER, BEFORE, DAMAGED, INTACT, NO_RANGES, RangeCounter, Ranges
@@ -192,9 +193,9 @@ def judge(
     decided = (history.log.last_index for history in group.histories.found[:1])
     last = max([*(member.end for member in group.members), *decided])
     stores = [member.store for member in group.members]
-    promised, source = min(
-        (-store.checkpoint_committed_index, name) for store, name in zip(stores, group.names, strict=True)
-    )
+    # Where nothing is intact, what was in the logs is lost, committed or not.
+    known = promised_committed if group.histories.found else promised_end
+    promised, source = min((-known(store), name) for store, name in zip(stores, group.names, strict=True))
     is_unread = any(store.unread.segments for store in stores)
     lost_end = (last + 1, -promised) if -promised > last and not is_unread else None
     by_node = {candidate.node: candidate for candidate in candidates}
@@ -206,7 +207,7 @@ def judge(
 def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: Candidate | None) -> MemberVerdict:
     member = group.members[number]
     store = member.store
-    promised = store.promised_index
+    promised = promised_end(store)
     unread = store.unread.segment_texts()
     lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)

@@ -25,10 +25,11 @@ from pyspark_dledger.format.layout import (
     CONSUME_QUEUE_UNIT,
     CONSUME_QUEUE_UNIT_SIZE,
     ENTRY_HEADER_SIZE,
+    INDEX_UNIT_SIZE,
     is_segment_name,
 )
 from pyspark_dledger.format.spec import Segment
-from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
 from pyspark_dledger.log.io.files import (
     FolderEntry,
     OnUnreadable,
@@ -56,6 +57,8 @@ _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 # Among the last units that were written, at least one of so many is intact.
 _LAST_UNITS = 1024
 _NO_UNITS = np.empty(0, UNIT_DTYPE)
+# A damaged queue can promise any number of entries.
+_MAX_AT_END = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -216,6 +219,18 @@ def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment]
         if header is not None and header.body_size == size:
             return header.index
     return None
+
+
+def dispatched_after(root: Path, index: DLedgerIndex, last_index: int, end: int) -> int:
+    """The highest index that ConsumeQueues and index units have at the same place from `end` on; -1 without one."""
+    places = [unit.commit_log_offset - ENTRY_HEADER_SIZE for unit in last_units(root, ignore_error)]
+    after = [pos for pos in places if pos >= end]
+    if not after or not index.files:
+        return -1
+    count = index.files[-1].end // INDEX_UNIT_SIZE - last_index - 1
+    units = index.read(last_index + 1, max(0, min(count, (max(after) - end) // ENTRY_HEADER_SIZE + 1, _MAX_AT_END)))
+    found = units["index"][np.isin(units["pos"], after) & (units["index"] > last_index)]
+    return int(found.max(initial=-1))
 
 
 def last_units(root: Path, on_unreadable: OnUnreadable = raise_error) -> Iterator[ConsumeQueueUnit]:

@@ -14,7 +14,7 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch
-from pyspark_dledger.log.committed import own_bound
+from pyspark_dledger.log.committed import own_bound, promised_committed
 from pyspark_dledger.log.copies.commit_log_replica import own_replicas
 from pyspark_dledger.log.copies.duplicates import duplicates, with_damages, without_copies
 from pyspark_dledger.log.copies.indexed_copies import IndexedPart
@@ -335,7 +335,7 @@ def _file_size(parts: Sequence[SegmentPart]) -> tuple[int, str]:
 
 def _committed(store: StoreView) -> int | None:
     """The index that the store's files say is committed, which can be after its damaged end."""
-    known = [own_bound(store).index, store.checkpoint_committed_index]
+    known = [own_bound(store).index, promised_committed(store)]
     found = max(index for index in (*known, -1) if index is not None)
     return found if found >= 0 else None
 

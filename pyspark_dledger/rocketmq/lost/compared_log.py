@@ -12,6 +12,7 @@ from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MAX_ENTRY_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest
+from pyspark_dledger.log.committed import promised_committed
 from pyspark_dledger.log.copies.segment_copy import Damages
 from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup
 from pyspark_dledger.log.diff.copy_ranges import AFTER, DAMAGED, FILLER, INTACT, UNREAD, Copy, CopyRange
@@ -102,7 +103,7 @@ class ComparedLog:
         """Where the last message ends that was read of a replica."""
         self._fillers = [SalvageFillers(store.paths) for store in self.stores]
         self._promised = [
-            store.checkpoint_committed_index if self._is_ledger and not store.unread.has_end else -1
+            promised_committed(store) if self._is_ledger and not store.unread.has_end else -1
             for store in self.stores
         ]
 
