@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
@@ -140,13 +140,23 @@ class ComparedLog:
             if copies[number].history == history == self._copies.history_of(number, last)
         ]
         unclear = [number for number, copy in own if copy.is_undecided or copy.state == UNREAD]
-        lost = [number for number, copy in own if number not in unclear and self._lacks(number, copy, key)]
+        parts = [(max(key, each.first), each.copies) for each in self._within(key, last)] or [(key, copies)]
+        lost = [
+            number
+            for number, _ in own
+            if number not in unclear and any(self._lacks(number, each[number], at) for at, each in parts)
+        ]
         intact = [number for number, copy in own if copy.state == INTACT and not copy.is_undecided]
         if not self._ranges:
             lost = [number for number in self._order if self._damages[number].first_within(key, key + 1) is not None]
         elif not (lost or unclear or intact):
             lost = [number for number, copy in own if copy.state == AFTER]
         return Having(*(tuple(self.names[number] for number in numbers) for numbers in (lost, intact, unclear)))
+
+    def _within(self, first: int, last: int) -> list[CopyRange]:
+        """The ranges that overlap ``[first, last]``."""
+        start = bisect_left(self._ranges, first, key=lambda each: each.last)
+        return self._ranges[start : bisect_right(self._ranges, last, key=lambda each: each.first)]
 
     def numbers_of(self, history: int, key: int) -> list[int]:
         """The replicas whose logs are of a history at an index (position)."""
@@ -306,7 +316,8 @@ class ComparedLog:
     def _joined(self, last: Place, following: Place) -> Place | None:
         """Adjacent bytes, or entries whose extents nobody knows."""
         is_bytes = not self._is_ledger and last.history == following.history
-        is_same = is_bytes and self.having(last.history, last.start) == self.having(last.history, following.start)
+        starts = last.start, following.start
+        is_same = is_bytes and len({self.having(last.history, start).unclear for start in starts}) == 1
         is_open = not (last.is_exact or following.is_exact or last.is_end or following.is_end)
         if last.first is not None and last.entries is not None and following.entries is not None:
             is_same = (last.history, last.first + last.entries) == (following.history, following.first)
