@@ -167,9 +167,9 @@ class _Decider:
         log = self._log(members, lasts, self._base, None)
         damaged = {(each.pos, each.size): each for each in log.lost if each.is_known}
         stale, rest = ([run for run in each if not _has_damaged_header(run, damaged)] for each in (stale, members.rest))
-        # What a replica without an intact entry had was of the main log.
-        empty = set(range(len(witnesses.names))) - lasts.keys()
-        found = [History(log, dict.fromkeys({*members.limits, *empty}, -1))]
+        # What replicas had before their first intact entry was of the main log: nothing shows that it diverged.
+        damaged_first = {number for number in range(len(witnesses.names)) if self._begins_damaged(number, runs)}
+        found = [History(log, dict.fromkeys({*members.limits, *damaged_first}, -1))]
         while any(not run.is_suspect for run in rest):
             members = self._next_members(rest)
             since = {number: self._since(number, members.runs, found) for number in members.limits}
@@ -183,6 +183,11 @@ class _Decider:
         left_out = (*(tail for each in found[1:] for tail in tails_of(each.log)), *ends)
         found[0] = replace(found[0], log=replace(log, tails=left_out))
         return Histories(self._source, tuple(found), lasts, ends, self._why_not, self._is_choice)
+
+    def _begins_damaged(self, number: int, runs: Sequence[Run]) -> bool:
+        """Whether a replica has no intact entry, or damage before the first one."""
+        first = min((run.start for run in runs if number in run.sources and not run.is_suspect), default=INT64_MAX)
+        return first == INT64_MAX or any(each.source == number and each.start < first for each in self._damages)
 
     def _main_members(self, runs: list[Run], lasts: dict[int, LastEntry], log_of: int | None) -> _Members:
         if log_of is not None and log_of not in lasts:
