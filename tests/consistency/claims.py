@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -201,11 +200,13 @@ def _of_lost(group: Group) -> Losses:
 
 
 def rows_of_kind(group: Group, ran: Ran) -> list[Row]:
-    """The rows about the log. A message of unknown size ends at most where the next one begins."""
+    """The rows about the log. A message of unknown size ends at most where the next, or an intact one, begins."""
     found = [row for row in ran.rows if row.get("source") == group.world.kind]
-    for row, following in pairwise(found):
-        if row["size"] is None and following["pos"] > row["pos"]:
-            row["size"] = following["pos"] - row["pos"]
+    intact = {entry.pos for entries in group.truth.values() for entry in entries}
+    for row in found:
+        if row["size"] is None:
+            starts = (pos for pos in {*intact, *(each["pos"] for each in found)} if pos > row["pos"])
+            row["size"] = min(starts, default=row["pos"] + 1) - row["pos"]
     return found
 
 

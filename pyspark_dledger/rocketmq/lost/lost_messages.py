@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.dispatched_rows import key_hash
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
+from pyspark_dledger.log.committed import promised_end
 from pyspark_dledger.log.copies.commit_log_replica import MAX_LOST_END
 from pyspark_dledger.log.diff.commit_log_group import commit_log_group
 from pyspark_dledger.log.diff.copy_ranges import Ranges
@@ -143,13 +145,13 @@ def _lost_of(log: ComparedLog, on_unreadable: OnUnreadable = ignore_error) -> li
 def _known(places: list[Place], stores: list[StoreView], on_unreadable: OnUnreadable) -> Iterable[KnownMessage]:
     """What the units of stores know of messages in places."""
     indexes = [(place.first, place.first + (place.entries or 0)) for place in places if place.first is not None]
-    # Bytes of DLedger have no indexes where nothing is intact: any unit can know them.
-    is_any = any(place.source == DLEDGER and place.first is None for place in places)
+    if any(place.source == DLEDGER and place.first is None for place in places):
+        # Bytes have no indexes where nothing is intact. After the end that files promise, units are of truncated ones.
+        promised = max(map(promised_end, stores))
+        indexes = [(0, promised + 1 if promised >= 0 else INT64_MAX)]
     entries: list[KnownMessage] = []
     for store in stores:
-        files = store.index_files.files
-        whole = [(files[0].base // INDEX_UNIT_SIZE, files[-1].end // INDEX_UNIT_SIZE)] if files and is_any else []
-        entries += entries_of_index(store.index_files, whole or merged(indexes), on_unreadable)
+        entries += entries_of_index(store.index_files, merged(indexes), on_unreadable)
     roots = [store.paths.root for store in stores]
     return known_messages(roots, ((each.start, each.end) for each in places), on_unreadable, known=entries).values()
 
