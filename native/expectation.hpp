@@ -16,9 +16,13 @@ struct LogPosition {
 
   // Whether the entry at pos can be the next one after the gap, in which at least one entry is lost.
   bool allows(const EntryHeader& header, int64_t pos) const {
+    return header.index() - 1 > index && has_room_before(header, pos) && header.term() >= min_term;
+  }
+
+  // Whether all entries between the position and the entry at pos have room in the gap.
+  bool has_room_before(const EntryHeader& header, int64_t pos) const {
     // No overflow: indexes are at least 0, `index` is at least -1, and pos is after the gap.
-    const int64_t lost = header.index() - 1 - index;
-    return lost >= 1 && lost <= (pos - gap) / kEntryHeaderSize && header.term() >= min_term;
+    return header.index() - 1 - index <= (pos - gap) / kEntryHeaderSize;
   }
 };
 

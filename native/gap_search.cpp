@@ -79,9 +79,10 @@ bool GapSearch::OtherRun::allows(const SegmentView& view, int64_t pos, int64_t s
   }
   last = allowed ? -1 : pos;
   end = pos_end;
-  const int64_t index = EntryHeader{view.at(pos)}.index();
-  const bool is_too_high = !allowed && std::all_of(expected.positions, expected.positions + expected.count,
-                                                   [&](const LogPosition& one) { return index - 1 > one.index; });
+  const EntryHeader header{view.at(pos)};
+  const auto has_room = [&](const LogPosition& one) { return one.has_room_before(header, pos); };
+  const bool is_too_high =
+      !allowed && std::none_of(expected.positions, expected.positions + expected.count, has_room);
   length += is_too_high ? kRecentEntries : 1;
   return allowed;
 }

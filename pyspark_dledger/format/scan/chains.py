@@ -28,9 +28,13 @@ class LogPosition(NamedTuple):
     def allows(self, frame: Frame) -> bool:
         """Whether `frame` can be the next one after the gap, in which at least one entry is lost."""
         assert frame.header
-        lost = frame.header.index - self.index - 1
-        max_lost = (frame.pos - self.gap) // layout.ENTRY_HEADER_SIZE
-        return 1 <= lost <= max_lost and frame.header.term >= self.min_term
+        is_after = frame.header.index > self.index + 1
+        return is_after and self.has_room_before(frame) and frame.header.term >= self.min_term
+
+    def has_room_before(self, frame: Frame) -> bool:
+        """Whether all entries between the position and `frame` have room in the gap."""
+        assert frame.header
+        return frame.header.index - self.index - 1 <= (frame.pos - self.gap) // layout.ENTRY_HEADER_SIZE
 
 
 def end_before(segment: Segment) -> LogPosition | None:

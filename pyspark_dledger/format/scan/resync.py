@@ -114,7 +114,7 @@ class OtherRun:
         else:
             self._length = 0
         self._last = None if allowed else frame
-        is_too_high = not allowed and all(frame.header.index > one.index + 1 for one in self._expected.positions)
+        is_too_high = not allowed and not any(one.has_room_before(frame) for one in self._expected.positions)
         self._length += RECENT_FRAMES if is_too_high else 1
         return allowed
 
