@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.committed import best, own_bound
 from pyspark_dledger.log.copies.lost_ends import own_end
@@ -18,7 +19,7 @@ from pyspark_dledger.log.replicas import FoundEntry, check_distinct, entry_of
 from pyspark_dledger.log.salvage.compared_stores import ComparedStores, map_in_threads
 from pyspark_dledger.log.salvage.histories import Histories
 from pyspark_dledger.log.salvage.pieces import Piece
-from pyspark_dledger.log.salvage.restored_log import indexes_of, start_of
+from pyspark_dledger.log.salvage.restored_log import end_of, indexes_of, start_of
 from pyspark_dledger.log.store_view import StoreView
 
 
@@ -230,9 +231,12 @@ def _bounds(store: StoreView, number: int, histories: Histories) -> LogBounds:
         return LogBounds(-1, -1, unread)
     is_cut = any(number in tail.sources and tail.last_index >= store.end.last_index for tail in histories.stale)
     own = own_end(store)
-    end = max(last.index, own.checkpoint_end if is_cut else own.last_index)
     extents = [(each.log.extents, each.since[number]) for each in histories.found if number in each.since]
     having = [each for found, since in extents for each in found if indexes_of(each)[0] >= since]
+    end = max(last.index, own.checkpoint_end if is_cut else own.last_index)
+    if store.dialect != "0.4" and (end - last.index) * ENTRY_HEADER_SIZE > max(store.end.pos - last.end, 0):
+        # The header at the end is damaged: so many entries have no room there.
+        end = max([last.index, *(indexes_of(each)[1] for each in having if end_of(each) <= store.end.pos)])
     base = store.ledger_segments[0].base if store.dialect != "0.4" else 0
     starts = [indexes_of(each)[0] for each in having if start_of(each) >= base]
     if store.dialect == "0.4":
