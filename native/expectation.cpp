@@ -15,6 +15,13 @@ bool Expectation::allows(const SegmentView& view, int64_t pos, int64_t size) con
                                    [&](const LogPosition& position) { return position.allows(header, pos); });
 }
 
+bool Expectation::has_room_before(const SegmentView& view, int64_t pos) const {
+  if (!view.is_dledger() || count == 0) return true;
+  const EntryHeader header{view.at(pos)};
+  return std::any_of(positions, positions + count,
+                     [&](const LogPosition& position) { return position.has_room_before(header, pos); });
+}
+
 std::optional<LogPosition> end_before(const SegmentId& id) {
   if (!id.before) return std::nullopt;
   // DLedger 0.4.0 can begin a file with a blank, in which no entry is lost.

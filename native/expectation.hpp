@@ -40,6 +40,8 @@ struct Expectation {
 
   void add(const LogPosition& position) { positions[count++] = position; }
   bool allows(const SegmentView& view, int64_t pos, int64_t size) const;
+  // Whether all entries before the one at pos have room in the gap, by one of the positions.
+  bool has_room_before(const SegmentView& view, int64_t pos) const;
 };
 
 // The last positions that a walk passed without a gap. Their indexes and terms are read at the next gap.

@@ -79,10 +79,7 @@ bool GapSearch::OtherRun::allows(const SegmentView& view, int64_t pos, int64_t s
   }
   last = allowed ? -1 : pos;
   end = pos_end;
-  const EntryHeader header{view.at(pos)};
-  const auto has_room = [&](const LogPosition& one) { return one.has_room_before(header, pos); };
-  const bool is_too_high =
-      !allowed && std::none_of(expected.positions, expected.positions + expected.count, has_room);
+  const bool is_too_high = !allowed && !expected.has_room_before(view, pos);
   length += is_too_high ? kRecentEntries : 1;
   return allowed;
 }

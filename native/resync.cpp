@@ -98,7 +98,9 @@ int64_t Resync::next_known(const SegmentView& view, int64_t gap, int64_t limit, 
       at = known->end;
       continue;
     }
-    const auto following = known_after(view, at);
+    auto following = known_after(view, at);
+    // An index that is too high for the room before it is damaged.
+    if (following && following->is_whole) following->is_whole = expected.has_room_before(view, following->pos);
     const KnownFrame* const end = following ? &*following : nullptr;
     const int64_t found = GapSearch(view, expected, end, limit, lookahead_).find(gap, at);
     if (found >= 0 || !following) return found;

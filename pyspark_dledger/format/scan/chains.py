@@ -67,6 +67,12 @@ class Expectation(NamedTuple):
             return self.min_store_timestamp is None or frame.message.store_timestamp >= self.min_store_timestamp
         return not self.positions or any(position.allows(frame) for position in self.positions)
 
+    def has_room_before(self, frame: Frame) -> bool:
+        """Whether all entries before `frame` have room in the gap, by one of the positions."""
+        if not frame.header or not self.positions:
+            return True
+        return any(position.has_room_before(frame) for position in self.positions)
+
 
 class WalkHistory:
     """Index, term and shift of the last frames that a walk passed without a gap."""

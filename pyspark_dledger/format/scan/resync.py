@@ -114,7 +114,7 @@ class OtherRun:
         else:
             self._length = 0
         self._last = None if allowed else frame
-        is_too_high = not allowed and not any(one.has_room_before(frame) for one in self._expected.positions)
+        is_too_high = not allowed and not self._expected.has_room_before(frame)
         self._length += RECENT_FRAMES if is_too_high else 1
         return allowed
 
@@ -446,6 +446,9 @@ class Resync:
                 at = known.end
                 continue
             following = self.known.after(at)
+            # An index that is too high for the room before it is damaged.
+            if following and following.frame and not expected.has_room_before(following.frame):
+                following = following._replace(frame=None)
             found = self._search(expected, following, limit).find(gap, at)
             if found is not None or following is None:
                 return found
