@@ -142,7 +142,7 @@ class _Decider:
 
     def histories(self, log_of: int | None) -> Histories:
         witnesses = self._witnesses
-        runs = _checked([run for each in self._evidence for run in each.runs], witnesses.terms)
+        runs = _checked([run for each in self._evidence for run in each.runs], witnesses)
         stale: list[Run] = []
         if self._source == DLEDGER and log_of is None:
             committed = max(witnesses.committed.values(), default=-1)
@@ -416,22 +416,29 @@ def _without(read: ReadSource, rest: Sequence[Run]) -> ReadSource:
     return read_own
 
 
-def _checked(runs: Sequence[Run], terms: Mapping[int, int]) -> list[Run]:
+def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
     """The runs; those of one source that no unit confirms are suspect if damage raised their term or index.
 
     No entry has a higher term than every current one; but several with the same one are suspect only if their node
-    knows its current term. An index must be the one between those of adjacent entries.
+    knows its current term. A term must not be higher than that of the next entry of the log, and an index must be the
+    one between those of adjacent entries.
     """
+    terms, ends = witnesses.terms, witnesses.ends
     highest = max(terms.values(), default=INT64_MAX)
     alike = Counter((number, run.term) for run in runs for number in run.sources)
-    sure = [run for run in runs if not run.is_suspect and (run.confirmed or run.start < run.last_pos)]
-    expected = {(number, run.end): run.last_index + 1 for run in sure for number in run.sources}
-    before = {(number, run.start): run.first_index - 1 for run in sure for number in run.sources}
+    intact = [(number, run) for run in runs if not run.is_suspect for number in run.sources]
+    sure = [(number, run) for number, run in intact if run.confirmed or run.start < run.last_pos]
+    expected = {(number, run.end): run.last_index + 1 for number, run in sure}
+    before = {(number, run.start): run.first_index - 1 for number, run in sure}
+    term_before = {(number, run.end): run.term for number, run in intact}
+    term_after = {(number, run.start): run.term for number, run in intact if run.first_index <= ends[number].last_index}
 
     def is_raised(run: Run, number: int) -> bool:
         is_one = run.start == run.last_pos
         found = {expected.get((number, run.start)), before.get((number, run.end))} - {None}
         is_odd = run.term > highest and (number in terms or (is_one and alike[number, run.term] == 1))
+        low, high = term_before.get((number, run.start), INT64_MAX), term_after.get((number, run.end), INT64_MAX)
+        is_odd = is_odd or (is_one and low <= high < run.term)
         return is_odd or (is_one and len(found) == 1 and run.first_index >= 0 and run.first_index not in found)
 
     return [

@@ -103,8 +103,7 @@ class ComparedLog:
         """Where the last message ends that was read of a replica."""
         self._fillers = [SalvageFillers(store.paths) for store in self.stores]
         self._promised = [
-            promised_committed(store) if self._is_ledger and not store.unread.has_end else -1
-            for store in self.stores
+            promised_committed(store) if self._is_ledger and not store.unread.has_end else -1 for store in self.stores
         ]
 
     def places(self) -> list[Place]:
