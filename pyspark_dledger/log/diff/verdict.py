@@ -191,7 +191,8 @@ def judge(
 ) -> GroupVerdict:
     """The verdict on DLedger logs, by the `evidence` of each member, and that `of_log`."""
     decided = (history.log.last_index for history in group.histories.found[:1])
-    last = max([*(member.end for member in group.members), *decided])
+    ends = (each.end for number, each in enumerate(group.members) if group.copies.history_of(number, each.end) <= 0)
+    last = max([*ends, *decided], default=-1)
     stores = [member.store for member in group.members]
     # Where nothing is intact, what was in the logs is lost, committed or not.
     known = promised_committed if group.histories.found else promised_end
