@@ -99,7 +99,8 @@ def check_start(group: Group) -> None:
             group.say("may start", "diff and verify", f"{name}: {', '.join(errors)}")
         replica = group.replica(name)
         assert replica is not None
-        if gone := _inside(group, surely_damaged(replica), name):
+        kept = {entry.number for entry in replica.entries if entry.pos < _kept_end(group, name)}
+        if gone := _inside(group, surely_damaged(replica) & kept, name):
             group.say("truth: may start", "diff", f"{name}: {shown(gone)} damaged")
 
 
