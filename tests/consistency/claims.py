@@ -316,3 +316,11 @@ def surely_damaged(replica: Replica) -> set[Number]:
         if len(data) < len(entry.data) or data[:8] != entry.data[:8]:
             found.add(entry.number)
     return found
+
+
+def of_others(group: Group, replica: Replica) -> set[Number]:
+    """The entries of a replica where it has intact ones of another history, from a file that was put back."""
+    own = {*replica.entries}
+    known = {entry for each in group.world.replicas for entry in (*each.entries, *each.before)} - own
+    found = replica.intact(known)
+    return {each.number for each in own if any(one.pos < each.end and each.pos < one.end for one in found)}

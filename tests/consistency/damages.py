@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.consistency.worlds import LEDGER, Replica, World
@@ -13,6 +13,10 @@ from tests.support.sparse_copy import copy_tree
 SECTOR, PAGE = 512, 4096
 COUNTS = (0, 1, 1, 2, 3, 5, 8, 12, 20, 40)
 
+Files = dict[Path, bytes]
+OLD_FILES = 10
+"""One of so many seeds has a file that was put back, by a draw of its own: the other damages of a seed stay."""
+
 Damage = Callable[[random.Random, World, Replica], str | None]
 """Damages a replica; says what it did, None if it could do nothing."""
 
@@ -20,6 +24,7 @@ Damage = Callable[[random.Random, World, Replica], str | None]
 def damage(world: World, count: int | None = None) -> None:
     """Damage replicas; sometimes one is given twice, as a copied folder."""
     draw = random.Random(f"damages {world.seed}")
+    files = {path: path.read_bytes() for each in world.replicas for path in each.path.rglob("*") if path.is_file()}
     count = draw.choice(COUNTS) if count is None else count
     # By a draw of its own: the other damages of a seed stay.
     own = random.Random(f"properties {world.seed}")
@@ -35,6 +40,12 @@ def damage(world: World, count: int | None = None) -> None:
         done = one(draw, world, replica)
         if done is not None:
             replica.damages.append(f"{one.__name__.strip('_')} {done}")
+    if count and world.seed % OLD_FILES == OLD_FILES // 2:
+        own = random.Random(f"old files {world.seed}")
+        replica = own.choice(world.replicas)
+        done = old_file(own, world, replica, files)
+        if done is not None:
+            replica.damages.append(f"old_file {done}")
 
 
 def copied(world: World, draw: random.Random) -> Replica:
@@ -217,6 +228,41 @@ def short_file(draw: random.Random, _: World, replica: Replica) -> str | None:
     size = draw.randrange(path.stat().st_size)
     _rewrite(path, path.read_bytes()[:size])
     return f"{path.name} to {size}"
+
+
+def old_file(draw: random.Random, world: World, replica: Replica, files: Files) -> str | None:
+    """A file was put back from another replica, or is as it was at an earlier time; the undamaged ones are `files`."""
+    known = {kind: list(_old_files(draw, world, replica, files, kind)) for kind in _PUT_BACK}
+    kinds = [kind for kind, found in known.items() if found]
+    if not kinds:
+        return None
+    path, text, data = draw.choice(known[draw.choices(kinds, [_PUT_BACK[kind] for kind in kinds])[0]])
+    _rewrite(path, data)
+    return f"{path.relative_to(replica.path)} {text}"
+
+
+def _old_files(
+    draw: random.Random, world: World, replica: Replica, files: Files, kind: str
+) -> Iterator[tuple[Path, str, bytes]]:
+    """The undamaged files of a kind that a replica still has, with other contents, and what these are."""
+    unit = next((size for folder, size in _UNITS.items() if folder in kind), 0)
+    for path in sorted(path for path in replica.path.glob(kind) if path.is_file()):
+        data = files[path]
+        name = str(path.relative_to(replica.path))
+        found = [(f"of {other.name}", other.path / name.replace(replica.name, other.name)) for other in world.replicas]
+        contents = [(text, files[other]) for text, other in found if other in files]
+        contents += [("as before a truncation", replica.earlier[name])] if name in replica.earlier else []
+        ends = [entry.end - int(path.name) for entry in replica.entries] if path.parent == replica.log_folder else []
+        ends = ends or [at for at in range(unit, len(data), unit or len(data)) if data[at : at + 16].strip(b"\0")]
+        ends = [at for at in ends if 0 < at < len(data)]
+        for at in draw.sample(ends, min(1, len(ends))):
+            contents.append((f"as it was up to {at}", data[:at].ljust(len(data), b"\0")))
+        yield from ((path, text, each) for text, each in contents if each != data)
+
+
+_PUT_BACK = {"dledger-*/data/*": 6, "commitlog/*": 6, "dledger-*/index/*": 2, "consumequeue/*/*/*": 2}
+"""The files that are put back, and how often."""
+_UNITS = {"dledger-*/index": 32, "consumequeue": 20}
 
 
 def _one_of(draw: random.Random, replica: Replica, *patterns: str) -> Path | None:

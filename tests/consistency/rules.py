@@ -26,6 +26,7 @@ from tests.consistency.claims import (
     claims,
     losses,
     losses_of_plan,
+    of_others,
     on_disk,
     rows_of_kind,
     shown,
@@ -64,15 +65,16 @@ def story_differences(salvaged: salvage_groups.Group, members: Sequence[Path] | 
 
 
 def check_claims(group: Group) -> None:
-    """What one calls intact no other calls damaged."""
+    """What one calls intact no other calls damaged, unless it can mean the entries of a file that was put back."""
     by_state: dict[str, dict[str, dict[str, set[Number]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
     for claim in claims(group):
         by_state[claim.replica][claim.state][claim.verb] |= claim.numbers
     for name, states in by_state.items():
+        either = of_others(group, group.replica(name))
         for intact, good in states[INTACT].items():
             for damaged, bad in states[DAMAGED].items():
-                if good & bad:
-                    group.say("intact and damaged", f"{intact} and {damaged}", f"{name}: {shown(good & bad)}")
+                if both := good & bad - either:
+                    group.say("intact and damaged", f"{intact} and {damaged}", f"{name}: {shown(both)}")
         _check_truth(group, name, states)
 
 
@@ -80,7 +82,7 @@ def _check_truth(group: Group, name: str, states: dict[str, dict[str, set[Number
     replica = group.replica(name)
     assert replica is not None
     intact = {each.number for each in group.truth[name]}
-    gone = surely_damaged(replica)
+    gone = surely_damaged(replica) - of_others(group, replica)
     for verb, numbers in states[INTACT].items():
         if numbers & gone:
             group.say("truth: called intact, is not", verb, f"{name}: {shown(numbers & gone)}")
@@ -265,7 +267,7 @@ def check_alone(group: Group) -> None:
         for row in rows_of_kind(group, ran):
             found = group.project_row(row, replica.entries)
             alone |= found if row["lostOn"] else found - _numbers_of_others(group, name)
-        own = {each.number for each in replica.entries} - _behind(group, name)
+        own = {each.number for each in replica.entries} - _behind(group, name) - of_others(group, replica)
         if missing := alone & own - together[name] - unclear:
             group.say("lost alone and together", "lost", f"{name}: {shown(missing)} only alone")
 
@@ -300,7 +302,8 @@ def _having(row: Row) -> list[str]:
 def check_all_clear(group: Group) -> None:
     """What is surely damaged on every replica, inside of the log, is lost or unclear for each verb."""
     having = [each for each in group.given if each.copy_of is None]
-    intact = {entry for each in group.given for entry in group.truth[each.name]}
+    # A file that was put back can have what the log of its replica never had.
+    intact = {entry for each in group.given for entry in each.intact(group.world.main)}
     main = [entry for entry in group.world.main if entry in intact]
     if not main:
         return
@@ -372,7 +375,10 @@ def _check_with_sources(group: Group) -> None:
 
 
 def _check_bytes(group: Group, target: Path) -> None:
-    """Each entry of the result that no list names is one that some replica has intact, if one has it."""
+    """Each entry of the result that no list names is one that some replica has intact, if one has it.
+
+    What was acknowledged is not of another history.
+    """
     folder = next(target.glob("dledger-*/data"), target / "commitlog")
     files = {int(path.name): path.read_bytes() for path in sorted(folder.iterdir())}
     listed: set[Number] = set()
@@ -388,8 +394,8 @@ def _check_bytes(group: Group, target: Path) -> None:
     intact = {entry for entries in group.truth.values() for entry in entries}
     bases = sorted(files, reverse=True)
     wrong: set[Number] = set()
-    for entry in group.world.main:
-        known = candidates[entry.number]
+    for place, entry in enumerate(group.world.main):
+        known = {entry} if place < group.world.committed else candidates[entry.number]
         base = next((each for each in bases if each <= entry.pos), None)
         if base is None or entry not in intact or entry.number in listed:
             continue

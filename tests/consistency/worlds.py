@@ -6,10 +6,11 @@ A world is small, so that thousands of them can be checked: a few files of 4 KiB
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark_dledger.format.state_files import Epoch, encode_epochs
 from pyspark_dledger.log.io.state_files import StoreCheckpoint
@@ -39,13 +40,18 @@ class Entry:
 
 @dataclass
 class Replica:
-    """One replica: ``entries`` is its log as it was written, without what expired."""
+    """One replica: ``entries`` is its log as it was written, without what expired.
+
+    ``before`` are the entries of its log before it truncated a tail, ``earlier`` the files of that time by their paths.
+    """
 
     name: str
     path: Path
     entries: list[Entry]
     damages: list[str] = field(default_factory=list)
     copy_of: str | None = None
+    before: list[Entry] = field(default_factory=list)
+    earlier: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def log_folder(self) -> Path:
@@ -56,12 +62,12 @@ class Replica:
         """The files of the log in order."""
         return sorted(self.log_folder.iterdir())
 
-    def intact(self) -> set[Entry]:
-        """The entries whose bytes are on disk as they were written."""
+    def intact(self, entries: Iterable[Entry] | None = None) -> set[Entry]:
+        """The entries whose bytes are on disk as they were written, by default of its own log."""
         found = {int(path.name): path.read_bytes() for path in self.files()}
         bases = sorted(found, reverse=True)
         kept = set()
-        for entry in self.entries:
+        for entry in self.entries if entries is None else entries:
             base = next((each for each in bases if each <= entry.pos), None)
             if base is not None and found[base][entry.pos - base : entry.end - base] == entry.data:
                 kept.add(entry)
@@ -149,6 +155,14 @@ Part = tuple[list[Payload], int]
 """Payloads of one term or epoch."""
 
 
+class _Made(NamedTuple):
+    """A log, its parts, and the log as it was before a truncation."""
+
+    log: Log
+    parts: list[Part]
+    before: Log | None = None
+
+
 def _append(log: Log, parts: Sequence[Part]) -> None:
     for payloads, term in parts:
         for payload in payloads:
@@ -160,6 +174,14 @@ def _append(log: Log, parts: Sequence[Part]) -> None:
 
 def _entries(log: Log) -> list[Entry]:
     return [_entry(log, each) for each in log.entries]
+
+
+def _files_of(log: Log, replica: Replica) -> dict[str, bytes]:
+    folder = str(replica.log_folder.relative_to(replica.path))
+    found = [(folder, log.data)]
+    if isinstance(log, DLedgerWriter):
+        found.append((folder.replace("/data", "/index"), log.index))
+    return {f"{path}/{base:020}": bytes(data) for path, files in found for base, data in files.files.items()}
 
 
 def _entry(log: Log, each: Written) -> Entry:
@@ -193,14 +215,14 @@ def world(folder: Path, seed: int) -> World:
     names = ["n0", "n1", "n2"]
     draw.shuffle(names)
     maker = _Payloads(draw, has_messages)
-    logs, parts = _logs(draw, kind, shape, maker, file_size)
-    histories = [_entries(log) for log in logs]
+    logs = _logs(draw, kind, shape, maker, file_size)
+    histories = [_entries(each.log) for each in logs]
     main = histories[0]
     # What two of three have; the first one is the leader, and has the main history.
     shared = sorted(sum(entry in set(main) for entry in history) for history in histories)
     committed = max(shared[1] - draw.choice((0, 0, 1, 4)), 1) if kind == LEDGER else shared[0]
     replicas = []
-    for number, (name, log) in enumerate(zip(names, logs, strict=True)):
+    for number, (name, (log, parts, before)) in enumerate(zip(names, logs, strict=True)):
         path = folder / name
         if isinstance(log, DLedgerWriter):
             _save_ledger(
@@ -213,8 +235,9 @@ def world(folder: Path, seed: int) -> World:
                 shape in ("stale", "rewritten"),
             )
         else:
-            _save_plain(draw, log, path, parts[number], shape)
-        replicas.append(Replica(name, path, histories[number]))
+            _save_plain(draw, log, path, parts, shape)
+        replicas.append(Replica(name, path, histories[number], before=_entries(before) if before else []))
+        replicas[-1].earlier = _files_of(before, replicas[-1]) if before else {}
     found = World(seed, kind, shape, has_messages, file_size, replicas, main, committed, names[0])
     _expire(draw, found)
     found.replicas.sort(key=lambda each: each.name)
@@ -228,10 +251,8 @@ def shared_count(main: Sequence[Entry], history: Sequence[Entry]) -> int:
     )
 
 
-def _logs(
-    draw: random.Random, kind: str, shape: str, maker: _Payloads, file_size: int
-) -> tuple[list[Log], list[list[Part]]]:
-    """The logs of three replicas, that of the leader first, and the parts of each."""
+def _logs(draw: random.Random, kind: str, shape: str, maker: _Payloads, file_size: int) -> list[_Made]:
+    """The logs of three replicas, that of the leader first."""
     new: Callable[[], Log] = (
         (lambda: DLedgerWriter(file_size, draw_units)) if kind == LEDGER else (lambda: _PlainLog(file_size))
     )
@@ -244,18 +265,16 @@ def _logs(
     if shape in ("diverged", "diverged epochs"):
         stranded = [*common, (maker.branch().some(draw.randint(1, 12)), last + 1)]
         elected = [*common, (maker.some(draw.randint(1, 12)), last + 2)]
-        logs, parts = _lagging(draw, new, elected, 2)
+        logs = _lagging(draw, new, elected, 2)
         lonely = new()
         _append(lonely, stranded)
-        return [*logs, lonely], [*parts, stranded]
+        return [*logs, _Made(lonely, stranded)]
     return _with_stale(draw, new, common, last, maker, shape)
 
 
-def _lagging(
-    draw: random.Random, new: Callable[[], Log], whole: list[Part], count: int = 3
-) -> tuple[list[Log], list[list[Part]]]:
+def _lagging(draw: random.Random, new: Callable[[], Log], whole: list[Part], count: int = 3) -> list[_Made]:
     """Logs of which the first is complete, and one may end earlier."""
-    logs, parts = [], []
+    logs = []
     for number in range(count):
         kept = whole
         if number == count - 1:
@@ -266,14 +285,13 @@ def _lagging(
             ]
         log = new()
         _append(log, kept)
-        logs.append(log)
-        parts.append(kept)
-    return logs, parts
+        logs.append(_Made(log, kept))
+    return logs
 
 
 def _with_stale(
     draw: random.Random, new: Callable[[], Log], common: list[Part], last: int, maker: _Payloads, shape: str
-) -> tuple[list[Log], list[list[Part]]]:
+) -> list[_Made]:
     """Two replicas truncated a tail that nobody else had, and overwrote only a part of it.
 
     What overwrote the tail is of a later term (``rewritten``), or of an earlier one (``stale``): a term has one leader,
@@ -288,16 +306,17 @@ def _with_stale(
     while True:
         logs = [_over(new, common, tail, parts[len(common) :]) for tail in tails]
         # Java, too, takes a stale entry that follows the last one for the next one of the log.
-        if not any(continues for _, continues in logs):
-            return [log for log, _ in logs], [parts, parts, parts]
+        if not any(continues for *_, continues in logs):
+            return [_Made(log, parts, before) for log, before, _ in logs]
         parts[-1] = ([*parts[-1][0], maker.next()], newer)
 
 
-def _over(new: Callable[[], Log], common: list[Part], tail: list[Part], newer: list[Part]) -> tuple[Log, bool]:
+def _over(new: Callable[[], Log], common: list[Part], tail: list[Part], newer: list[Part]) -> tuple[Log, Log, bool]:
     log = new()
     _append(log, common)
     kept = len(log.entries)
     _append(log, tail)
+    before = deepcopy(log)
     truncated = {(old.pos, old.index) for old in log.entries[kept:]}
     if len(log.entries) > kept:
         log.truncate(kept)
@@ -305,7 +324,7 @@ def _over(new: Callable[[], Log], common: list[Part], tail: list[Part], newer: l
         log.at = log.entries[-1].pos + log.entries[-1].size
     _append(log, newer)
     index = log.entries[-1].index
-    return log, (log.at, index + 1 if index >= 0 else -1) in truncated
+    return log, before, (log.at, index + 1 if index >= 0 else -1) in truncated
 
 
 def _save_ledger(

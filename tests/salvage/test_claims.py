@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from pyspark_dledger.log.copies.segment_bytes import is_torn, lacks_a_write
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.salvage.plan_rows import headline
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from tests.consistency.worlds import world
 from tests.support.damage import flip
 from tests.support.damaged_groups import Member, write_group
 from tests.support.golden import unpack
@@ -204,6 +206,47 @@ def test_an_old_file_on_one_replica_does_not_outvote_the_log_of_a_later_term(
         assert not log.lost
         assert log.pieces[-1].term == 2
         assert node not in {found.names[number] for number in log.pieces[-1].sources}
+
+
+@pytest.mark.parametrize(("store", "node"), [("raw-three-diverged", "n1"), ("mq-498-three-diverged", "n2")])
+def test_entries_before_those_that_an_index_has_are_no_copies_of_them(tmp_path: Path, store: str, node: str) -> None:
+    """Only the index of the replica with the old file knows the entries of the later term: they are lost."""
+    folders = {path.parent.name: path for path in unpack(store, tmp_path).rglob("dledger-n?/data")}
+    old, new = folders[f"dledger-{node}"], folders["dledger-n0"]
+    put_back(old, new)
+    roots = [path.parent if store.startswith("raw") else path.parent.parent for path in (new, old)]
+    for order in (roots, roots[::-1]):
+        found = plan(SalvageRequest.of(order))
+        (log,) = found.logs
+        assert {each.term for each in log.lost} == {2}
+        assert headline(found).startswith("lost for good: ")
+
+
+def test_a_file_of_the_elected_leader_makes_no_damage_of_the_tail_that_follows_it(tmp_path: Path) -> None:
+    """The stranded leader has its own entries after the file of the other one."""
+    folders = {path.parent.name: path for path in unpack("raw-three-diverged", tmp_path).rglob("dledger-n?/data")}
+    put_back(folders["dledger-n0"], folders["dledger-n1"])
+    roots = [path.parent for path in folders.values()]
+    found = plan(SalvageRequest.of(roots))
+    (log,) = found.logs
+    assert (log.lost, log.last_index, log.last_term) == ((), 324, 2)
+    assert [(found.names[number], tail.last_index) for tail in log.tails for number in tail.sources] == [("n1", 359)]
+    verdict = comparison(*roots).verdict
+    assert verdict.lost == "nothing"
+    assert {member.node: member.start for member in verdict.members}["n1"] == "no"
+
+
+def test_old_messages_are_no_copies_of_those_that_the_queues_of_their_replica_have(tmp_path: Path) -> None:
+    """A file of a master that was alone was put back on the one that was elected after it."""
+    made = world(tmp_path, seed=100027)
+    put_back(made.replica("n0").log_folder, made.replica("n2").log_folder)
+    diverged = next(one.pos for one, two in zip(made.main, made.replica("n0").entries, strict=False) if one != two)
+    for order in itertools.permutations(each.path for each in made.replicas):
+        found = plan(SalvageRequest.of(order, log_of="n2"))
+        (log,) = found.logs
+        assert (log.lost, log.end) == ((), made.main[-1].end)
+        piece = next(each for each in log.pieces if each.end > diverged)
+        assert [found.names[number] for number in piece.sources] == ["n1"]
 
 
 def put_back(old: Path, new: Path) -> None:

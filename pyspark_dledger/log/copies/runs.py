@@ -26,6 +26,8 @@ from pyspark_dledger.log.copies.segment_copy import (
     Longs,
     Range,
     SegmentCopy,
+    TermRange,
+    other_units,
     ranges_to_read,
     read_copy,
     units_agree,
@@ -99,12 +101,16 @@ class SegmentPart:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the copies of a segment have: runs by position, and what is damaged in which copy."""
+    """What the copies of a segment have: runs by position, and what is damaged in which copy.
+
+    ``units`` are the index units of other terms than the entries of their source.
+    """
 
     base: int
     source: str
     runs: tuple[Run, ...]
     damages: tuple[Damage, ...]
+    units: tuple[TermRange, ...] = ()
 
 
 def compare_copies(part: SegmentPart | IndexedPart) -> Evidence:
@@ -115,13 +121,17 @@ def compare_copies(part: SegmentPart | IndexedPart) -> Evidence:
     with ExitStack() as opened:
         files = {copy.source: SegmentBytes(copy.segment, opened) for copy in part.copies}
         table, unequal = _read_all(part, files, damages)
+        others: list[TermRange] = []
         for number, folder in part.index_folders if part.source == DLEDGER else ():
-            table.add_units(number, DLedgerIndex(path_of(folder)))
+            index = DLedgerIndex(path_of(folder))
+            table.add_units(number, index)
+            others += other_units(number, index, table.intact_of(number))
         torn = _leave_out_torn(table, files)
         committed = {copy.source: copy.committed for copy in part.copies}
         variants = _different(table, files, unequal, committed, damages) | torn
-    runs = sorted(_runs(table, variants, sorted({*committed.values()}) if part.source == DLEDGER else None))
-    return Evidence(part.base, part.source, tuple(runs), tuple(damages))
+    edges = {*committed.values(), *(each.first_index - 1 for each in others), *(each.last_index for each in others)}
+    runs = sorted(_runs(table, variants, sorted(edges) if part.source == DLEDGER else None))
+    return Evidence(part.base, part.source, tuple(runs), tuple(damages), tuple(others))
 
 
 def _compare_indexed(part: IndexedPart) -> Evidence:
@@ -218,6 +228,11 @@ class _Table:
         rows = np.flatnonzero(self.intact >> source & 1 == 0)
         is_same, term, _ = units_agree(files, *(self.columns[name][rows] for name in ("index", "pos", "size")))
         self.known[rows[is_same & (term == self.columns["term"][rows])]] |= np.int64(1) << source
+
+    def intact_of(self, source: int) -> list[Longs]:
+        """Index, position, size and term of the entries that a source has intact."""
+        rows = np.flatnonzero(self.intact >> source & 1)
+        return [self.columns[name][rows] for name in ("index", "pos", "size", "term")]
 
     def _rows_of(self, entries: CopyEntries) -> Longs:
         """The row of each entry, -1 without one."""
@@ -422,10 +437,10 @@ def _unequal_bytes(one: bytes, two: bytes, size: int) -> Longs:
     return np.concatenate([np.flatnonzero(first != second), np.arange(common, size)])
 
 
-def _runs(table: _Table, variants: dict[int, _Variants], committed: Sequence[int] | None) -> Iterator[Run]:
+def _runs(table: _Table, variants: dict[int, _Variants], edges: Sequence[int] | None) -> Iterator[Run]:
     """The runs of a table. Logs that diverged overlap, so each set of sources has its own runs.
 
-    They end at the `committed` indexes of sources, up to which a log can be of the group; None without indexes.
+    They end at the indexes in `edges`, up to which a log can be of the group or old; None without indexes.
     """
     holders, is_suspect = table.holders, table.intact == 0
     is_single = np.zeros(len(table), np.bool_)
@@ -445,8 +460,8 @@ def _runs(table: _Table, variants: dict[int, _Variants], committed: Sequence[int
         rows = np.flatnonzero(kinds == kind)
         pos, size, index, term = (table.columns[name][rows] for name in _KEYS)
         is_cut = (pos[1:] != (pos + size)[:-1]) | (np.diff(term) != 0) | is_single[rows][1:] | is_single[rows][:-1]
-        if committed is not None:
-            is_cut |= (np.diff(index) != 1) | np.isin(index[:-1], committed)
+        if edges is not None:
+            is_cut |= (np.diff(index) != 1) | np.isin(index[:-1], edges)
         cuts = np.flatnonzero(is_cut) + 1
         for low, high in zip(np.append(0, cuts).tolist(), np.append(cuts, len(rows)).tolist(), strict=True):
             last = high - 1

@@ -65,6 +65,33 @@ def units_agree(files: DLedgerIndex, index: Longs, pos: Longs, size: Longs) -> t
     return is_same, term, magic
 
 
+class TermRange(NamedTuple):
+    """Indexes for which a source has entries, or index units, of a term."""
+
+    source: int
+    first_index: int
+    last_index: int
+    term: int
+
+
+def other_units(source: int, files: DLedgerIndex, entries: Sequence[Longs]) -> Iterator[TermRange]:
+    """The units of a source of other terms than its intact `entries`, given as index, position, size and term.
+
+    One of the two is of another time. One unit alone with the extent of its entry can be damaged, and does not count.
+    """
+    index, pos, size, term = entries
+    cuts = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
+    for start, stop in zip([0, *cuts], [*cuts, len(index)], strict=True) if len(index) else ():
+        units = files.read(int(index[start]), stop - start)
+        own = units["term"].astype(np.int64)
+        is_other = (units["index"] == index[start:stop]) & (own != term[start:stop]) & (units["size"] > 0)
+        has_moved = (units["pos"] != pos[start:stop]) | (units["size"] != size[start:stop])
+        edges = (np.flatnonzero((np.diff(own) != 0) | (np.diff(is_other) != 0)) + 1).tolist()
+        for low, high in zip([0, *edges], [*edges, stop - start], strict=True):
+            if is_other[low] and (high - low > 1 or has_moved[low]):
+                yield TermRange(source, int(index[start + low]), int(index[start + high - 1]), int(own[low]))
+
+
 Range = tuple[int, int]
 """The positions ``[start, end)``."""
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from pyspark_dledger.format.codec import decode_records
@@ -142,11 +143,12 @@ class ComparedStores:
             place_of=self._units.place_of,
             last_epochs=self._last_epochs if source == COMMITLOG else {},
             epochs=dict(_epochs(self._deciding)) if source == COMMITLOG else {},
+            units=tuple(MessageUnits(_roots([store]), ()) for store in self._deciding),
         )
 
     @cached_property
     def _units(self) -> MessageUnits:
-        return MessageUnits([store.paths.root for store in self._deciding if store.paths.root is not None], ())
+        return MessageUnits(_roots(self._deciding), ())
 
     @cached_property
     def _last_epochs(self) -> dict[int, int]:
@@ -160,6 +162,10 @@ def _epochs(stores: Sequence[StoreView]) -> Iterator[tuple[int, tuple[Epoch, ...
         epochs, name = read_epochs(store.paths.root) if store.paths.root is not None else ((), "")
         if epochs and name == EPOCH_FILE:
             yield number, epochs
+
+
+def _roots(stores: Iterable[StoreView]) -> list[Path]:
+    return [store.paths.root for store in stores if store.paths.root is not None]
 
 
 def decided_by_units(confirmed: Confirmed) -> Decide:
@@ -200,8 +206,7 @@ def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: st
     segments = [[segment for segment in store.segments if segment.source == source] for store in stores]
     if source == DLEDGER and any(store.dialect == "0.4" for store in stores):
         return _confirmed_by_index(stores, contested)
-    roots = [store.paths.root for store in stores if store.paths.root is not None]
-    units = MessageUnits(roots, (run.start + header for run in contested))
+    units = MessageUnits(_roots(stores), (run.start + header for run in contested))
     found: Confirmed = {}
     for run in contested[:MAX_LOOKED_UP]:
         start = run.start + header
@@ -224,13 +229,12 @@ def _decided(by_store: Sequence[Collection[int]], runs: Iterable[Run]) -> Confir
 
 def _confirmed_by_index(stores: Sequence[StoreView], contested: Sequence[Run]) -> Confirmed:
     """As `_confirmed`, of logs that are compared by index."""
-    roots = [store.paths.root for store in stores if store.paths.root is not None]
     copies = {
         run.start: [entry_of(stores[group[0]], run.first_index) for group in run.variants]
         for run in contested[:MAX_LOOKED_UP]
     }
     starts = (each.pos + ENTRY_HEADER_SIZE for found in copies.values() for each in found if each is not None)
-    units = MessageUnits(roots, starts)
+    units = MessageUnits(_roots(stores), starts)
     found: Confirmed = {}
     for run in contested[:MAX_LOOKED_UP]:
         bodies = [

@@ -28,6 +28,7 @@ from pyspark_dledger.log.salvage.matching import (
     repeating,
     tails,
     without_old_bytes,
+    without_old_messages,
     without_overlaps,
 )
 from pyspark_dledger.log.salvage.pieces import Decide, chosen_pieces
@@ -137,6 +138,7 @@ class _Decider:
         self._why_not, self._is_choice = "", False
         self._diverged: dict[int, int] = {}
         """The positions from which CommitLogs differ from the main one, as their epochs say."""
+        self._units = [units for each in evidence for units in each.units]
         self._is_decided = False
         """Whether the main log is."""
 
@@ -151,8 +153,10 @@ class _Decider:
             stale = found_by.among(runs)
         others = repeating(runs, witnesses.read, witnesses.place_of, log_of) if self._source != DLEDGER else []
         dropped = {*stale, *others}
-        runs, after = without_old_bytes([run for run in runs if run not in dropped])
+        runs, after = without_old_bytes([run for run in runs if run not in dropped], self._units)
         stale += after
+        if self._source != DLEDGER:
+            runs = without_old_messages(runs, witnesses.read, witnesses.units)
         lasts = last_entries(runs, range(len(witnesses.names)))
         if not lasts:
             names = ", ".join(witnesses.names)
@@ -317,12 +321,19 @@ class _Decider:
     def _leader(
         self, runs: Sequence[Run], lasts: dict[int, LastEntry], log_of: int | None
     ) -> tuple[int, dict[int, int]]:
-        """The source with the last entry whose log has all committed entries, and the limits of `matching`."""
+        """The source with the last entry whose log has all committed entries, and the limits of `matching`.
+
+        An entry counts, too, that only units of a later term know: what is older is not the group's log.
+        """
         committed, names = self._witnesses.committed, self._witnesses.names
         if log_of is not None:
             return log_of, matching(runs, log_of, lasts[log_of].index, committed)
         order = sorted(lasts, key=lambda number: names[number])
-        order.sort(key=lambda number: lasts[number], reverse=True)
+        known: dict[int, tuple[int, int]] = {}
+        for each in self._units:
+            if each.first_index < each.last_index:
+                known[each.source] = max(known.get(each.source, (-1, -1)), (each.term, each.last_index))
+        order.sort(key=lambda number: max((*lasts[number][:2],), known.get(number, (-1, -1))), reverse=True)
         found = [(number, matching(runs, number, lasts[number].index, committed)) for number in order]
         for number, limits in found:
             if all(

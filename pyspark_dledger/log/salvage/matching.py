@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.copies.lost_ends import OwnEnd
+from pyspark_dledger.log.copies.message_units import MessageUnits
 from pyspark_dledger.log.copies.runs import Run
+from pyspark_dledger.log.copies.segment_copy import TermRange
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.salvage.lost_entries import PlaceOf, ReadSource, file_end, known_after
 
@@ -122,51 +124,71 @@ def _terms(runs: Sequence[Run], limits: dict[int, int]) -> dict[int, tuple[int, 
     return found
 
 
-def without_old_bytes(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+def without_old_bytes(runs: Sequence[Run], units: Sequence[TermRange]) -> tuple[list[Run], list[Run]]:
     """The runs without what a source has of a time before its index units, and what follows its last unit of these.
 
     A file that was put back, or is of another replica, has intact entries that were not in the log any more. Terms
-    never decrease, so of an entry and a unit that another replica's entry confirms, the one with the lower term is old.
+    never decrease, so of an entry and a unit that another replica's entry confirms, the one with the lower term is old;
+    so is an entry for which `units` have a later term.
     """
-    of_units = _latest((source, run) for run in runs for source in run.known_to)
-    of_entries = _latest((source, run) for run in runs for source in run.sources)
+    of_units = _latest([*_ranges(runs, lambda run: run.known_to), *units])
+    of_entries = _latest(_ranges(runs, lambda run: run.sources))
+    of_others = _of_others(runs, units)
     found: list[Run] = []
     after: list[Run] = []
     for run in runs:
         old_units = {source for source in run.known_to if _is_old(run, of_entries.get(source, []))}
         old = {source for source in run.sources if _is_old(run, of_units.get(source, []))}
-        beyond = {source for source in old if run.first_index > _before(of_units[source], run).last_index}
+        foreign = {source for source in run.sources if (source, run) in of_others}
+        # The last copy counts wherever it is.
+        old |= foreign if foreign < {*run.sources} else set()
+        beyond = {source for source in old - foreign if run.first_index > _before(of_units[source], run).last_index}
         own = run._replace(known_to=tuple(each for each in run.known_to if each not in old_units))
         after += [run.of(beyond)] if beyond else []
         found += [own.of({*run.sources} - old)] if old < {*run.sources} else []
     return found, after
 
 
-class _Latest(NamedTuple):
-    """The highest term of a source's entries or units up to an index, and the last index that has it."""
-
-    first_index: int
-    term: int
-    last_index: int
-
-
-def _latest(having: Iterable[tuple[int, Run]]) -> dict[int, list[_Latest]]:
-    """By source, for each first index of its intact runs, what comes up to it."""
-    found: dict[int, list[_Latest]] = defaultdict(list)
-    for source, run in sorted(having, key=lambda each: each[1].first_index):
-        if not run.is_suspect:
-            before = [(each.term, each.last_index) for each in found[source][-1:]]
-            found[source].append(_Latest(run.first_index, *max([*before, (run.term, run.last_index)])))
+def _of_others(runs: Sequence[Run], units: Iterable[TermRange]) -> set[tuple[int, Run]]:
+    """The sources that have runs of another replica: entries of the earlier term that units have follow."""
+    own: dict[int, list[TermRange]] = defaultdict(list)
+    for each in sorted(units, key=lambda each: each.first_index):
+        own[each.source].append(each)
+    lasts: dict[tuple[int, int], int] = {}
+    for run in runs:
+        lasts |= {(source, run.term): run.start for source in run.sources if run.confirmed > 1 and not run.is_suspect}
+    found: set[tuple[int, Run]] = set()
+    for run in runs:
+        for source in run.sources if not run.is_suspect else ():
+            unit = _before(own[source], run)
+            is_earlier = unit.term < run.term and run.first_index <= unit.last_index
+            if is_earlier and lasts.get((source, unit.term), -1) >= run.end:
+                found.add((source, run))
     return found
 
 
-def _before(latest: Sequence[_Latest], run: Run) -> _Latest:
+def _ranges(runs: Iterable[Run], sources: Callable[[Run], tuple[int, ...]]) -> Iterator[TermRange]:
+    for run in runs:
+        for source in sources(run) if not run.is_suspect else ():
+            yield TermRange(source, run.first_index, run.last_index, run.term)
+
+
+def _latest(having: Iterable[TermRange]) -> dict[int, list[TermRange]]:
+    """By source, for each first index of what it has, the highest term up to it, and the last index that has it."""
+    found: dict[int, list[TermRange]] = defaultdict(list)
+    for each in sorted(having, key=lambda each: each.first_index):
+        highest = max([*found[each.source][-1:], each], key=lambda one: (one.term, one.last_index))
+        found[each.source].append(highest._replace(first_index=each.first_index))
+    return found
+
+
+def _before(latest: Sequence[TermRange], run: Run) -> TermRange:
     """What a source has up to the first index of a run; term -1 for nothing."""
     place = bisect_right(latest, run.first_index, key=lambda each: each.first_index)
-    return latest[place - 1] if place else _Latest(-1, -1, -1)
+    return latest[place - 1] if place else TermRange(-1, -1, -1, -1)
 
 
-def _is_old(run: Run, latest: Sequence[_Latest]) -> bool:
+def _is_old(run: Run, latest: Sequence[TermRange]) -> bool:
     """Whether no log that has these has the run at the same index, or after them."""
     return not run.is_suspect and run.term < _before(latest, run).term
 
@@ -314,20 +336,51 @@ def repeating(runs: Sequence[Run], read: ReadSource, place_of: PlaceOf, log_of: 
     return found
 
 
+def without_old_messages(runs: Sequence[Run], read: ReadSource, units: Sequence[MessageUnits]) -> list[Run]:
+    """The runs without what a source has of a file that was put back, or is of another replica.
+
+    Where sources have different messages, those are old of which the source's own queues have another one at the place
+    of most. `units` are those of each source.
+    """
+    contested: set[Run] = set()
+    reached: Run | None = None
+    for run in sorted(each for each in runs if not each.is_suspect):
+        contested |= {reached, run} if reached is not None and run.start < reached.end else set()
+        reached = run if reached is None or run.end > reached.end else reached
+    found: list[Run] = []
+    for run in runs:
+        old = {source for source in run.sources if run in contested and _is_elsewhere(run, source, read, units[source])}
+        found += [run.of({*run.sources} - old)] if old < {*run.sources} else []
+    return found
+
+
+def _is_elsewhere(run: Run, source: int, read: ReadSource, units: MessageUnits) -> bool:
+    """Whether the queues of a source have other messages where most of a run say that they are."""
+    messages = list(_messages(run, source, read))
+    elsewhere = sum(units.is_elsewhere(at, data) for at, data in messages)
+    return elsewhere > sum(units.place_of(at, data) == at for at, data in messages)
+
+
 def _repeats(run: Run, before: Sequence[Run], read: ReadSource, place_of: PlaceOf) -> bool:
     """Whether messages of a run have places in queues that those `before` have, and none is in a queue."""
-    source, is_repeated, at = run.sources[0], False, run.start
-    for _ in range(_MAX_MESSAGES if before else 0):
-        size = int.from_bytes(read(source, at, at + 4), "big") if at < run.end else 0
-        if not size:
-            break
-        data = read(source, at, min(at + size, run.end))
+    is_repeated = False
+    for at, data in _messages(run, run.sources[0], read) if before else ():
         place = place_of(at, data)
         if place == at:
             return False
         is_repeated = is_repeated or (place is not None and _has_same_place(data, place, before, read))
-        at += size
     return is_repeated
+
+
+def _messages(run: Run, source: int, read: ReadSource) -> Iterator[tuple[int, bytes]]:
+    """The first messages of a run, each with its position."""
+    at = run.start
+    for _ in range(_MAX_MESSAGES):
+        size = int.from_bytes(read(source, at, at + 4), "big") if at < run.end else 0
+        if not size:
+            return
+        yield at, read(source, at, min(at + size, run.end))
+        at += size
 
 
 def _has_same_place(data: bytes, place: int, before: Sequence[Run], read: ReadSource) -> bool:

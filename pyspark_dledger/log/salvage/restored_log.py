@@ -10,6 +10,7 @@ from pyspark_dledger.format.layout import MAX_ENTRY_SIZE, MIN_BLANK_SIZE, MIN_ME
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.format.state_files import Epoch
 from pyspark_dledger.log.copies.lost_ends import LostEnd, OwnEnd
+from pyspark_dledger.log.copies.message_units import MessageUnits
 from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.copies.segment_copy import Damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
@@ -38,7 +39,8 @@ class Witnesses:
 
     ``ends`` are those of their own logs. ``committed`` are the indexes that their files prove committed, ``terms``
     those of their currterm files: no entry can have a higher one. ``has_blank`` says whether a source ends a file of
-    old messages at a position; ``read`` reads a source, ``is_elsewhere`` and ``place_of`` ask the queues of all.
+    old messages at a position; ``read`` reads a source, ``is_elsewhere`` and ``place_of`` ask the queues of all,
+    ``units`` are those of each source.
     ``last_epochs`` are those of controller mode that begin in the log of a source, ``epochs`` all of its intact file.
     """
 
@@ -53,6 +55,7 @@ class Witnesses:
     place_of: PlaceOf = lambda *_: None
     last_epochs: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, tuple[Epoch, ...]] = field(default_factory=dict)
+    units: tuple[MessageUnits, ...] = ()
 
 
 @dataclass(frozen=True)
