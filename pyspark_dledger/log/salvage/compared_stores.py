@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -86,7 +87,7 @@ class ComparedStores:
         def rank(number: int) -> tuple[int, int, int, str]:
             store = self.stores[number]
             lists, index = SalvageFillers(store.paths).positions, store.index_files.files
-            return -self.committed.get(number, -1), -len(lists), -len(index), self.names[number]
+            return -len(lists), -self.committed.get(number, -1), -len(index), self.names[number]
 
         return sorted(range(len(self.stores)), key=rank)
 
@@ -114,7 +115,9 @@ class ComparedStores:
         size, problem = _file_size(parts) if parts else (_ONE_FILE, "")
         if source not in self._confirmed:
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
-            listed = [decided_entries(store.paths, source) for store in self._deciding]
+            listed: dict[int, set[int]] = defaultdict(set)
+            for number, store in enumerate(self.stores):
+                listed[self.duplicates.get(number, number)] |= decided_entries(store.paths, source).keys()
             decided = _decided(listed, (run for each in evidence for run in each.runs))
             self._confirmed[source] = decided | _confirmed(self._deciding, contested, source)
         choose = (decide or decided_by_units)(self._confirmed[source])
@@ -216,9 +219,9 @@ def _confirmed(stores: Sequence[StoreView], contested: Sequence[Run], source: st
     return found
 
 
-def _decided(by_store: Sequence[Collection[int]], runs: Iterable[Run]) -> Confirmed:
+def _decided(by_store: Mapping[int, set[int]], runs: Iterable[Run]) -> Confirmed:
     """The copies that salvages which wrote some of the stores decided for, by the positions that each store lists."""
-    known = {start for starts in by_store for start in starts}
+    known = {start for starts in by_store.values() for start in starts}
     found: Confirmed = {}
     for run in runs if known else ():
         groups = [group for group in run.variants if any(run.start in by_store[number] for number in group)]
