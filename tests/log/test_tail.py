@@ -687,6 +687,26 @@ def test_an_entry_of_another_term_is_noticed(store: MmapFileStore, caplog: pytes
     assert indexes(tail, start, last) == [9, 10, 11, 12, 13, 14], "as PySpark 4.0 plans it after a restart"
 
 
+def test_a_later_leader_can_bring_entries_of_an_earlier_term(
+    store: MmapFileStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    forget(store, 8)
+    store.save_term(2, "n0")
+    store.append_as_leader(bodies(9, 3), 2)
+    start = tail_of(path_of(store), startingOffsets="earliest", isolationLevel="read_uncommitted").latest(
+        NOTHING, NO_LIMITS
+    )
+    assert (start.index, start.term) == (11, 2)
+    forget(store, 8)
+    store.append_as_leader(bodies(9, 1), 1)
+    store.save_term(3, "n1")
+    store.append_as_leader(bodies(10, 3), 3)
+    commit(store, 12)
+    _, _, end = lost(path_of(store), start, caplog)
+    assert end.index == 9 and "reading continues with index 10" in caplog.text
+    assert "nothing tells if others, before index 10, were overwritten" in caplog.text
+
+
 def test_bytes_that_java_leaves_after_a_truncation_are_not_in_the_log(tmp_path: Path) -> None:
     """After the shorter log of a new leader, the old end and its index units are still in the files."""
     path = write_dledger(tmp_path, [raw(b"x" * 100)] * 20, committed=8).path

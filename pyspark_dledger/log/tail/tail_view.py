@@ -388,10 +388,14 @@ def lost_entry(view: TailView, start: TailOffset, begin: int | None) -> DataLoss
     truncated_at = _first_with_higher_term(view.store, start)
     if truncated_at is not None:
         before = view.entry(truncated_at - 1) if begin is not None and truncated_at > begin else None
+        skipped = "nothing is skipped"
+        if before is not None and before.offset.term != start.term:
+            # A later leader can also bring entries of earlier terms.
+            skipped = f"nothing tells if others, before index {truncated_at}, were overwritten and are skipped"
         return DataLoss(
             problem,
             f"reading continues with index {truncated_at}, the first of a later term; the entries read before, from "
-            f"there to index {start.index}, are no longer in the log, and nothing is skipped",
+            f"there to index {start.index}, are no longer in the log, and {skipped}",
             ResumePoint(None, before.offset if before is not None else TailOffset(pos=view.begin)),
             truncated_at,
         )
