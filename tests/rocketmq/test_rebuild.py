@@ -444,6 +444,13 @@ def test_a_copy_that_a_salvage_chose_is_in_a_queue_only_if_its_place_is_sure(tmp
     assert audit(tmp_path) == [] and list(open_log(tmp_path).findings()) == []
 
 
+def test_a_queue_does_not_begin_with_a_damaged_queue_offset(tmp_path: Path) -> None:
+    made = [mq_message("Orders", b"x", queue_offset=offset) for offset in (900, 1, 2)]
+    positions = [row["pos"] for row in write_commitlog(tmp_path, made).rows]
+    assert rebuild(tmp_path, "consumequeue", files=SMALL).built.too_far == 1
+    assert [unit[0] for unit in units(tmp_path, "Orders")] == [positions[1], positions[1], positions[2]]
+
+
 def test_without_a_committed_bound_nothing_is_built(tmp_path: Path) -> None:
     for what in WHATS:
         root = tmp_path / what

@@ -11,7 +11,8 @@ than once. Source: RocketMQ 4.9.8 and 5.3.3 ``DefaultMessageStore.getMessage``, 
 
 A gap is filled if lost messages explain it: the log has room for them since the last message of the queue, or the log
 is large enough (see `QueueWriter`). Else a client chose the queueOffset, and the message is in no queue. A queue may
-begin with any queueOffset, because earlier messages expire.
+begin with any queueOffset, because earlier messages expire; but not with one that the log had no room for, and that the
+next message does not follow.
 """
 
 from __future__ import annotations
@@ -149,6 +150,11 @@ def first_file_end(segments: Sequence[Segment]) -> int:
     return segments[0].end if segments and not segments[0].base else 0
 
 
+def _has_room(offsets: Longs, units: Units) -> bool:
+    """Whether a log has room for as many messages before the first one as its queueOffset says."""
+    return int(offsets[0]) * MIN_MESSAGE_SIZE <= int(units["commitLogOffset"][0])
+
+
 class QueueWriter:
     """Writes the queues below ``root/consumequeue``, from one thread. Raises OSError if the disk fails.
 
@@ -260,6 +266,9 @@ class QueueWriter:
         return max(state.end, 0)
 
     def _put_part(self, name: QueueName, state: QueueState, offsets: Longs, units: Units) -> None:
+        if state.end < 0 and len(offsets) > 1 and offsets[0] > offsets[1] and not _has_room(offsets, units):
+            self.too_far += 1
+            offsets, units = offsets[1:], units[1:]
         cuts = np.flatnonzero(offsets[1:] - offsets[:-1] != 1) + 1
         if len(cuts) or offsets[0] != state.end:
             is_new = self._new(state, offsets, units["commitLogOffset"])
