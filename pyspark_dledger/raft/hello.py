@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.raft.peers import comparable_peers
-from pyspark_dledger.raft.wire.fastjson import parse_object
+from pyspark_dledger.raft.wire.json_values import parse_object
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
 _MAX_SHOWN = 500

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.peers import PEER_ID, parse_address
-from pyspark_dledger.raft.wire.fastjson import integer, shown
+from pyspark_dledger.raft.wire.json_values import integer, shown
 
 _DECODER = json.JSONDecoder()
 MARK = b'{"dledgerMembers":'

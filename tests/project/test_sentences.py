@@ -49,7 +49,7 @@ ALLOWED = {
     "raft/node/node_config.py": "addresses",
     "raft/node/settings.py": "an error gets the name of the setting",
     "raft/peers.py": "addresses",
-    "raft/wire/fastjson.py": "JSON",
+    "raft/wire/json_values.py": "JSON",
     "rocketmq/broker/broker_conf.py": "settings",
     "rocketmq/dispatch/log_part.py": "a property of messages",
     "rocketmq/export/forms.py": "options",

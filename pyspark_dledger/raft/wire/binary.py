@@ -22,7 +22,7 @@ from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.message_fields import wire_fields
 from pyspark_dledger.raft.messages import PushType, WireMessage
 from pyspark_dledger.raft.wire import binary_layout as layout
-from pyspark_dledger.raft.wire.fastjson import MAX_TEXT_SIZE
+from pyspark_dledger.raft.wire.json_values import MAX_TEXT_SIZE
 from pyspark_dledger.raft.wire.remoting import Refusal, not_supported
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 from pyspark_dledger.store.dledger_store import Entry, EntryRun

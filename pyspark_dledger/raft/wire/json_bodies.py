@@ -22,7 +22,7 @@ from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.message_fields import wire_fields
 from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, VoteResult, WireMessage
 from pyspark_dledger.raft.wire.binary_layout import camel_case
-from pyspark_dledger.raft.wire.fastjson import base64_bytes, integer, parse_object, quote, shown, text
+from pyspark_dledger.raft.wire.json_values import base64_bytes, integer, parse_object, quote, shown, text
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 from pyspark_dledger.store.dledger_store import Entry
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pyspark_dledger.raft.wire.fastjson import integer, parse_object, quote
+from pyspark_dledger.raft.wire.json_values import integer, parse_object, quote
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
 SYSTEM_ERROR = 1
