@@ -22,7 +22,8 @@ from pyspark_dledger.log.copies import runs, segment_bytes
 from pyspark_dledger.log.diff.comparison import Comparison, compare
 from pyspark_dledger.log.diff.diff_table import VERDICTS, DiffRow
 from pyspark_dledger.log.diff.digests import file_digests
-from pyspark_dledger.log.tables.store_tables import plan_replicas, read_part
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.tables import store_tables
 from tests.support.damage import write_at
 from tests.support.generate import Store, mq_message, raw, write_commitlog, write_dledger
 from tests.support.golden import Golden
@@ -63,8 +64,9 @@ def opened(stores: list[Store] | list[Path], engine: str = "auto", **options: An
 
 def diff_rows(log: Log) -> list[DiffRow]:
     """The rows of the table about DLedger logs."""
-    parts = [pickle.loads(pickle.dumps(part)) for part in plan_replicas(log, log.options)]
-    return [row for part in parts for row in read_part(part) if isinstance(row, DiffRow)]
+    parts = pickle.loads(pickle.dumps(store_tables.DIFF.plan(log, log.options)))
+    rows = (row for part in parts for row in store_tables.diff_rows(StoreView(*part)))
+    return [row for row in rows if isinstance(row, DiffRow)]
 
 
 Short = tuple[str, int, int, tuple[str, ...]]

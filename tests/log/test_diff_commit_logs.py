@@ -19,7 +19,8 @@ from pyspark_dledger.format.state_files import Epoch, consistent_point, diverged
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.io.state_files import read_epochs
-from pyspark_dledger.log.tables.store_tables import plan_replicas, read_part
+from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.tables.store_tables import DIFF, diff_rows
 from tests.support.damage import flip
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
 from tests.support.golden import GOLDENS
@@ -55,8 +56,8 @@ def compared(paths: Iterable[Path], engine: str = "auto") -> CommitLogComparison
     log = opened(paths, engine)
     found = compare_commit_logs(log)
     assert found is not None
-    parts = pickle.loads(pickle.dumps(plan_replicas(log, log.options)))
-    assert tuple(row for part in parts for row in read_part(part)) == found.rows
+    parts = pickle.loads(pickle.dumps(DIFF.plan(log, log.options)))
+    assert tuple(row for part in parts for row in diff_rows(StoreView(*part))) == found.rows
     return found
 
 
@@ -333,7 +334,7 @@ def test_the_old_part_of_an_upgraded_store_is_compared(case_folder: Unpack, tmp_
     original = case_folder("mq-53-upgrade")
     copy = copy_tree(original, tmp_path / "copy")
     log = opened([original, copy])
-    verdicts = [row.verdict for part in plan_replicas(log, log.options) for row in read_part(part)]
+    verdicts = [row.verdict for row in diff_rows(log)]
     assert verdicts[0] == "same"
     assert set(verdicts) <= {"same", "committed"}
     file = copy / "commitlog" / f"{131072:020}"

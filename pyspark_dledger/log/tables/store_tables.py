@@ -179,7 +179,7 @@ def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
 FINDINGS = Table("findings", "one row per finding", FINDING_COLUMNS, _plan_findings, _read_findings)
 
 
-def _diff_rows(store: StoreView) -> Iterator[DiffRow | PosRow]:
+def diff_rows(store: StoreView) -> Iterator[DiffRow | PosRow]:
     """The rows of a comparison. Raises OptionError without replicas."""
     from pyspark_dledger.log.diff.commit_log_group import commit_log_group, pos_rows  # loads all comparisons
     from pyspark_dledger.log.diff.diff_table import ledger_rows
@@ -210,7 +210,7 @@ DIFF_COLUMNS = (
 
 
 def _read_diff(part: tuple[str, ReadOptions]) -> Iterator[pa.RecordBatch]:
-    found = _diff_rows(StoreView(*part))
+    found = diff_rows(StoreView(*part))
     rows = ({**row_of(DIFF_COLUMNS, row), "terms": list(row.terms.items())} for row in found)
     yield from batches_of(table_schema(DIFF_COLUMNS), rows, _MAX_BATCH_ROWS)
 
