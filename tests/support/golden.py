@@ -119,11 +119,15 @@ class Expected:
         ]
         return max((index for index in (self.checkpoint, *dispatched) if index is not None), default=None)
 
+    @cached_property
+    def _converted(self) -> list[Record]:
+        convert = entry_row if self.is_raw else message_row
+        return [convert(entry) for entry in self.entries]
+
     def rows(self, committed: int | None, bases: Iterable[int]) -> list[Record]:
         """The rows of the ``log`` table, all columns of them, in the form of `rows_of`."""
         bases = sorted(bases)
-        convert = entry_row if self.is_raw else message_row
-        rows = [convert(entry) for entry in self.entries]
+        rows = [dict(row) for row in self._converted]
         for row in rows:
             row["segment"] = f"{max(base for base in bases if base <= row['pos']):020d}"
             row["healedFrom"] = None
