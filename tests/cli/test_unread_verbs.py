@@ -18,8 +18,8 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.format import native_engine, python_engine
 from pyspark_dledger.log.copies import segment_bytes
 from tests.support import golden
+from tests.support.damage import forbidden
 
-NOBODY = 65534
 OFFSET = 20_000
 """Bytes of a file that can still be read."""
 
@@ -69,18 +69,9 @@ def data_files(members: list[Path], kind: str) -> list[Path]:
 
 
 @contextmanager
-def forbidden(file: Path, _: pytest.MonkeyPatch) -> Iterator[str]:
-    """Nobody may read the file, and this process has no rights of root."""
-    mode = file.stat().st_mode
-    file.chmod(0)
-    if os.geteuid() == 0:
-        os.seteuid(NOBODY)
-    try:
+def not_permitted(file: Path, _: pytest.MonkeyPatch) -> Iterator[str]:
+    with forbidden(file):
         yield os.strerror(errno.EACCES)
-    finally:
-        if os.getuid() == 0:
-            os.seteuid(0)
-        file.chmod(mode)
 
 
 @contextmanager
@@ -129,7 +120,7 @@ def failing(file: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
         yield os.strerror(errno.EIO)
 
 
-WAYS: dict[str, Callable[..., Any]] = {"no permission": forbidden, "a folder": folder_instead, "EIO": failing}
+WAYS: dict[str, Callable[..., Any]] = {"no permission": not_permitted, "a folder": folder_instead, "EIO": failing}
 CASES = [
     ("DLedger", "no permission", "native"),
     ("DLedger", "a folder", "python"),

@@ -24,10 +24,9 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.verify.findings import INFO
 from pyspark_dledger.rocketmq.tables import read_table
 from tests.support import golden
-from tests.support.damage import write_at
+from tests.support.damage import forbidden, write_at
 from tests.support.long_runs import some
 
-NOBODY = 65534
 # Made for the golden by renaming; a broker has no such file.
 _NOT_OF_A_STORE = "abort.bak"
 
@@ -70,22 +69,6 @@ def replaced(file: Path, make: Callable[[Path], None]) -> Iterator[None]:
         finally:
             file.unlink() if file.is_symlink() else file.rmdir()
             shutil.move(Path(aside) / "file", file)
-
-
-@contextmanager
-def forbidden(file: Path) -> Iterator[None]:
-    """Nobody may read the file or folder, and this process has no rights of root."""
-    mode = file.stat().st_mode
-    file.chmod(0)
-    as_root = os.geteuid() == 0
-    try:
-        if as_root:
-            os.seteuid(NOBODY)
-        yield
-    finally:
-        if as_root:
-            os.seteuid(0)
-        file.chmod(mode)
 
 
 def dangling(file: Path) -> Iterator[None]:

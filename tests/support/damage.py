@@ -1,11 +1,15 @@
-"""Damages files of stores: bytes at a place of a file, or at a position of a log."""
+"""Damages files of stores: bytes at a place of a file, or at a position of a log, and files that nobody may read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark_dledger.format.spec import Segment
+
+NOBODY = 65534
 
 
 def write_at(file: Path | str, at: int, data: bytes) -> None:
@@ -38,3 +42,19 @@ def place(log: Path | Segment, pos: int) -> tuple[Path, int]:
         return Path(log.path), pos - log.base
     file = max(file for file in log.iterdir() if int(file.name) <= pos)
     return file, pos - int(file.name)
+
+
+@contextmanager
+def forbidden(file: Path) -> Iterator[None]:
+    """Nobody may read the file or folder, and this process has no rights of root."""
+    mode = file.stat().st_mode
+    file.chmod(0)
+    as_root = os.geteuid() == 0
+    try:
+        if as_root:
+            os.seteuid(NOBODY)
+        yield
+    finally:
+        if as_root:
+            os.seteuid(0)
+        file.chmod(mode)
