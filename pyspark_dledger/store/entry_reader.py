@@ -64,11 +64,11 @@ class IndexedEntry(NamedTuple):
 class RecentEntries:
     """The last entries that this process wrote: about `_RECENT_BYTES`. The log ends before an index, at a position.
 
-    ``first_index`` is the first of them. This process wrote all entries from position ``own_from`` on.
+    ``first_index`` is the first of them. This process wrote all entries from index ``own_from`` on.
     """
 
     def __init__(self, next_index: int, end_pos: int) -> None:
-        self.first_index, self.own_from = next_index, end_pos
+        self.first_index = self.own_from = next_index
         # An entry every few MiB: index and position.
         self._marks = deque([(next_index, end_pos)])
         self._next_mark = end_pos + _MARK_BYTES
@@ -188,7 +188,7 @@ class EntryReader:
         pos = located.pos
         file = _existing(self._data.find(pos), first)
         limit = min(pos + max(max_bytes, located.size), file.end)
-        is_recent = pos >= recent.own_from and end_pos <= file.end and end_pos - pos <= _RECENT_BYTES
+        is_recent = first >= recent.own_from and pos < end_pos <= file.end and end_pos - pos <= _RECENT_BYTES
         if not pos < end_pos <= limit:
             last, end_pos = self._last_within(first, high, limit, located.end)
         try:

@@ -200,6 +200,19 @@ def test_a_flipped_index_unit_tells_no_term_and_no_end(small: MmapFileStore, at:
     small.shutdown()
 
 
+@pytest.mark.parametrize("pos", [4 * (ENTRY_HEADER_SIZE + 4), 1000, 4096], ids=["new", "after", "far after"])
+def test_a_unit_that_points_to_what_this_process_writes_is_damage(small: MmapFileStore, pos: int) -> None:
+    """Entries of an earlier process are checked, wherever their units point to."""
+    write_at(next((small.config.node_dir / "index").iterdir()), 3 * INDEX_UNIT_SIZE + 4, pos.to_bytes(8, "big"))
+    for _ in range(2):
+        with pytest.raises(StoreError, match="expected the entry of index 3|the index unit of 3 is damaged"):
+            small.read(3, 1 << 20)
+        assert small.read(0, 1 << 20).last_index == 2
+        small.append_as_leader([b"0004", b"0005"], 4)
+    assert small.read(4, 1 << 20).last_index == 7
+    small.shutdown()
+
+
 def test_only_a_copy_of_the_same_entry_repairs_a_damaged_one(small: MmapFileStore) -> None:
     """Header or index unit say which entry it is; one of them may be damaged."""
     size, file = ENTRY_HEADER_SIZE + 4, next((small.config.node_dir / "data").iterdir())
