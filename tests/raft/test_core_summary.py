@@ -7,7 +7,10 @@ import pytest
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.raft.core import Send
+from pyspark_dledger.raft.core.application import Rejected
 from pyspark_dledger.raft.messages import (
+    MembersRequest,
+    MembersResponse,
     Response,
     Role,
     SummaryRequest,
@@ -17,7 +20,10 @@ from pyspark_dledger.raft.messages import (
     VoteRequest,
 )
 from pyspark_dledger.store.memory_store import MemoryStore
+from tests.simulation.clients import Client
 from tests.simulation.ledger import Ledger, Message
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import World
 from tests.support.one_core import OneCore, problem_of
 
 
@@ -165,3 +171,40 @@ def test_a_member_that_has_the_state_sends_it_and_one_that_lacks_it_does_not() -
     gone = core.request(SummaryRequest(snapshot=77, offset=3))
     assert gone is not None
     assert gone.code == ResponseCode.REPEATED_REQUEST
+
+
+@pytest.mark.parametrize("holders", [0, 1])
+def test_a_leader_removes_itself_when_another_member_has_the_state_too(holders: int) -> None:
+    world = World(Scenario(seed=1, putters=1))
+    for node in world.nodes:
+        node.start()
+    assert world.run_until(60_000, lambda: world.leader is not None)
+    leader = world.leader
+    assert leader is not None
+    Client(world, 0).append(leader, 3)
+    world.run(5000)
+    applications = {node: node.application for node in world.nodes if node.application is not None}
+    own = applications.pop(leader)
+    own.summary = lambda *_: Rejected(ResponseCode.DISK_ERROR, "")  # type: ignore[method-assign]
+    for application in list(applications.values())[holders:]:
+        application.complete = -2
+        assert application.needs_summary
+
+    def removed() -> tuple[int, str]:
+        """The last outcome of three requests."""
+        found: list[Response] = []
+        request = MembersRequest(group="g", remote_id=leader.id, action="remove", member_id=leader.id)
+        for _ in range(3):
+            world.send_client_request(leader, request, found.append)
+            world.run(1000)
+        assert isinstance(found[-1], MembersResponse)
+        return found[-1].code, found[-1].reason
+
+    if not holders:
+        code, reason = removed()
+        assert (code, "wait until another member has fetched them" in reason) == (ResponseCode.LEADER_NOT_READY, True)
+        del own.summary  # type: ignore[misc]
+        world.run(20_000)
+    assert removed()[0] != ResponseCode.LEADER_NOT_READY
+    assert world.run_until(world.now + 60_000, lambda: world.leader not in (None, leader))
+    assert leader.id not in world.checker.members_of(world.leader.store).voters  # type: ignore[union-attr]

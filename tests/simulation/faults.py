@@ -383,8 +383,7 @@ class Faults:
         new = random.choice(spare) if spare else "n0"
         gone = random.choice(voters)
         # Nobody removes a member while another one is being repaired.
-        ready = [each for each in world.nodes if each.core is not None and each.votes and not each.needs_summary]
-        are_up = {each.id for each in ready}.issuperset(voters)
+        are_up = all(world.by_id[each].core is not None and self._votes(world.by_id[each]) for each in voters)
         actions = ["add", "replace", "replace", *(["remove"] * 2 if len(voters) > 2 and are_up else [])]
         action = action if action in actions else random.choice(actions)
         request = MembersRequest(group="g", remote_id=node.id, action=action)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pyspark_dledger.errors import StoreError
 from tests.simulation.mutations import Mutant
-from tests.simulation.scenario import Scenario
+from tests.simulation.scenario import Scenario, make_with_changes
 
 
 def with_changes(scenario: Scenario) -> Scenario:
@@ -206,6 +206,20 @@ class ForgetsTheListBeforeAReset(Mutant):
         return replace(with_changes(scenario), nodes=4, faults=faults)
 
 
+class TakesTheStateAway(Mutant):
+    """A leader removes itself although no other member has the state of expired messages."""
+
+    first_seed = 3
+    caught_by = "not all appends and puts were acknowledged"
+
+    def damage(self) -> None:
+        self._changes._is_state_kept = lambda _: True  # type: ignore[method-assign]
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return make_with_changes(scenario.seed)
+
+
 MUTANTS: tuple[type[Mutant], ...] = (
     ChangesTwiceAtOnce,
     ChangesWithoutAnOwnEntry,
@@ -218,4 +232,5 @@ MUTANTS: tuple[type[Mutant], ...] = (
     JoinsBeforeTheDisk,
     RefusesByPastLists,
     ForgetsTheListBeforeAReset,
+    TakesTheStateAway,
 )

@@ -205,7 +205,7 @@ def test_a_unit_that_points_to_what_this_process_writes_is_damage(small: MmapFil
     """Entries of an earlier process are checked, wherever their units point to."""
     write_at(next((small.config.node_dir / "index").iterdir()), 3 * INDEX_UNIT_SIZE + 4, pos.to_bytes(8, "big"))
     for _ in range(2):
-        with pytest.raises(StoreError, match="expected the entry of index 3|the index unit of 3 is damaged"):
+        with pytest.raises(StoreError, match=r"expected the entry of index 3|the index unit of 3 is damaged"):
             small.read(3, 1 << 20)
         assert small.read(0, 1 << 20).last_index == 2
         small.append_as_leader([b"0004", b"0005"], 4)

@@ -19,10 +19,22 @@ from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.replication import Replication
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member, RefusedError
 from pyspark_dledger.raft.member_list import MemberList, check_new_member
-from pyspark_dledger.raft.messages import ENTRY, LIST, MembersRequest, MembersResponse, Role
+from pyspark_dledger.raft.messages import (
+    ENTRY,
+    LIST,
+    MembersRequest,
+    MembersResponse,
+    Response,
+    Role,
+    SummaryRequest,
+    SummaryResponse,
+)
 
 _STEP_MS = 100
 _REPORT_MS = 60_000
+# How long a member that has the state of expired messages is believed to have it, and a pause between questions for it.
+_STATE_KNOWN_MS = 5000
+_STATE_PAUSE_MS = 500
 # A learner that lacks at most so many entries becomes a voter.
 _MAX_LAG = 100
 # A list has to fit a text of the binary dialect.
@@ -51,6 +63,9 @@ class MembershipChanges:
         self._replication = replication
         self._heartbeats = heartbeats
         self._next_at = 0
+        # A member that has the state of expired messages, when it said so, and when all were asked.
+        self._state_holder = ""
+        self._state_seen_at = self._state_asked_at = 0
 
     # Requests
 
@@ -77,6 +92,12 @@ class MembershipChanges:
             self._check_all_ours()
             self._check_own_entry()
             self._check_majority(changed)
+            if not self._is_state_kept(changed):
+                raise RefusedError(
+                    ResponseCode.LEADER_NOT_READY,
+                    "no other member is known to have the queue offsets and identities of expired messages, which this "
+                    "leader would take away: wait until another member has fetched them",
+                )
             self._append(changed)
 
     def _changed(self, request: MembersRequest) -> MemberList | None:
@@ -141,6 +162,31 @@ class MembershipChanges:
             return True
         is_level = self._commit_index.has_own(self._replication.committed_index(member_id))
         return is_level and self._heartbeats.is_live(member_id)
+
+    def _is_state_kept(self, changed: MemberList) -> bool:
+        """Whether a voter of a list has the state of expired messages, as this leader has.
+
+        If the list is without this leader, the voters are asked, and the answer is known later.
+        """
+        member = self._member
+        if member.self_id in changed.voters or not self._application.serves_messages:
+            return True
+        if self._state_holder in changed.voters and member.now < self._state_seen_at + _STATE_KNOWN_MS:
+            return True
+        if member.now >= self._state_asked_at + _STATE_PAUSE_MS:
+            self._state_asked_at = member.now
+            begin = member.store.ledger_begin_index
+            for peer in changed.voters:
+                request = SummaryRequest(
+                    group=member.group, remote_id=peer, local_id=member.self_id, begin_index=begin, snapshot=0, offset=0
+                )
+                member.send(peer, request, self._on_summary, peer)
+        return False
+
+    def _on_summary(self, peer: str, response: Response | None) -> None:
+        has_state = (ResponseCode.SUCCESS, ResponseCode.LEADER_NOT_READY)
+        if isinstance(response, SummaryResponse) and response.code in has_state:
+            self._state_holder, self._state_seen_at = peer, self._member.now
 
     # Rules
 
@@ -226,7 +272,7 @@ class MembershipChanges:
             member.report_problem(f"the change of members waits: {refused}", _KIND, _REPORT_MS)
 
     def _next_list(self, found: MemberList) -> MemberList | None:
-        """The next step of a change; None while a learner has not caught up, or most others lack the cluster id."""
+        """The next step of a change; None while a learner has not caught up, or others lack what this leader has."""
         for name, address in found.learners.items():
             lag = self._member.store.ledger_end_index - self._replication.match_index(name)
             changed = found._replace(voters={**found.voters, name: address}, learners={})
@@ -236,7 +282,7 @@ class MembershipChanges:
         if found.leaving not in found.voters:
             return found._replace(leaving="")
         changed = _without(found, found.leaving)
-        return changed if self._cluster_id.is_known_by(changed.voters) else None
+        return changed if self._cluster_id.is_known_by(changed.voters) and self._is_state_kept(changed) else None
 
 
 def _without(found: MemberList, name: str) -> MemberList:
