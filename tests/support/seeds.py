@@ -115,13 +115,16 @@ def _shared_options() -> argparse.ArgumentParser:
 
 def _run_seed(check: Check, root: Path, given: argparse.Namespace, seed: int) -> tuple[int, Result]:
     """Check one seed. Its files are deleted unless they are to be kept."""
-    logging.disable(logging.WARNING)  # a node or store that meets a fault is no news here
     folder = root / str(seed) if given.only is None else root
     folder.mkdir(parents=True, exist_ok=True)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # a node or store that meets a fault is no news here
     try:
         result = check(seed, folder, given)
     except Exception as error:  # noqa: BLE001 - each seed has a result
         result = Result([Problem(type(error).__name__, str(error))], lines=traceback.format_exc().splitlines())
+    finally:
+        logging.disable(before)
     if given.only is None and not (given.keep and result.problems):
         shutil.rmtree(folder, ignore_errors=True)
     return seed, result

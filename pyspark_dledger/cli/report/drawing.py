@@ -1,4 +1,4 @@
-"""The look of all figures, their time axis, and figures as SVG.
+"""The look of all figures, their time axis, and figures as PNG and SVG.
 
 They use matplotlib without pyplot, which has global state. The colours suit people with colour blindness: Okabe and Ito
 for kinds, viridis for amounts.
@@ -35,7 +35,6 @@ _TICKS = 7
 _DATE_TICKS = 5
 
 _STYLE = {
-    "axes.axisbelow": True,
     "axes.edgecolor": INK,
     "axes.facecolor": "none",
     "axes.labelcolor": INK,
@@ -119,6 +118,14 @@ def _tick_labels(ticks: Sequence[int], step: int) -> list[str]:
         f"{time}\n{day}" if number and day != days[number - 1] else time
         for number, (time, day) in enumerate(zip(times, days, strict=True))
     ]
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG image on white."""
+    target = io.BytesIO()
+    with styled():
+        figure.savefig(target, format="png", facecolor="white", metadata={"Software": None})
+    return target.getvalue()
 
 
 _PROLOGUE = re.compile(r"^.*?(?=<svg )|<metadata>.*?</metadata>", re.DOTALL)

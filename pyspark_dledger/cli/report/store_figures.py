@@ -87,6 +87,7 @@ def bytes_by_file(segments: Iterable[Row]) -> Figure:
         axes.yaxis.set_major_locator(matplotlib.ticker.MultipleLocator(step))
         axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
         axes.grid(axis="y")
+        axes.set_axisbelow(True)
         _name_files(axes, groups)
         figure.legend(handles=shown, loc="outside lower left", ncols=len(shown), handlelength=1, handleheight=1)
         return figure
@@ -128,6 +129,7 @@ def retention(segments: Iterable[Row]) -> Figure:
         axes.set_ylim(len(groups) - 0.4, -0.6)
         axes.set_ylabel("file, by base offset")
         axes.grid(axis="x")
+        axes.set_axisbelow(True)
         if {row["source"] for row in rows} == {"dledger", "commitlog"}:
             handles = [Patch(color=ORANGE, label="old CommitLog"), Patch(color=BLUE, label="DLedger")]
             figure.legend(handles=handles, loc="outside lower left", ncols=2, handlelength=1, handleheight=1)
@@ -206,6 +208,7 @@ def topic_shares(topics: Iterable[Row]) -> Figure:
         axes.set_xlabel(f"{unit} as stored")
         axes.xaxis.set_major_formatter(lambda value, _: number_text(value))
         axes.grid(axis="x")
+        axes.set_axisbelow(True)
         return figure
 
 
@@ -262,6 +265,7 @@ def draw_replicas(
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_formatter(lambda value, _: number_text(value))
         axes.grid(axis="x")
+        axes.set_axisbelow(True)
         figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), handlelength=1, handleheight=1)
         return figure
 

@@ -54,6 +54,23 @@ def latency_map(timeline: Timeline) -> Figure:
         return figure
 
 
+def time_axis(timeline: Timeline) -> Figure:
+    """Throughput, latencies and terms on one time axis. Needs a message with a latency."""
+    with styled():
+        most = duration_text(timeline.latency_percentile(0.99))
+        title = f"{throughput_title(timeline)} 99 % of the messages were stored within {most} of their birth."
+        title += _old_births(timeline)
+        figure = titled(6.4, title)
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        counts, latencies = timeline.counts(), timeline.latencies()
+        _draw_throughput(upper, counts, timeline)
+        _draw_latencies(figure, lower, latencies, timeline)
+        upper.set_xlabel("")
+        start, end = min(counts.start, latencies.start), max(counts.end, latencies.end)
+        lower.set_xlim(0, (end - start) / 1000)
+        return figure
+
+
 def throughput_title(timeline: Timeline) -> str:
     """The throughput in a sentence or two."""
     bins = timeline.counts()
@@ -95,12 +112,18 @@ def latency_title(timeline: Timeline) -> str:
     else:
         text = f"Half of the messages were stored within {half} of their birth, 99 % within {most}, "
         text += f"the slowest after {slowest}."
-    if timeline.latency_percentile(0.5) > DAY_MS:
-        text += " Such old births mean that clocks differ, messages were stored again, or times are not real."
+    text += _old_births(timeline)
     if timeline.born_later:
         born_later = count_text(timeline.born_later, "message was", "messages were")
         text += f" {born_later} born after being stored: clocks differ."
     return text
+
+
+def _old_births(timeline: Timeline) -> str:
+    """A sentence if half of the messages are born more than a day before they were stored."""
+    if timeline.latency_percentile(0.5) <= DAY_MS:
+        return ""
+    return " Such old births mean that clocks differ, messages were stored again, or times are not real."
 
 
 def _outside(bins: Bins) -> str:
@@ -120,6 +143,7 @@ def _draw_throughput(axes: Axes, bins: Bins, timeline: Timeline) -> None:
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
     axes.yaxis.set_major_formatter(lambda value, _: number_text(value))
     axes.grid(axis="y")
+    axes.set_axisbelow(True)
     draw_time(axes, bins.start, bins.end, f"; bins of {duration_text(bins.width)}")
     _draw_terms(axes, bins, timeline)
 
