@@ -35,7 +35,7 @@ from pyspark_dledger.rocketmq.service.sorted_run import SortedRun
 from pyspark_dledger.store import entry_reader
 from pyspark_dledger.store.files import mapped_files
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
-from tests.support.groups import FASTER, THREE, Caller, Nodes, eventually, nodes, packed
+from tests.support.groups import FASTER, NEVER_CAMPAIGNS, THREE, Caller, Nodes, eventually, nodes, packed
 from tests.support.message_nodes import message_nodes, puts, rows
 from tests.support.scrapes import reason, scrape
 
@@ -100,8 +100,8 @@ def push(kind: PushType, *data: bytes, term: int, leader: str, first: int, **fie
 @pytest.fixture
 def follower(tmp_path: Path) -> Iterator[Nodes]:
     """One member of three; the test plays the others."""
-    patient = {**FASTER, "min_vote_interval_ms": 60_000, "max_vote_interval_ms": 120_000}
-    group = Nodes(tmp_path, 3, core_options={**patient, "heart_beat_time_interval_ms": 20_000})
+    options: dict[str, object] = {**FASTER, **NEVER_CAMPAIGNS, "heart_beat_time_interval_ms": 20_000}
+    group = Nodes(tmp_path, 3, core_options=options)
     try:
         yield group.start("n0")
     finally:

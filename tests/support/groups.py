@@ -31,6 +31,8 @@ HOST = "127.0.0.1"
 FAST = {"heart_beat_time_interval_ms": 500, "min_vote_interval_ms": 50, "max_vote_interval_ms": 300}
 # For tests in which one more election does no harm.
 FASTER = {**FAST, "heart_beat_time_interval_ms": 150, "max_vote_interval_ms": 150}
+# A member waits for a random part of the minimum until it campaigns for the first time.
+NEVER_CAMPAIGNS = {"min_vote_interval_ms": 10**9, "max_vote_interval_ms": 10**9 + 1}
 SMALL = {"data_file_size": 1 << 20, "index_file_size": 32 * 1024}
 THREE = ("n0", "n1", "n2")
 
