@@ -335,11 +335,19 @@ class EntryReader:
         return b"".join([*parts, pending])
 
     def _last_within(self, first: int, last: int, limit: int, end: int) -> tuple[int, int]:
-        """Index and end of the last entry that ends at or before `limit`; `first` ends at `end`."""
+        """Index and end of the last entry that ends at or before `limit`; `first` ends at `end`.
+
+        It can be an earlier one if a later entry's index unit is damaged.
+        """
         low, high = first, min(last, first + (limit - end) // ENTRY_HEADER_SIZE)
         while low < high:
             middle = (low + high + 1) // 2
-            found = self.locate(middle).end
+            try:
+                found = self.locate(middle).end
+            except IndexRangeError:
+                raise
+            except StoreError:
+                found = limit + 1
             if found <= limit:
                 low, end = middle, found
             else:

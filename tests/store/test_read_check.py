@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.dledger_store import OtherEntryError
 from tests.support import stores
-from tests.support.damage import write_at
+from tests.support.damage import flip, write_at
 from tests.support.generate import mq_message
 from tests.support.stores import opened, reopened
 
@@ -211,6 +212,28 @@ def test_a_unit_that_points_to_what_this_process_writes_is_damage(small: MmapFil
         small.append_as_leader([b"0004", b"0005"], 4)
     assert small.read(4, 1 << 20).last_index == 7
     small.shutdown()
+
+
+@pytest.mark.parametrize("at", [0, 4, 9, 15, 16, 23, 31])
+def test_a_damaged_index_unit_stops_only_the_ranges_that_reach_it(tmp_path: Path, at: int) -> None:
+    """That byte of any unit is flipped, and ranges of any length are read."""
+    store = opened(tmp_path)
+    store.append_as_leader([b"%04d" % index for index in range(10)], 4)
+    store = reopened(store)
+    size, file = ENTRY_HEADER_SIZE + 4, next((store.config.node_dir / "index").iterdir())
+    intact = bytes(store.read(0, 1 << 20).data)
+    for damaged in range(10):
+        flip(file, damaged * INDEX_UNIT_SIZE + at)
+        for first, count in product(range(10), (1, 3, 5, 10)):
+            if first == damaged:
+                with pytest.raises(StoreError):
+                    store.read(first, count * size)
+                continue
+            found = store.read(first, count * size)
+            assert found.last_index < damaged or first > damaged
+            assert bytes(found.data) == intact[first * size : (found.last_index + 1) * size]
+        flip(file, damaged * INDEX_UNIT_SIZE + at)
+    store.shutdown()
 
 
 def test_only_a_copy_of_the_same_entry_repairs_a_damaged_one(small: MmapFileStore) -> None:
