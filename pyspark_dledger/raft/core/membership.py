@@ -87,7 +87,7 @@ class Membership:
         raise OptionError(
             f"peers: expected the members {', '.join(stored)} of this store's group, found {', '.join(members)}: use "
             "the group's peers; if it got other members while this one was down, add --join; else stop all members and "
-            "start each with changeMembers once"
+            "start each with --change-members once"
         )
 
     # State

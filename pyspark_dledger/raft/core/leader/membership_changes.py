@@ -176,7 +176,7 @@ class MembershipChanges:
         if member.now >= self._state_asked_at + _STATE_PAUSE_MS:
             self._state_asked_at = member.now
             begin = member.store.ledger_begin_index
-            for peer in changed.voters:
+            for peer in sorted(member.binary_peers & changed.voters.keys()):
                 request = SummaryRequest(
                     group=member.group, remote_id=peer, local_id=member.self_id, begin_index=begin, snapshot=0, offset=0
                 )
