@@ -56,7 +56,7 @@ class ScrubbedRange(NamedTuple):
 def scrub(data: MappedFileList, index: MappedFileList, engine: Engine, first: int, last: int) -> ScrubbedRange:
     """Check some of the entries ``[first, last]`` of one data file against their index units and checksums.
 
-    Entries of files that expire in the meantime count as intact.
+    Entries of files that expire in the meantime may be among the damaged ones.
     """
     units = _units(index, first, min(last, first + _UNITS_AT_ONCE - 1))
     if units is None:
@@ -75,9 +75,7 @@ def _scrub_entries(data: MappedFileList, engine: Engine, first: int, units: Unit
     pos = int(units["pos"][0])
     data_file = data.find(pos)
     if data_file is None:
-        if any(pos >= file.end for file in data.files[-1:]):
-            return ScrubbedRange(first + 1, 0, {first: f"expected a position in the log, found {pos} in the unit"})
-        return ScrubbedRange(first + len(units), 0, {})
+        return ScrubbedRange(first + 1, 0, {first: f"expected a position in the log, found {pos} in the unit"})
     ends = units["pos"] + units["size"]
     count = max(int(np.searchsorted(ends, min(pos + _CHUNK_BYTES, data_file.end), "right")), 1)
     units = units[:count]
@@ -205,13 +203,15 @@ class ScrubService:
                 return
             try:
                 found = self._check(first, end)
-                if any(self._is_rebuilt(index, text) for index, text in found.damaged.items()):
+                begin = self._bounds()[0]
+                damaged = {index: text for index, text in found.damaged.items() if 0 <= begin <= index}
+                if any(self._is_rebuilt(index, text) for index, text in damaged.items()):
                     continue
             except OSError as error:
                 _LOG.warning("scrubbing stopped at index %d until the next pass: %s", first, error)
                 return
-            if found.damaged:
-                self._on_damage(found.damaged)
+            if damaged:
+                self._on_damage(damaged)
             self.next_index = found.next_index
             self.checked_bytes += found.size
             self.pass_bytes += found.size

@@ -179,6 +179,30 @@ def test_damaged_unit_is_rebuilt_from_its_entry(store: MmapFileStore, index: int
     store.shutdown()
 
 
+def test_a_unit_that_points_to_a_deleted_file_is_rebuilt(store: MmapFileStore) -> None:
+    store.expiry_hook = lambda *_: 10
+    assert store.delete_expired(0, force=True) and store.ledger_begin_index == 10
+    before = content(index_files(store))
+    write_at(index_files(store)[0], 4, bytes(8))
+    reported: dict[int, str] = {}
+    service = ScrubService(store._scrub_bounds, store.scrub, reported.update, store.rebuild_unit, 1 << 40)
+    service._pass()
+    assert (service.rebuilt_units, reported) == (1, {})
+    assert content(index_files(store)) == before
+    store.shutdown()
+
+
+def test_entries_that_expire_while_they_are_read_are_not_damaged() -> None:
+    bounds, found = [(5, 9)], []
+
+    def check(*_: int) -> ScrubbedRange:
+        bounds.append((9, 9))
+        return ScrubbedRange(10, 10, {5: "expired", 9: "bad"})
+
+    ScrubService(lambda: bounds[-1], check, found.append, lambda _: False, 1 << 40)._pass()
+    assert found == [{9: "bad"}]
+
+
 @pytest.mark.parametrize("at", [2, 15, 23, 31, 60])
 def test_unit_is_not_rebuilt_from_a_damaged_entry(store: MmapFileStore, at: int) -> None:
     write_at(index_files(store)[1], 2 * 32 + 4, b"\1")
