@@ -245,7 +245,7 @@ def test_gaps_in_a_queue_get_fillers_or_copies_of_the_next_unit(tmp_path: Path, 
     dispatch(tmp_path, store.end, 3)
     offsets = [row["commitLogOffset"] for row in store.rows]
     first, second = (FILLER[0], FILLER[0]) if base else (offsets[2], offsets[3])
-    expected = [*offsets[:2], first, first, offsets[2], *[FILLER[0]] * 5, *[second] * 5, offsets[3]]
+    expected = [*offsets[:2], first, first, offsets[2], *[FILLER[0]] * 25, *[second] * 5, offsets[3]]
     assert [unit[0] for unit in units(tmp_path)] == expected
     before = files_of(tmp_path, "consumequeue")
     write_store_checkpoint(tmp_path, StoreCheckpoint())

@@ -314,17 +314,14 @@ class QueueWriter:
         return True
 
     def _fill_gap(self, name: QueueName, end: int, first: int, unit: Units) -> None:
-        """Fill the gap from the end of a queue to its unit at `first`, in the files of both.
+        """Fill the gap from the end of a queue, or from its first file's beginning, to its unit at `first`.
 
         A pull ends with a file, so copies of the unit are only needed in the unit's own file.
         """
         own = first - first % self.units_per_file
-        if 0 <= end < own and end % self.units_per_file:
-            self._write_fillers(name, end, end - end % self.units_per_file + self.units_per_file)
-        start = max(own, end)
         is_in_first_file = int(unit["commitLogOffset"][0]) < self.first_file_end
-        copies = min(first - start, _MAX_PULL_UNITS) if is_in_first_file else 0
-        self._write_fillers(name, start, first - copies)
+        copies = min(first - max(own, end), _MAX_PULL_UNITS) if is_in_first_file else 0
+        self._write_fillers(name, end if end >= 0 else own, first - copies)
         self._write(name, first - copies, np.repeat(unit, copies))
         self.gap_copies[name] += copies
 
