@@ -40,7 +40,7 @@ INTACT, DAMAGED, UNCLEAR = "intact", "damaged", "unclear"
 
 # Errors of `verify` that do not stop a start: of indexes that Java rebuilds and of settings. What is wrong with queues,
 # consumers notice; only a queue file of another size stops a start.
-ELSEWHERE = ("config", "keyIndex", "index", "checkpoint")
+ELSEWHERE = ("config", "keyIndex", "indexFile", "indexUnit", "checkpoint")
 QUEUES = ("consumeQueue", "messageNotInQueue", "messagesNotDispatched", "messageQueue", "queueOffset")
 STOPS_START = "consumeQueueFileSize"
 _OF_ENTRIES = {
