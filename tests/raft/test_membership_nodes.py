@@ -548,3 +548,14 @@ def test_a_member_that_is_refused_learns_only_that_it_was_removed() -> None:
     assert core.code(PushType.APPEND, entry(2, 3), term=3, commit_index=2) == ResponseCode.SUCCESS
     core.tick(1100)
     assert not core.core.is_removed and problem_of(core) == ""
+
+
+def test_a_learner_connects_to_its_leader_by_a_list_from_before_it_was_added() -> None:
+    """A leader connects when it appends the list with the learner, and says the committed one before."""
+    core = OneCore(filled(1, saved=2, committed=0))
+    told = MemberList(5, 3, {"n4": "e:1", "n5": "f:1"}).told(5)
+    core.core.heard("n4", told, 0, is_refusal=False)
+    assert core.core.members.known_addresses["n4"] == "e:1"
+    assert not core.core.is_removed
+    core.core.heard("n4", told, 0, is_refusal=True)
+    assert core.core.is_removed

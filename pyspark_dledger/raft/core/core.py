@@ -219,8 +219,8 @@ class Core:
             member.report_problem(f"a member sent a list of members that cannot be used: {error}", "list")
             return
         is_listed = member.self_id in found.addresses or member.members.is_joining
-        if is_listed is not is_refusal and not member.is_leader:
-            member.members.heard(found)
+        if not (is_listed and is_refusal) and not member.is_leader:
+            member.members.heard(found, is_refusal=is_refusal)
 
     def drain(self) -> list[Effect]:
         """The effects to execute, in order; a leader's new entries are among them.

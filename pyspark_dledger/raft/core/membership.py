@@ -48,6 +48,8 @@ class Membership:
         # Members whose hello this one has accepted, and a later committed list of one.
         self._met: set[str] = set()
         self._told: MemberList | None = None
+        # Whether the member that told it refused this one. A leader tells its learner a list from before it was added.
+        self._is_told_by_refusal = False
         self._is_dirty = False
         # Whether the file is older than this.
         self._is_unsaved = False
@@ -125,7 +127,8 @@ class Membership:
     @property
     def removed_by(self) -> MemberList | None:
         """The committed list by which the group removed this member. One that joins was never in."""
-        found = self._told or (self.current if self.is_by_log and self.is_committed else None)
+        is_told = self._told is not None and (self._is_told_by_refusal or self._self_id in self._told.addresses)
+        found = self._told if is_told else self.current if self.is_by_log and self.is_committed else None
         return None if found is None or self.is_joining or self._self_id in found.addresses else found
 
     @property
@@ -242,11 +245,12 @@ class Membership:
         """A member said a hello that this one accepts."""
         self._met.add(member_id)
 
-    def heard(self, found: MemberList) -> None:
-        """Another member's latest committed list."""
-        before, self._told = self._told, found
+    def heard(self, found: MemberList, *, is_refusal: bool) -> None:
+        """The latest committed list of another member, which refuses this one or not."""
+        before = self._told, self._is_told_by_refusal
+        self._told, self._is_told_by_refusal = found, is_refusal
         self._forget_told()
-        if self._told != before:
+        if (self._told, self._is_told_by_refusal) != before:
             self.on_change()
 
     def _forget_told(self) -> None:
