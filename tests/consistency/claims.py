@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from tests.consistency.verbs import Ran, Row, Verdict, diff, listed_ends, listed_numbers, own_name, run
 from tests.consistency.worlds import LEDGER, Entry, Replica, World
 
@@ -324,3 +325,17 @@ def of_others(group: Group, replica: Replica) -> set[Number]:
     known = {entry for each in group.world.replicas for entry in (*each.entries, *each.before)} - own
     found = replica.intact(known)
     return {each.number for each in own if any(one.pos < each.end and each.pos < one.end for one in found)}
+
+
+def since_other_units(replica: Replica) -> set[Number]:
+    """The entries from the first one on for which an index that was put back has another: the log can be old."""
+    if not any(each.startswith("old_file") and "/index/" in each for each in replica.damages):
+        return set()
+    index = DLedgerIndex(replica.log_folder.parent / "index")
+    units = ((each, index.unit(int(each.number))) for each in replica.entries)
+    others = [
+        each.number
+        for each, unit in units
+        if unit is not None and (unit.pos, unit.size) != (each.pos, each.end - each.pos)
+    ]
+    return {each.number for each in replica.entries if others and each.number >= min(others)}

@@ -236,6 +236,29 @@ def test_a_file_of_the_elected_leader_makes_no_damage_of_the_tail_that_follows_i
     assert {member.node: member.start for member in verdict.members}["n1"] == "no"
 
 
+def test_an_index_that_ends_before_the_end_in_the_checkpoint_does_not_make_the_log_another_one(tmp_path: Path) -> None:
+    """The index of the elected leader is put back on the stranded one, whose log and checkpoint have the same end."""
+    folders = {path.parent.name: path for path in unpack("raw-three-diverged", tmp_path).rglob("dledger-n?/data")}
+    put_back(folders["dledger-n0"].parent / "index", folders["dledger-n1"].parent / "index")
+    (log,) = plan(SalvageRequest.of([path.parent for path in folders.values()])).logs
+    assert (log.lost, log.last_term) == ((), 2)
+    verdict = comparison(*(path.parent for path in folders.values())).verdict
+    assert verdict.lost == "nothing"
+    assert {member.node: member.damaged.entries for member in verdict.members} == {"n0": 0, "n1": 0, "n2": 0}
+
+
+@pytest.mark.parametrize("term", [-1, 0, 9])
+def test_a_damaged_term_between_two_entries_of_one_term_is_damage_of_its_entry_only(tmp_path: Path, term: int) -> None:
+    file = min(unpack("raw-three-diverged", tmp_path).rglob("dledger-n0/data/*"))
+    shutil.rmtree(file.parent.parent / "index")
+    data = bytearray(file.read_bytes())
+    second = int.from_bytes(data[4:8], "big")
+    data[second + 16 : second + 24] = term.to_bytes(8, "big", signed=True)
+    file.write_bytes(data)
+    (log,) = plan(SalvageRequest.of([file.parent.parent])).logs
+    assert [each.pos for each in log.lost] == [second]
+
+
 def test_old_messages_are_no_copies_of_those_that_the_queues_of_their_replica_have(tmp_path: Path) -> None:
     """A file of a master that was alone was put back on the one that was elected after it."""
     made = world(tmp_path, seed=100027)

@@ -138,13 +138,17 @@ class _Decider:
         self._why_not, self._is_choice = "", False
         self._diverged: dict[int, int] = {}
         """The positions from which CommitLogs differ from the main one, as their epochs say."""
-        self._units = [units for each in evidence for units in each.units]
+        units = [units for each in evidence for units in each.units]
+        self._old_indexes = {each.source for each in units if self._has_old_index(each.source)}
+        self._units = [each for each in units if each.source not in self._old_indexes]
         self._is_decided = False
         """Whether the main log is."""
 
     def histories(self, log_of: int | None) -> Histories:
         witnesses = self._witnesses
         runs = _checked([run for each in self._evidence for run in each.runs], witnesses)
+        old = self._old_indexes
+        runs = [run._replace(known_to=tuple(each for each in run.known_to if each not in old)) for run in runs]
         stale: list[Run] = []
         if self._source == DLEDGER and log_of is None:
             committed = max(witnesses.committed.values(), default=-1)
@@ -187,6 +191,12 @@ class _Decider:
         left_out = (*(tail for each in found[1:] for tail in tails_of(each.log)), *ends)
         found[0] = replace(found[0], log=replace(log, tails=left_out))
         return Histories(self._source, tuple(found), lasts, ends, self._why_not, self._is_choice)
+
+    def _has_old_index(self, number: int) -> bool:
+        """Whether the log ends as its checkpoint says, and the units before: the index is of another time."""
+        end = self._witnesses.ends[number]
+        is_at_end = end.last_index == end.checkpoint_end
+        return is_at_end and self._witnesses.index_files[number].unit(end.last_index) is None
 
     def _begins_damaged(self, number: int, runs: Sequence[Run]) -> bool:
         """Whether a replica has no intact entry, or damage before the first one."""
@@ -428,11 +438,10 @@ def _without(read: ReadSource, rest: Sequence[Run]) -> ReadSource:
 
 
 def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
-    """The runs; those of one source that no unit confirms are suspect if damage raised their term or index.
+    """The runs; those of one source that no unit confirms are suspect if damage changed their term or index.
 
     No entry has a higher term than every current one; but several with the same one are suspect only if their node
-    knows its current term. A term must not be higher than that of the next entry of the log, and an index must be the
-    one between those of adjacent entries.
+    knows its current term. A term must be between those of adjacent entries, and an index the one between theirs.
     """
     terms, ends = witnesses.terms, witnesses.ends
     highest = max(terms.values(), default=INT64_MAX)
@@ -444,17 +453,17 @@ def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
     term_before = {(number, run.end): run.term for number, run in intact}
     term_after = {(number, run.start): run.term for number, run in intact if run.first_index <= ends[number].last_index}
 
-    def is_raised(run: Run, number: int) -> bool:
+    def is_changed(run: Run, number: int) -> bool:
         is_one = run.start == run.last_pos
         found = {expected.get((number, run.start)), before.get((number, run.end))} - {None}
         is_odd = run.term > highest and (number in terms or (is_one and alike[number, run.term] == 1))
-        low, high = term_before.get((number, run.start), INT64_MAX), term_after.get((number, run.end), INT64_MAX)
-        is_odd = is_odd or (is_one and low <= high < run.term)
+        low, high = term_before.get((number, run.start), INT64_MAX), term_after.get((number, run.end), -1)
+        is_odd = is_odd or (is_one and low <= high and not low <= run.term <= high)
         return is_odd or (is_one and len(found) == 1 and run.first_index >= 0 and run.first_index not in found)
 
     return [
         run._replace(is_suspect=True)
-        if not run.confirmed and len(run.sources) == 1 and is_raised(run, run.sources[0])
+        if not run.confirmed and len(run.sources) == 1 and is_changed(run, run.sources[0])
         else run
         for run in runs
     ]
