@@ -14,8 +14,11 @@ import pytest
 
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.stores.verdict_text import lost_text
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
+from pyspark_dledger.log.diff.copy_ranges import DAMAGED, Copy, CopyRange
+from pyspark_dledger.log.diff.diff_table import LogEvidence
 from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint
 from pyspark_dledger.log.next_step import PLAN
 from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
@@ -240,6 +243,17 @@ def test_a_confirmed_offset_after_the_end_is_a_lost_end(confirmed: int, is_row: 
     assert [(each.node, each.is_row) for each in found.lost_ends] == [("a", is_row)]
     assert bool(found.verdict.lost_entries.entries) == is_row
     assert "confirmedBeyondEnd" in {each.code for each in open_log(str(tmp_path / "a")).findings()}
+
+
+def test_lost_ranges_that_adjoin_are_one_message_and_a_lone_short_one_was_a_blank() -> None:
+    """Ranges end where logs of other replicas do."""
+
+    def lost_range(first: int, last: int) -> CopyRange:
+        return CopyRange(first, last, (Copy(DAMAGED, 0),), (-1,), last - first + 1, True, False, False)
+
+    parts = [lost_range(0, 16), lost_range(17, MIN_MESSAGE_SIZE)]
+    assert LogEvidence(parts, MIN_MESSAGE_SIZE).lost.ranges == [(0, MIN_MESSAGE_SIZE)]
+    assert LogEvidence(parts[:1], MIN_MESSAGE_SIZE).lost.ranges == []
 
 
 def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any, Protocol
 
 from pyspark_dledger.common.adjacent import merge_adjacent
@@ -258,13 +259,18 @@ class LogEvidence:
     """What is lost, filled, undecided and restorable of the main log of a group."""
 
     def __init__(self, ranges: Iterable[CopyRange], least: int = 0) -> None:
-        """Lost ranges with fewer than `least` bytes were no message."""
+        """Adjacent lost ranges with fewer than `least` bytes in all were no message."""
         self.lost, self.filled, self.unclear = RangeCounter(), RangeCounter(), RangeCounter()
         self.restorable = RangeCounter()
         self._reasons: set[str] = set()
+        for is_lost, adjacent in groupby(ranges, key=attrgetter("is_lost")):
+            own = list(adjacent)
+            self._add(own, is_lost and sum(each.size for each in own) >= least)
+
+    def _add(self, ranges: Iterable[CopyRange], is_lost: bool) -> None:
         for found in ranges:
             extent = found.first, found.last, found.size
-            if found.is_lost and found.size >= least:
+            if is_lost:
                 (self.filled if found.having(FILLER) else self.lost).add(*extent)
             elif found.is_undecided:
                 self.unclear.add(*extent)
