@@ -34,7 +34,7 @@ from tests.consistency.claims import (
     surely_damaged,
 )
 from tests.consistency.damages import copied
-from tests.consistency.verbs import Crash, Row, diff, own_name, run
+from tests.consistency.verbs import Crash, Row, diff, listed_ends, own_name, run
 from tests.consistency.worlds import LEDGER, Entry, world_of
 from tests.salvage import groups as salvage_groups
 from tests.salvage.heal import heal_differences
@@ -372,7 +372,7 @@ def _check_with_sources(group: Group) -> None:
         group.say("result", "salvage and diff", f"start {member['start']}: {member['text'][:160]}")
     elif group.world.kind != LEDGER and member["start"] == "slave" and not group.log_of:
         group.say("result", "salvage and diff", f"slave: {member['text'][:160]}")
-    elif group.world.kind == LEDGER and member["elect"] == "no":
+    elif group.world.kind == LEDGER and member["elect"] == "no" and not listed_ends(group.plan.err):
         group.say("result", "salvage and diff", f"elect no: {member['text'][:160]}")
 
 
