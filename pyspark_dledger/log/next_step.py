@@ -59,6 +59,8 @@ QUEUE_CODES = frozenset(
         *("messageNotInQueue", "messagesNotDispatched"),
     )
 )
+NO_UNIT_CODES = frozenset(("queueOffsetRepeated", "queueOffsetTooFar"))
+"""Findings about messages to which no rebuild gives a unit."""
 KEY_CODES = frozenset(("keyIndexHeader", "keyIndexUnit"))
 """Findings that a rebuild of the queues or of the index of keys repairs."""
 BESIDE_LOG = frozenset(

@@ -645,6 +645,11 @@ def repeated_queue_offset(root: Path) -> None:
     write_consume_queue(root, [*store.rows[:20], *store.rows[21:]])
 
 
+def queue_offset_too_far(root: Path) -> None:
+    store = write_dledger(root, [*messages(20), *messages(1, 10**6), *messages(20, 20)])
+    write_consume_queue(root, [*store.rows[:20], *store.rows[21:]])
+
+
 def queue_with_an_appended_message(root: Path) -> None:
     """Java appends a message with queueOffset 0, wherever its queue ends."""
     store = write_dledger(root, [*messages(20), *messages(1), *messages(20, 21)])
@@ -775,6 +780,7 @@ CASES: dict[str, Case] = {
     "a queue without its last units": Case({"messageNotInQueue"}, zeroed_last_units, two_queues),
     "messages after the last unit": Case({"messagesNotDispatched"}, messages_after_the_last_unit, broker),
     "two messages of one queue offset": Case({"queueOffsetRepeated"}, repeated_queue_offset, broker),
+    "a message far after its queue": Case({"queueOffsetTooFar"}, queue_offset_too_far, broker),
     "a queue that began again": Case({"queueBeganAgain"}, queue_that_began_again, broker),
     "a topic that was deleted": Case({"topicDeleted"}, deleted_topic, two_queues),
     "a unit of another size": Case({"consumeQueueUnit"}, unit_of_another_size, queue_that_begins_in_a_file),

@@ -451,6 +451,14 @@ def test_a_queue_does_not_begin_with_a_damaged_queue_offset(tmp_path: Path) -> N
     assert [unit[0] for unit in units(tmp_path, "Orders")] == [positions[1], positions[1], positions[2]]
 
 
+def test_verify_asks_for_no_rebuild_that_leaves_a_message_out(tmp_path: Path) -> None:
+    made = [mq_message("Orders", b"x", queue_offset=offset) for offset in (0, 10**6, 2)]
+    positions = [row["pos"] for row in write_commitlog(tmp_path, made).rows]
+    assert rebuild(tmp_path, "consumequeue", files=SMALL).built.too_far == 1
+    assert [(row["code"], row["commitLogOffset"]) for row in audit(tmp_path)] == [("messageNotInQueue", positions[1])]
+    assert [finding.code for finding in open_log(tmp_path).findings()] == ["queueOffsetTooFar"]
+
+
 def test_without_a_committed_bound_nothing_is_built(tmp_path: Path) -> None:
     for what in WHATS:
         root = tmp_path / what

@@ -53,6 +53,9 @@ UNIT_DTYPE = record_dtype(CONSUME_QUEUE_UNIT)
 UNITS_AT_ONCE = 64 * 1024
 # ConsumeQueue.fillPreBlank: (0, this, 0) fills a file before the first unit of a queue that begins in its middle.
 FILLER_SIZE = 0x7FFFFFFF
+SPARE_FILLERS = 300_000
+"""A builder of queues fills gaps that the log has no room for, such as those of an export that closed gaps of the log,
+with so many, and with as many bytes as the log has."""
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 # Among the last units that were written, at least one of so many is intact.
 _LAST_UNITS = 1024

@@ -21,7 +21,7 @@ from pyspark_dledger.format.arrow_functions import are_in, distinct
 from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, Longs, QueueName, is_valid_queue
 from pyspark_dledger.format.message import Message
 from pyspark_dledger.log.io.entry_reads import message_at
-from pyspark_dledger.log.io.queue_files import UNITS_AT_ONCE
+from pyspark_dledger.log.io.queue_files import SPARE_FILLERS, UNITS_AT_ONCE
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits
 from pyspark_dledger.log.io.salvage_fillers import decided_offsets
 from pyspark_dledger.log.store_view import StoreView
@@ -43,6 +43,8 @@ NEVER_WRITTEN = "neverWritten"
 NO_QUEUE, AFTER_QUEUE, NO_UNIT, OTHER_UNIT = "noQueue", "afterQueue", "noUnit", "otherUnit"
 # Java gives no unit to a message with the queueOffset of an earlier one. `found` is the position of that one.
 REPEATED = "repeated"
+# No rebuild fills the gap between the end of its queue, `found`, and the message's queueOffset.
+TOO_FAR = "tooFar"
 # The topic was deleted, and with `BEFORE_QUEUE` created again: `found` is the position of the queue's first message.
 NO_TOPIC, BEFORE_QUEUE = "noTopic", "beforeQueue"
 DELETED = frozenset((NO_TOPIC, BEFORE_QUEUE))
@@ -50,7 +52,7 @@ DELETED = frozenset((NO_TOPIC, BEFORE_QUEUE))
 MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 """The property with further queues of a message."""
 _MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
-_WITH_POSITION = frozenset((AFTER_QUEUE, OTHER_UNIT, REPEATED, BEFORE_QUEUE))
+_WITH_POSITION = frozenset((AFTER_QUEUE, TOO_FAR, OTHER_UNIT, REPEATED, BEFORE_QUEUE))
 # A builder of queues writes at most so many: a pull of a consumer.
 _MAX_GAP_COPIES = 1024
 # Further messages count as messages without a unit.
@@ -85,6 +87,13 @@ class UnitComparison:
     def _decided(self) -> Longs:
         """The positions of messages that a salvage listed: a queue has them only if their place in it is sure."""
         return np.array(sorted(decided_offsets(self.log.paths)), np.int64)
+
+    @cached_property
+    def _max_gap(self) -> int:
+        """The longest gap in a queue that a rebuild fills."""
+        log = self.log
+        size = sum(log.segment_end(segment) - segment.base for segment in log.segments)
+        return SPARE_FILLERS + size // layout.CONSUME_QUEUE_UNIT_SIZE
 
     def message_at(self, offset: int) -> Message | None:
         """The message at an offset of the log; None without one."""
@@ -206,6 +215,9 @@ class UnitComparison:
                 code[is_before], found[is_before] = BEFORE_QUEUE, begin
             elif self._stored.is_deleted(name[0]):
                 code[at] = NO_TOPIC
+        after = np.flatnonzero(code == AFTER_QUEUE)
+        if len(after):
+            code[after[queue_offset[after] - found[after] > self._max_gap]] = TOO_FAR
         is_earlier = (code == OTHER_UNIT) & (found < offset)
         for at in np.flatnonzero(is_earlier)[:_MAX_REPEATED].tolist():
             before = self.message_at(int(found[at]))

@@ -250,6 +250,7 @@ class QueueCheck:
 # The finding about messages without a unit, and what is found.
 _MISSING = {
     comparison.AFTER_QUEUE: ("messageNotInQueue", "the queue's end at {0.found}"),
+    comparison.TOO_FAR: ("queueOffsetTooFar", "the queue's end at {0.found}"),
     comparison.NO_UNIT: ("messageNotInQueue", "none"),
     comparison.OTHER_UNIT: ("messageNotInQueue", "those of other messages, the first of commitLogOffset {0.found}"),
     comparison.REPEATED: ("queueOffsetRepeated", "those of earlier messages, the first of commitLogOffset {0.found}"),

@@ -36,6 +36,7 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     FOLDER,
+    SPARE_FILLERS,
     UNIT_DTYPE,
     UNITS_AT_ONCE,
     Queue,
@@ -52,8 +53,6 @@ UNITS_PER_FILE = 300_000
 """RocketMQ's default (``mappedFileSizeConsumeQueue``)."""
 
 _FILLERS_PER_WRITE = 64 * 1024
-# For gaps that the log has no room for, such as those of an export that closed the gaps of the log.
-_SPARE_FILLERS = 300_000
 # A pull that reads a unit begins at most so many units before it: 800 (maxFilterMessageSize), or as many as a consumer
 # asks for (pullBatchSize), at most 1,024.
 _MAX_PULL_UNITS = 1024
@@ -190,7 +189,7 @@ class QueueWriter:
         self.gap_copies: Counter[QueueName] = Counter()
         self.too_far = 0
         self._doubtful = doubtful
-        self._spare = _SPARE_FILLERS + log_bytes // CONSUME_QUEUE_UNIT_SIZE
+        self._spare = SPARE_FILLERS + log_bytes // CONSUME_QUEUE_UNIT_SIZE
 
     @property
     def ends(self) -> dict[QueueName, int]:

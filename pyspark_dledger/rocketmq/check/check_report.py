@@ -179,7 +179,8 @@ class MemberCheck:
     def condition(self) -> Condition:
         """What decides about the next step."""
         facts, faults = self.facts, self.facts.faults
-        is_wrong = bool(facts.queues.counts) or not steps.QUEUE_CODES.isdisjoint(faults) or self.has_other_queue_files
+        is_wrong = bool(facts.queues.counts) and steps.NO_UNIT_CODES.isdisjoint(faults)
+        is_wrong |= not steps.QUEUE_CODES.isdisjoint(faults) or self.has_other_queue_files
         return replace(
             condition_of(self.name, facts.path, self.entries, self.bytes),
             is_unreadable=bool(facts.unreadable),

@@ -70,6 +70,7 @@ _TEXTS = {
     comparison.NEVER_WRITTEN: _Text(QUEUE_OFFSET_GAP, "unit{0.expected}", "none written"),
     comparison.NO_QUEUE: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "no queue"),
     comparison.AFTER_QUEUE: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "the queue ends at {0.found}"),
+    comparison.TOO_FAR: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "the queue ends at {0.found}"),
     comparison.NO_UNIT: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "none written"),
     comparison.REPEATED: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "a unit of {0.found}"),
     comparison.OTHER_UNIT: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "a unit of {0.found}"),
