@@ -193,7 +193,11 @@ def _of_lost(group: Group) -> Losses:
     lost: set[Number] = set()
     for row in rows_of_kind(group, group.lost):
         if not (row["intactOn"] or row["unclearOn"] or row["restorableFrom"]) and row["committed"] is not False:
-            lost |= group.project_row(row)
+            found = group.project_row(row)
+            if group.world.kind == LEDGER and row["index"] is None and not any(group.truth.values()):
+                # Nothing tells which entries were in these bytes, so the row claims no more than `diff` does.
+                found &= _of_diff(group, group.verdict).lost if group.verdict is not None else found
+            lost |= found
     unclear: set[Number] = set()
     for note in group.lost.notes:
         unclear |= group.project(listed_numbers(note))

@@ -16,6 +16,7 @@ import pytest
 
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.format.dispatched_rows import Keys, key_hash
+from pyspark_dledger.format.layout import INDEX_UNIT_SIZE
 from pyspark_dledger.log import Log, open_log
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
@@ -24,6 +25,7 @@ from pyspark_dledger.rocketmq.lost.lost_messages import count_of, lost_in_group
 from pyspark_dledger.rocketmq.tables import read_table
 from tests.support.damage import flip, write_at
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue, write_dledger
+from tests.support.golden import unpack
 from tests.support.long_runs import mostly_slow
 from tests.support.queues import tags_code, units_of, write_units
 from tests.support.sparse_copy import copy_tree
@@ -503,6 +505,17 @@ def test_nothing_is_lost_of_the_goldens(case_folder: Callable[[str], Path], caps
     three = case_folder("mq-53-three")
     assert main(["lost", *(str(three / node) for node in ("n0", "n1", "n2"))]) == 0
     assert capsys.readouterr().out.startswith("lost for good: nothing\nnot checked: ")
+
+
+def test_bytes_of_a_short_entry_without_a_unit_are_listed_where_nothing_is_intact(tmp_path: Path) -> None:
+    node = next(unpack("raw-three-diverged", tmp_path).rglob("dledger-n0"))
+    units = open_log(node).index_files.read(0, 4)
+    write_at(min((node / "index").iterdir()), 3 * INDEX_UNIT_SIZE, bytes(INDEX_UNIT_SIZE))
+    for file in (node / "data").iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    lost = {(row["pos"], row["size"], row["index"]) for row in lost_of(node)}
+    assert (units[2]["pos"], units[2]["size"], 2) in lost
+    assert (units[3]["pos"], units[3]["size"], None) in lost
 
 
 def test_a_count_is_a_minimum_where_nothing_is_known(tmp_path: Path) -> None:

@@ -172,7 +172,11 @@ def _placed(lost: LostMessage, place: Place, log: ComparedLog) -> LostMessage:
 
 def _is_listed(lost: LostMessage) -> bool:
     """Whether it can have been a message: less space at the end of a file was a blank."""
-    return lost.entries is not None or lost.size is None or lost.size >= MIN_MESSAGE_SIZE
+    return lost.entries is not None or lost.size is None or lost.size >= _min_size(lost.source)
+
+
+def _min_size(source: str) -> int:
+    return ENTRY_HEADER_SIZE if source == DLEDGER else MIN_MESSAGE_SIZE
 
 
 def count_of(found: Iterable[LostMessage]) -> tuple[int, bool]:
@@ -226,7 +230,7 @@ def _by_neighbours(place: Place, lost: list[LostMessage]) -> Iterator[LostMessag
 def _of_rest(place: Place, lost: list[LostMessage], unknown: int | None) -> Iterator[LostMessage]:
     """The bytes that no unit has; the largest piece stands for all entries that are not known."""
     rest = sorted(_uncovered(place, lost), key=lambda piece: piece[0] - piece[1])
-    minimum = ENTRY_HEADER_SIZE if place.source == DLEDGER else MIN_MESSAGE_SIZE
+    minimum = _min_size(place.source)
     for start, end in rest if unknown is None else rest[:1]:
         if end - start >= minimum:
             yield _of_bytes(place, start, end, unknown)
@@ -256,7 +260,7 @@ def _uncovered(place: Place, lost: list[LostMessage]) -> list[tuple[int, int]]:
     at, pieces = place.start, []
     for each in lost:
         pieces.append((at, each.pos))
-        at = max(at, each.end, each.pos + place.header + MIN_MESSAGE_SIZE)
+        at = max(at, each.end if each.size is not None else each.pos + place.header + MIN_MESSAGE_SIZE)
     return [piece for piece in [*pieces, (at, place.end)] if piece[0] < piece[1]]
 
 
