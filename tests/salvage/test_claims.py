@@ -16,8 +16,9 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.copies.segment_bytes import is_torn, lacks_a_write
 from pyspark_dledger.log.diff.comparison import Comparison, compare
-from pyspark_dledger.log.salvage.plan_rows import headline
+from pyspark_dledger.log.salvage.plan_rows import headline, problems_within
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage
+from tests.consistency.damages import damage
 from tests.consistency.worlds import world
 from tests.support.damage import flip
 from tests.support.damaged_groups import Member, write_group
@@ -245,6 +246,17 @@ def test_an_index_that_ends_before_the_end_in_the_checkpoint_does_not_make_the_l
     verdict = comparison(*(path.parent for path in folders.values())).verdict
     assert verdict.lost == "nothing"
     assert {member.node: member.damaged.entries for member in verdict.members} == {"n0": 0, "n1": 0, "n2": 0}
+
+
+def test_damage_after_the_start_of_a_diverged_tail_is_no_problem_of_the_restored_log(tmp_path: Path) -> None:
+    """Of the stranded leader only an entry of its tail is intact."""
+    made = world(tmp_path, seed=200627)
+    damage(made)
+    found = plan(SalvageRequest.of([each.path for each in made.replicas]))
+    (log,) = found.logs
+    (tail,) = log.tails
+    assert [found.names[number] for number in tail.sources] == ["n1"]
+    assert "n1" not in problems_within(found)(log, tail.start - 8, log.end)
 
 
 @pytest.mark.parametrize("term", [-1, 0, 9])

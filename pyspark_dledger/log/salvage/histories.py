@@ -285,9 +285,9 @@ class _Decider:
         limits, witnesses = members.limits, self._witnesses
         stops = {
             number: min((run.start for run in members.rest if number in run.sources), default=INT64_MAX)
-            for number in limits
+            for number in range(len(witnesses.names))
         }
-        runs = self._judge(members.runs, {number: (base, stop) for number, stop in stops.items()})
+        runs = self._judge(members.runs, {number: (base, stops[number]) for number in limits})
         pieces, undecided, contradicting = chosen_pieces(runs, limits, self._decide)
         builder = LogBuilder(self._source, base, self._file_size, witnesses, limits, members.leader, first)
         lost = list(builder.lost_between(pieces, undecided))
