@@ -555,6 +555,21 @@ def test_state_prints_where_queues_begin_and_end(
     assert "no ConsumeQueue" in run("state", root, "--queues").out
 
 
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_recovery_finds_what_a_broker_does_not_look_at(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran], is_missing: bool
+) -> None:
+    root = copy_tree(case_folder("mq-plain"), tmp_path / "store")
+    file = root / "commitlog" / f"{131072:020}"
+    file.unlink() if is_missing else file.write_bytes(bytes(131072))
+    found = run("recovery", root, "--rocketmq", "5.3.3")
+    assert found.code == 1
+    assert "1 damaged or missing place stays in the log: a start does not look there" in found.out
+    (row,) = run("recovery", root, "--rocketmq", "5.3.3", "--json").rows
+    assert row["outcome"] == "loads"
+    assert [each["pos"] for each in row["silentDamage"]] == [131072]
+
+
 def test_recovery_of_a_plain_store_names_what_a_broker_loses(
     case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
 ) -> None:

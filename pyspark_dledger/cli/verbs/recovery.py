@@ -13,7 +13,6 @@ from pyspark_dledger.cli.output.rows import Row, cell, print_fields, print_table
 from pyspark_dledger.cli.output.stream import Output
 from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.common.fields import fields_row
-from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.options import parse_size
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
@@ -100,14 +99,22 @@ def _print_ledger_recoveries(out: Output, log: Log, found: Sequence[RecoveryPrev
     out.lines(f"note: {text}" for text in dict.fromkeys(text for item in found for text in item.notes))
 
 
-def _warnings(silent: Sequence[SilentDamage], is_plain: bool) -> Iterator[str]:
-    """A sentence about damaged entries that Java keeps, and the first ones."""
-    if not silent:
-        return
+def _warnings(kept: Sequence[SilentDamage], is_plain: bool) -> Iterator[str]:
+    """Sentences about damage that Java keeps, and the first places."""
+    silent = [each for each in kept if each.looks_whole]
     head = f"{counted(len(silent), 'damaged entry looks', 'damaged entries look')} whole. No version of Java notices: "
     head += "this member would serve what is damaged, and as leader push it to the others."
     if is_plain:
         head = f"damaged messages that a broker keeps: {len(silent)}. A master would send them to slaves and consumers."
+    yield from _places(head, silent)
+    unseen = [each for each in kept if not each.looks_whole]
+    places = counted(len(unseen), "damaged or missing place stays", "damaged or missing places stay")
+    yield from _places(f"{places} in the log: a start does not look there.", unseen)
+
+
+def _places(head: str, silent: Sequence[SilentDamage]) -> Iterator[str]:
+    if not silent:
+        return
     yield f"warning: {head} Before a start, run dledger check with all replicas:"
     for each in silent[:_MAX_WARNINGS]:
         where = f"index {each.index}" if each.index is not None else f"pos {each.pos}"
@@ -211,8 +218,10 @@ def _print_queues(out: Output, item: PlainRecovery) -> None:
 
 
 def _kept(item: RecoveryPreview | PlainRecovery, silent: Sequence[SilentDamage]) -> list[SilentDamage]:
-    """The damaged messages that stay in the log: in files that are not checked, or in bytes that no check covers."""
-    end = getattr(item, "max_phy_offset", INT64_MAX)
+    """The damage that stays in the log: in files that are not checked, or in bytes that no check covers."""
+    from pyspark_dledger.log.recovery.recovery_preview import RecoveryPreview
+
+    end = item.write_pos if isinstance(item, RecoveryPreview) else item.max_phy_offset
     return [each for each in silent if end is not None and each.pos < end]
 
 

@@ -300,7 +300,7 @@ MAX_LISTED = 100
 
 @dataclass(frozen=True)
 class SilentDamage:
-    """A damaged entry. ``code`` is that of a finding, ``text`` says what was expected and found."""
+    """A damaged entry or place. ``code`` is that of a finding, ``text`` says what was expected and found."""
 
     index: int | None
     pos: int
@@ -308,10 +308,23 @@ class SilentDamage:
     code: str
     text: str
 
+    @property
+    def looks_whole(self) -> bool:
+        """Whether Java would not notice it even when it reads the entry."""
+        return self.code in SILENT_CODES
+
 
 def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
-    """The damaged entries, in the order of the log. Reads the whole log. Raises StoreError."""
+    """What a start does not notice where it does not truncate it: damaged entries and places, and missing files.
+
+    In the order of the log, which is read as a whole. Raises StoreError.
+    """
+    last = None
     for segment in store.segments:
+        if last is not None and last.source == segment.source and last.end < segment.base:
+            text = f"expected {segment.base - last.end} bytes of files up to {segment.base}, found none"
+            yield SilentDamage(None, last.end, segment.path, "fileGap", text)
+        last = segment
         end = store.segment_end(segment)
         if segment.base >= end:
             continue
@@ -319,7 +332,7 @@ def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
         for problem in engine_of(store.engine.NAME, segment).survey(request).problems:
             check_fact(segment, problem.fact)
             is_moved = problem.code == "messageOffset" and segment.source == DLEDGER and not segment.check_pos
-            if problem.code in SILENT_CODES and not is_moved:
+            if problem.code in (*SILENT_CODES, "corruptBytes") and not is_moved:
                 yield SilentDamage(problem.index, problem.pos, segment.path, problem.code, problem.fact.sentence())
 
 
