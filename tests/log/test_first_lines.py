@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pyspark_dledger.log import Log, open_log
 from tests.support.damaged_groups import damage, lose, write_group
 from tests.support.damaged_plain import damage_plain, write_plain_group
 from tests.support.long_runs import mostly_slow
+from tests.support.sparse_copy import copy_tree
 
 Printed = Callable[..., tuple[int, str]]
 _QUESTION = "lost for good: "
@@ -99,6 +101,27 @@ def test_verbs_agree_about_slaves_and_masters(tmp_path: Path, printed: Printed, 
     lost = set.intersection(*(each.damaged() | each.absent(members) for each in members))
     if lost:
         assert answer != "nothing"
+
+
+@pytest.mark.parametrize(
+    ("case", "nodes", "folder"),
+    [
+        ("raw-three-diverged", ("dledger-n1", "dledger-n2"), "data"),
+        ("mq-53-controller", ("b2", "b3"), "commitlog"),
+    ],
+)
+def test_an_only_file_that_is_shorter_than_those_of_the_others_is_not_loaded(
+    case_folder: Callable[[str], Path], tmp_path: Path, printed: Printed, case: str, nodes: tuple[str, str], folder: str
+) -> None:
+    copies = [copy_tree(case_folder(case) / node, tmp_path / node) for node in nodes]
+    files = [sorted((copy / folder).iterdir()) for copy in copies]
+    for others in files:
+        for file in others[1:]:
+            file.unlink()
+    os.truncate(files[0][0], 100_001)
+    code, out = printed("diff", *copies)
+    assert code == 1
+    assert f"load {folder}/{files[0][0].name}: shorter than the other files" in out
 
 
 def test_a_short_file_is_not_loaded(tmp_path: Path, printed: Printed) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
-from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.format.state_files import epoch_at
 from pyspark_dledger.log.committed import promised_committed, promised_end
 from pyspark_dledger.log.copies.lost_ends import LostEnd
@@ -213,7 +213,8 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
     lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
     unreadable = (*unread, *store.unread.witnesses())
-    short = short_files(store)
+    files = [each.store.ledger_segments for each in group.members]
+    short = short_files(store) or lone_short(files[number], files)
     index_begin = store.index_files.first_index
     is_written = any(store.segment_end(each) > each.base for each in store.ledger_segments)
     is_emptied = member.begin < 0 and (index_begin >= 0 or is_written)
@@ -257,6 +258,16 @@ def short_files(store: StoreView) -> tuple[str, ...]:
     files = [*store.ledger_segments, *store.index_files.files]
     sizes = ((path_of(file.path), file.size) for file in files)
     return tuple(f"{path.parent.name}/{path.name}" for path, size in sizes if (file_size(path) or 0) < size)
+
+
+def lone_short(files: Sequence[Segment], groups: Iterable[Sequence[Segment]]) -> tuple[str, ...]:
+    """The only file of a member's log if it is shorter than those of the others, of whose logs `groups` has the files.
+
+    Java does not load a file that has another size than its settings say.
+    """
+    is_short = len(files) == 1 and any(file.size > files[0].size for others in groups for file in others)
+    path = path_of(files[0].path) if is_short else None
+    return (f"{path.parent.name}/{path.name}",) if path is not None else ()
 
 
 def _elect(start: str, candidate: Candidate | None) -> str:
