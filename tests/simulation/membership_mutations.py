@@ -209,7 +209,7 @@ class ForgetsTheListBeforeAReset(Mutant):
 class TakesTheStateAway(Mutant):
     """A leader removes itself although no other member has the state of expired messages."""
 
-    first_seed = 3
+    first_seed = 1056
     caught_by = "not all appends and puts were acknowledged"
 
     def damage(self) -> None:
