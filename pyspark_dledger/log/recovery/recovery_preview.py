@@ -18,7 +18,8 @@ from typing import Any
 
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.errors import DLedgerError, OptionError, StoreError, UnreadableError
-from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE
+from pyspark_dledger.format.facts import Fact, ProblemCode
+from pyspark_dledger.format.layout import ENTRY_MAGICS, INDEX_UNIT_SIZE, segment_name
 from pyspark_dledger.format.spec import DLEDGER, SurveyRequest
 from pyspark_dledger.log.committed import Bound, committed_bound
 from pyspark_dledger.log.io.store_engine import engine_of
@@ -322,8 +323,8 @@ def silent_damage(store: StoreView) -> Iterator[SilentDamage]:
     last = None
     for segment in store.segments:
         if last is not None and last.source == segment.source and last.end < segment.base:
-            text = f"expected {segment.base - last.end} bytes of files up to {segment.base}, found none"
-            yield SilentDamage(None, last.end, segment.path, "fileGap", text)
+            gap = Fact(ProblemCode.NO_FILE, segment.base, segment.base - last.end)
+            yield SilentDamage(None, last.end, segment.path, gap.code.finding, gap.sentence(segment_name(last.end)))
         last = segment
         end = store.segment_end(segment)
         if segment.base >= end:
