@@ -331,15 +331,20 @@ def of_others(group: Group, replica: Replica) -> set[Number]:
     return {each.number for each in own if any(one.pos < each.end and each.pos < one.end for one in found)}
 
 
-def since_other_units(replica: Replica) -> set[Number]:
-    """The entries from the first one on for which an index that was put back has another: the log can be old."""
-    if not any(each.startswith("old_file") and "/index/" in each for each in replica.damages):
-        return set()
-    index = DLedgerIndex(replica.log_folder.parent / "index")
-    units = ((each, index.unit(int(each.number))) for each in replica.entries)
-    others = [
-        each.number
-        for each, unit in units
-        if unit is not None and (unit.pos, unit.size) != (each.pos, each.end - each.pos)
-    ]
+def since_put_back(group: Group, replica: Replica) -> set[Number]:
+    """The entries from the first one on of which a file that was put back has another: no verb knows which is old."""
+    put_back = [each for each in replica.damages if each.startswith("old_file")]
+    others: set[Number] = set()
+    if any("/index/" in each for each in put_back):
+        index = DLedgerIndex(replica.log_folder.parent / "index")
+        units = ((each, index.unit(int(each.number))) for each in replica.entries)
+        others |= {
+            each.number
+            for each, unit in units
+            if unit is not None and (unit.pos, unit.size) != (each.pos, each.end - each.pos)
+        }
+    if any("/data/" in each or "commitlog/" in each for each in put_back):
+        own = {*replica.entries}
+        for history in ({*log} for one in group.world.replicas for log in (one.entries, one.before)):
+            others |= {each.number for each in own - history} if replica.intact(history - own) else set()
     return {each.number for each in replica.entries if others and each.number >= min(others)}

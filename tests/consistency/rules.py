@@ -30,7 +30,7 @@ from tests.consistency.claims import (
     on_disk,
     rows_of_kind,
     shown,
-    since_other_units,
+    since_put_back,
     surely_damaged,
 )
 from tests.consistency.damages import copied
@@ -87,7 +87,7 @@ def _check_truth(group: Group, name: str, states: dict[str, dict[str, set[Number
     for verb, numbers in states[INTACT].items():
         if numbers & gone:
             group.say("truth: called intact, is not", verb, f"{name}: {shown(numbers & gone)}")
-    intact -= since_other_units(replica)
+    intact -= since_put_back(group, replica)
     for verb, numbers in states[DAMAGED].items():
         if numbers & intact:
             group.say("truth: called damaged, is intact", verb, f"{name}: {shown(numbers & intact)}")

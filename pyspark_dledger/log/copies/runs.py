@@ -190,7 +190,7 @@ class _Table:
         self.intact: Longs = np.where(entries.is_intact, bit, 0)
         self.suspect: Longs = np.where(entries.is_intact, 0, bit)
         self.known = np.zeros(len(entries), np.int64)
-        self.is_confirmed, self.is_message = entries.is_confirmed.copy(), entries.is_message.copy()
+        self.is_confirmed, self.is_message = np.zeros(len(entries), np.bool_), entries.is_message.copy()
 
     def __len__(self) -> int:
         return len(self.intact)
@@ -220,14 +220,14 @@ class _Table:
         bit = np.int64(1) << source
         self.intact[rows[entries.is_intact]] |= bit
         self.suspect[rows[~entries.is_intact]] |= bit
-        self.is_confirmed[rows] |= entries.is_confirmed
         self.is_message[rows] |= entries.is_message
 
     def add_units(self, source: int, files: DLedgerIndex) -> None:
-        """Find the entries that the source's index knows, among those that it does not have intact."""
-        rows = np.flatnonzero(self.intact >> source & 1 == 0)
-        is_same, term, _ = units_agree(files, *(self.columns[name][rows] for name in ("index", "pos", "size")))
-        self.known[rows[is_same & (term == self.columns["term"][rows])]] |= np.int64(1) << source
+        """Find the entries that the source's index knows."""
+        is_same, term, _ = units_agree(files, *(self.columns[name] for name in ("index", "pos", "size")))
+        is_same &= term == self.columns["term"]
+        self.is_confirmed |= is_same
+        self.known |= np.where(is_same & (self.intact >> source & 1 == 0), np.int64(1) << source, 0)
 
     def intact_of(self, source: int) -> list[Longs]:
         """Index, position, size and term of the entries that a source has intact."""

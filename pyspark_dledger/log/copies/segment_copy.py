@@ -164,7 +164,7 @@ class Damages:
 class CopyEntries:
     """The entries of a copy by position; index and term are -1 for old messages.
 
-    ``is_confirmed``: the index unit agrees. Entries that are not intact have a problem, and their header may be wrong.
+    Entries that are not intact have a problem, and their header may be wrong.
     """
 
     pos: Longs
@@ -172,7 +172,6 @@ class CopyEntries:
     index: Longs
     term: Longs
     is_intact: Bools
-    is_confirmed: Bools
     is_message: Bools
 
     def __len__(self) -> int:
@@ -238,7 +237,7 @@ def _one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def joined(parts: Sequence[CopyEntries]) -> CopyEntries:
     """The entries of all parts, which are in order."""
     longs, bools = np.empty(0, np.int64), np.empty(0, np.bool_)
-    parts = [CopyEntries(longs, longs, longs, longs, bools, bools, bools), *parts]
+    parts = [CopyEntries(longs, longs, longs, longs, bools, bools), *parts]
     fields = CopyEntries.__dataclass_fields__
     return CopyEntries(*(np.concatenate([getattr(part, name) for part in parts]) for name in fields))
 
@@ -293,10 +292,8 @@ def _entries(
         texts.update(dict.fromkeys(np.flatnonzero(is_filler).tolist(), FILLER))
         is_intact &= ~is_filler
         is_frame &= ~is_filler
-    is_confirmed = np.zeros(len(batch), np.bool_)
     if index is not None:
-        is_confirmed, contradicted = _checked_by_units(index, numbers, is_frame, is_noop)
-        for row, text in contradicted.items():
+        for row, text in _contradicted_by_units(index, numbers, is_frame, is_noop).items():
             if is_intact[row]:
                 texts[row] = text
                 is_intact[row] = False
@@ -307,28 +304,26 @@ def _entries(
         damages.append(Damage(copy.source, start, start + length, known, text, bool(is_filler[row])))
     rows = np.flatnonzero(is_frame)
     pos, size, number, term = (numbers[name][rows] for name in _NUMBERS)
-    return CopyEntries(pos, size, number, term, is_intact[rows], is_confirmed[rows], is_message[rows])
+    return CopyEntries(pos, size, number, term, is_intact[rows], is_message[rows])
 
 
 def _is_frame(kind: str | None) -> bool:
     return kind != "corrupt"
 
 
-def _checked_by_units(
+def _contradicted_by_units(
     files: DLedgerIndex, numbers: dict[str, Longs], is_frame: Bools, is_noop: Bools
-) -> tuple[Bools, dict[int, str]]:
-    """Which rows their index units confirm, and the rows whose term or magic is another in a unit of the same extent.
+) -> dict[int, str]:
+    """What is wrong with the rows whose term or magic is another in an index unit of the same extent.
 
     A unit that names another extent is damaged itself: the extents of adjacent entries prove each other. So is one
     whose term does not fit the rows around it, and of a first or last row one with another term than the next row.
     """
-    is_confirmed = np.zeros(len(is_frame), np.bool_)
     rows = np.flatnonzero(is_frame)
     is_same, term, magic = units_agree(files, *(numbers[name][rows] for name in ("index", "pos", "size")))
     own = numbers["term"][rows]
     # A NOOP has no body; leaders of 0.4.0 give its unit the magic of other entries.
     is_other_kind = is_same & is_noop[rows] & (magic == MAGIC_NORMAL) & (numbers["size"][rows] > ENTRY_HEADER_SIZE)
-    is_confirmed[rows] = is_same & (term == own) & ~is_other_kind
     contradicted = {
         int(rows[row]): f"expected magic {MAGIC_NORMAL} as in the index unit, found {MAGIC_NOOP}"
         for row in np.flatnonzero(is_other_kind).tolist()
@@ -337,7 +332,7 @@ def _checked_by_units(
         around = [own[place] for place in (row - 1, row + 1) if 0 <= place < len(own)]
         if around and around[0] <= term[row] <= around[-1]:
             contradicted[int(rows[row])] = f"expected term {term[row]} as in the index unit, found {own[row]}"
-    return is_confirmed, contradicted
+    return contradicted
 
 
 def are_controls(columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:

@@ -280,10 +280,12 @@ def segment_parts(
         if store.paths.node_dir is not None
     )
     fillers = [SalvageFillers(store.paths).positions for store in stores]
+    usual = _usual_size([segment for found in segments.values() for *_, segment in found])
     parts = []
     for base, following in zip_longest(sorted(segments), sorted(segments)[1:]):
+        end = following if following is not None else base + usual
         found = [
-            (number, store, _before(segment, following), store.segment_end(segment))
+            (number, store, _before(segment, end), store.segment_end(segment))
             for number, store, segment in segments[base]
         ]
         longest = max(end for *_, end in found)
@@ -295,19 +297,28 @@ def segment_parts(
     return parts
 
 
-def _before(segment: Segment, following: int | None) -> Segment:
-    """The segment, up to the base of the file that another source has after it, unless its file is longer.
+def _usual_size(segments: Sequence[Segment]) -> int:
+    """The size of the greatest file that is whole; a source that lost files seems to have larger ones."""
+    sizes = {segment.size for segment in segments}
+    whole = {segment.size for segment in segments if len(sizes) > 1 and _written_size(segment) >= segment.size}
+    return max(whole or sizes, default=0)
+
+
+def _written_size(segment: Segment) -> int:
+    try:
+        with open_file(segment.path) as file:
+            return file.size()
+    except OSError:
+        return 0
+
+
+def _before(segment: Segment, end: int) -> Segment:
+    """The segment, up to the position where the files of other sources end, unless its own file is longer.
 
     In a source that lost files, a short one seems to have space for a lost one as well.
     """
-    if following is None or segment.end <= following:
-        return segment
-    try:
-        with open_file(segment.path) as file:
-            size = file.size()
-    except OSError:
-        size = 0
-    return segment if segment.base + size > following else replace(segment, size=following - segment.base)
+    is_within = segment.end <= end or segment.base + _written_size(segment) > end
+    return segment if is_within else replace(segment, size=end - segment.base)
 
 
 def _copy(
