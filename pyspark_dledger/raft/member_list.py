@@ -46,9 +46,10 @@ class MemberList(NamedTuple):
         """The values of its JSON object."""
         return {**self._asdict(), "voters": dict(self.voters), "learners": dict(self.learners)}
 
-    def told(self, committed: int) -> str:
-        """The text for others, with this member's committed index; see `read_told`."""
-        return json.dumps({**self.values(), "committed": committed}, separators=(",", ":"))
+    def told(self, committed: int, sender: str = "") -> str:
+        """The text for others, with this member's committed index and its address, if known; see `read_told`."""
+        values = {**self.values(), "committed": committed, "sender": sender}
+        return json.dumps(values, separators=(",", ":"))
 
     def body(self) -> bytes:
         """The body of its entry."""
@@ -68,11 +69,22 @@ def list_in(index: int, term: int, body: bytes) -> MemberList:
         raise ValueError(f"entry {index}: expected a list of members, found {error!r}") from None
 
 
-def read_told(text: str | None) -> tuple[MemberList, int]:
-    """The list that another member has sent, and its committed index. Raises ValueError."""
+class Told(NamedTuple):
+    """A list that another member has sent, its committed index, and its address, or ""."""
+
+    members: MemberList
+    committed: int
+    sender: str
+
+
+def read_told(text: str | None) -> Told:
+    """Read the text of `MemberList.told`. Raises ValueError."""
     try:
         values = json.loads(text or "")
-        return list_of(values), _integer(values["committed"])
+        found = Told(list_of(values), _integer(values["committed"]), str(values.get("sender", "")))
+        if found.sender:
+            parse_address(found.sender, "the sender")
+        return found
     except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"expected a list of members and a committed index, found {error!r}") from None
 

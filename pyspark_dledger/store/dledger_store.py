@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,6 +115,8 @@ class DLedgerStore(ABC):
     append_hook: AppendHook | None = None
     read_check: ReadCheck | None = None
     expiry_hook: ExpiryHook | None = None
+    keeps_from: int = sys.maxsize
+    """The first entry that its writer still needs: it is not deleted, and no later one."""
     removals = 0
     is_undo_deferred = False
     """Whether what a failed append wrote stays until `finish_undo`, because that may wait for the disk."""

@@ -516,7 +516,7 @@ class MmapFileStore(DLedgerStore):
         limit = begin if self.expiry_hook is None else self.expiry_hook(begin, force)
         with self._files.lock:
             self._check_started()
-            limit = min(limit, self.committed_index + 1, self.flushed_index + 1)
+            limit = min(limit, self.keeps_from, self.committed_index + 1, self.flushed_index + 1)
             begin, count = self._files.expired(self._begin, changed_before, force, limit, self._next_index)
             if count:
                 self._begin = begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -356,6 +357,46 @@ def test_a_list_whose_append_failed_ends_before_its_index_expires() -> None:
     assert core.code(PushType.APPEND, entry(1, 3), entry(2, 3), commit_index=2) == ResponseCode.SUCCESS
     del core.store._entries[:2]
     assert len(OneCore(core.store).core.members.current.voters) == 3
+
+
+def test_an_entry_stays_until_the_file_of_members_has_no_other_list_of_its_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the entry, the list would count as an expired one after a restart."""
+    core = OneCore(filled(1, saved=2))
+    core.core.members.appending(1, 2, MemberList(1, 2, {"n0": "a:1"}).body())
+    core.core.members.truncated()
+    core.core.members.refresh()
+    core.follow(3)
+    assert core.code(PushType.COMPARE, entry(0, 1)) == ResponseCode.SUCCESS
+
+    def fail(*_: object) -> None:
+        raise StoreError("the disk failed")
+
+    monkeypatch.setattr(core.store, "save_member_ids", fail)
+    assert core.code(PushType.APPEND, entry(1, 3), entry(2, 3), commit_index=2) == ResponseCode.SUCCESS
+    assert core.store.keeps_from == 1
+    assert OneCore(core.store).store.keeps_from == 1
+    monkeypatch.undo()
+    assert core.code(PushType.APPEND, entry(3, 3), commit_index=3) == ResponseCode.SUCCESS
+    assert core.store.keeps_from == sys.maxsize
+
+
+def test_a_leader_that_no_list_has_is_asked_where_it_says_it_is() -> None:
+    """Without its address it could not confirm that entries have expired, and this member would stay behind."""
+    core = OneCore(filled(1, 1, saved=3))
+    core.core.heard("n7", "", core.now, is_refusal=False)
+    for _ in range(2):
+        core.request(HeartBeatRequest(leader_id="n7", term=3))
+    assert core.push(PushType.TRUNCATE, entry(9, 3), leader="n7", members=LISTED.told(8, "h:7")) is None
+    assert core.core.members.known_addresses["n7"] == "h:7"
+    assert core.sent[-1].peer_id == "n7"
+
+
+def test_an_address_of_the_list_is_not_replaced_by_what_a_leader_says() -> None:
+    core = OneCore(filled(1, 1, saved=3))
+    core.core.members.led_from("n0", "h:7")
+    assert core.core.members.known_addresses["n0"] == "127.0.0.1:1"
 
 
 def test_a_list_whose_entry_is_damaged_counts(monkeypatch: pytest.MonkeyPatch) -> None:

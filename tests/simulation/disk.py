@@ -212,7 +212,7 @@ class SimStore(DamagedStore):
 
     def expire(self, index: int) -> int:
         """Remove committed and flushed entries below that index. Returns how many."""
-        index = min(index, self.committed_index, self.durable_index)
+        index = min(index, self.keeps_from, self.committed_index, self.durable_index)
         if not self._entries or index <= self.ledger_begin_index:
             return 0
         index = self.expiry_hook(index, False) if self.expiry_hook is not None else index

@@ -179,6 +179,12 @@ def test_damaged_unit_is_rebuilt_from_its_entry(store: MmapFileStore, index: int
     store.shutdown()
 
 
+def test_entries_that_the_writer_needs_are_not_deleted(store: MmapFileStore) -> None:
+    store.keeps_from = 10
+    assert store.delete_expired(0, force=True) and store.ledger_begin_index == 10
+    assert store.delete_expired(0, force=True) == 0
+
+
 def test_a_unit_that_points_to_a_deleted_file_is_rebuilt(store: MmapFileStore) -> None:
     store.expiry_hook = lambda *_: 10
     assert store.delete_expired(0, force=True) and store.ledger_begin_index == 10

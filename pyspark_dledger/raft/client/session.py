@@ -229,7 +229,7 @@ class Session:
                 raise GroupError(text, int(response.code))
             raise rejected_error(self.group, f"a request {what}", "its leader", response)
         try:
-            found, committed = read_told(response.members)
+            found, committed, _ = read_told(response.members)
         except ValueError as error:
             text = f"group {self.group}: the leader's response to a request {what} is unreadable: {error}"
             raise GroupError(text, ResponseCode.INTERNAL_ERROR) from None

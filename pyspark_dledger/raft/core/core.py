@@ -214,7 +214,7 @@ class Core:
         if not text:
             return
         try:
-            found, _ = read_told(text)
+            found = read_told(text).members
         except ValueError as error:
             member.report_problem(f"a member sent a list of members that cannot be used: {error}", "list")
             return

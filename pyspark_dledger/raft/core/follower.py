@@ -315,12 +315,14 @@ class Follower:
             if entry.index <= store.ledger_end_index:
                 member.truncate(entry.index)
         else:
-            before = None if request.members is None else read_told(request.members)[0]
-            if before is not None and before.index >= entry.index:
+            told = None if request.members is None else read_told(request.members)
+            if told is not None and told.members.index >= entry.index:
                 raise ValueError(f"expected the list of members before entry {entry.index}, found {request.members}")
+            if told is not None and member.leader_id is not None:
+                member.members.led_from(member.leader_id, told.sender)
             self._check_reset(entry.index)
             text = self._gap_text(entry.index)
-            member.reset(entry.index, entry.pos, before)
+            member.reset(entry.index, entry.pos, None if told is None else told.members)
             self._match_index = -1
             if text:
                 member.report_problem(text)

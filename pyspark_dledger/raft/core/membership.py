@@ -3,7 +3,8 @@
 A list takes effect when its entry is appended, and ends if that is truncated (Raft dissertation, chapter 4). Lists are
 saved before their entries, so the file has all lists of the log. A list of the file counts only if the log has its
 entry, or had it before it expired. It stays in the file until the log has another entry there: an entry whose append
-failed can be in the log after a restart. A leader that resets the log sends the list before its new begin.
+failed can be in the log after a restart. Until the file is without it, the log keeps the entry that shows that it does
+not count. A leader that resets the log sends the list before its new begin.
 
 A list that another member tells counts for no vote and no commit. It names members to connect to, and says whether this
 one was removed.
@@ -12,6 +13,7 @@ one was removed.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,12 +46,16 @@ class Membership:
         # Where the log began after its last reset, and the list before that, if an entry made it.
         self._reset_at = int(saved.get("resetAt", 0))
         self._before_reset = list(map(list_of, saved.get("beforeReset", ())))
+        # The lists that the file shall have, and those that it has.
         self._saved = sorted(map(list_of, saved.get("lists", ())), key=lambda each: each.index)
+        self._of_file = self._saved
         # Members whose hello this one has accepted, and a later committed list of one.
         self._met: set[str] = set()
         self._told: MemberList | None = None
         # Whether the member that told it refused this one. A leader tells its learner a list from before it was added.
         self._is_told_by_refusal = False
+        # The address of a leader that no known list has.
+        self._leader: dict[str, str] = {}
         self._is_dirty = False
         # Whether the file is older than this.
         self._is_unsaved = False
@@ -68,7 +74,7 @@ class Membership:
             self.is_forced = bool(_lists_of_log(store))
         elif config.changes_members:
             self.is_forced = self.is_forced or bool(self._saved or self._before_reset)
-            self._saved.clear()
+            self._saved = []
             self._before_reset.clear()
         elif "lists" not in saved and store.ledger_end_index >= 0:
             self._saved = _lists_of_log(store)
@@ -146,7 +152,7 @@ class Membership:
 
     def shown(self, found: MemberList) -> str:
         """A list for others, with what this member knows to be committed."""
-        return found.told(self._committed_index)
+        return found.told(self._committed_index, self.current.addresses.get(self._self_id, ""))
 
     @property
     def told_by_log(self) -> str:
@@ -180,12 +186,13 @@ class Membership:
     def known_addresses(self) -> dict[str, str]:
         """The members to connect to, if their address is known."""
         told = {} if self._told is None else self._told.addresses
-        return {key: address for key, address in {**told, **self.current.addresses}.items() if address}
+        found = {**self._leader, **told, **self.current.addresses}
+        return {key: address for key, address in found.items() if address}
 
     @property
     def has_failed_lists(self) -> bool:
         """Whether the file may have lists that the log does not have."""
-        return len(self._saved) > len(self._lists)
+        return self._store.keeps_from < sys.maxsize
 
     @property
     def commit_may_wait(self) -> bool:
@@ -245,6 +252,12 @@ class Membership:
         """A member said a hello that this one accepts."""
         self._met.add(member_id)
 
+    def led_from(self, leader_id: str, address: str) -> None:
+        """The leader's address by its own words, which counts only if no list that this member knows has the leader."""
+        if address and leader_id not in self.known_addresses:
+            self._leader = {leader_id: address}
+            self.on_change()
+
     def heard(self, found: MemberList, *, is_refusal: bool) -> None:
         """The latest committed list of another member, which refuses this one or not."""
         before = self._told, self._is_told_by_refusal
@@ -260,12 +273,8 @@ class Membership:
             self._told = None
 
     def advanced(self) -> None:
-        """More entries are committed here. Lists whose appends failed end when their index is that of another entry.
-
-        They must end before that entry expires, because lists before the begin of the log count as committed.
-        """
-        is_over = self.has_failed_lists and self._saved[-1].index <= self._store.committed_index
-        if is_over or self._is_unsaved:
+        """More entries are committed here. Lists whose appends failed end when their index is that of another entry."""
+        if self._is_unsaved or self._store.keeps_from <= self._store.committed_index:
             self._is_dirty = True
             self.refresh()
         # Its leader's entries are committed, so this member is in the group: forget who said that it is not.
@@ -321,9 +330,18 @@ class Membership:
         if self.is_forced:
             state["forced"] = True
         ids, text = tuple(sorted(self.current.addresses)), json.dumps(state, separators=(",", ":"))
-        if (ids, text) != (self._store.member_ids, self._store.member_state):
-            self._store.save_member_ids(ids, text)
-        self._is_unsaved = False
+        try:
+            if (ids, text) != (self._store.member_ids, self._store.member_state):
+                self._store.save_member_ids(ids, text)
+            self._of_file = self._saved
+            self._is_unsaved = False
+        finally:
+            self._keep_entries()
+
+    def _keep_entries(self) -> None:
+        """Keep the entries that show that a list of the file does not count."""
+        failed = [each.index for each in (*self._of_file, *self._saved) if each not in self._lists]
+        self._store.keeps_from = min(failed, default=sys.maxsize)
 
 
 def _parsed(state: str) -> dict[str, Any]:
