@@ -407,6 +407,8 @@ class MmapFileStore(DLedgerStore):
         self._check_writable()
         files = self._files
         check_reset(index, pos, files.data.file_size, self.committed_index)
+        if self._begin < 0 and (index, pos) == (self._next_index, self.end_pos):
+            return  # as of a new follower, whose empty log begins there already
         self.removals += 1
         with files.lock:
             if not files.is_reset:

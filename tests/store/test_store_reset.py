@@ -43,6 +43,17 @@ def check_new_log(store: MmapFileStore) -> None:
     store.shutdown()
 
 
+def test_an_empty_log_that_begins_there_already_is_not_reset(tmp_path: Path) -> None:
+    """As of each new follower: with a reset, a restart would have a log to undo, and a backup would be refused."""
+    store = opened(tmp_path, flush="async")
+    store.reset(0, 0)
+    store.append_as_follower(leaders_entry(0, 0, 0, NEW_BODY), 0)
+    assert not (store.config.node_dir / "reset").exists()
+    again = abandoned(store)
+    assert [entry.body for entry in entries(again)] == [NEW_BODY]
+    again.shutdown()
+
+
 @pytest.mark.parametrize("has_checksum", [True, False])
 def test_power_loss_before_the_first_entry_is_durable_undoes_a_reset(
     tmp_path: Path, boot: Path, has_checksum: bool
