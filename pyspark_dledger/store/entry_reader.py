@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pyspark_dledger.common.durable import open_own, write_at
@@ -221,13 +222,15 @@ class EntryReader:
         self._check_copy(unit, data)
         self._check_same(unit)
         self._check_body(unit, data)
-        before = self.locate(index - 1).end if index > begin else unit.pos
-        after = self.locate(index + 1).pos if index < end else unit.pos + unit.size
-        file_size = self._data.file_size
-        if (unit.pos != before and unit.pos % file_size) or (after != unit.pos + unit.size and after % file_size):
-            raise ValueError(f"expected the index unit of {index} to continue its neighbours, found {unit}")
+        size = self._data.file_size
+        is_after = index == begin or self._fits(
+            index - 1, unit, lambda before: unit.pos == before.end or unit.pos % size == 0
+        )
+        is_before = index == end or self._fits(
+            index + 1, unit, lambda after: after.pos == unit.pos + unit.size or after.pos % size == 0
+        )
         file, expected = _existing(self._data.find(unit.pos), index), bytes(self._units(index, index))
-        if encode_index_unit(unit) == expected:
+        if encode_index_unit(unit) == expected and (is_after or is_before):
             _overwrite(file, unit.pos, data)
         elif self._data.read(file, unit.pos, min(unit.pos + unit.size, file.end)) == data:
             offset = index * INDEX_UNIT_SIZE
@@ -262,6 +265,16 @@ class EntryReader:
 
     def _header(self, file: MappedFile, pos: int) -> EntryHeader:
         return decode_entry_header(bytes(self._data.read(file, pos, min(pos + ENTRY_HEADER_SIZE, file.end))))
+
+    def _fits(self, neighbour: int, unit: IndexUnit, fits: Callable[[IndexedEntry], bool]) -> bool:
+        """Whether a neighbour's index unit fits; False if it is damaged. Raises ValueError if only this one can be."""
+        try:
+            if fits(self.locate(neighbour)):
+                return True
+            self.find(neighbour)
+        except StoreError:
+            return False
+        raise ValueError(f"expected the index unit of {unit.index} to continue its neighbours, found {unit}")
 
     def _check_same(self, given: IndexUnit) -> None:
         """Raises OtherEntryError if neither the index unit nor the header of an entry fits the copy's unit."""

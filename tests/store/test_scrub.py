@@ -129,6 +129,22 @@ def test_damaged_index_unit_is_found_and_repaired(store: MmapFileStore, at: int,
     store.shutdown()
 
 
+@pytest.mark.parametrize("order", [(12, 13, 14), (14, 13, 12), (13, 14, 12)])
+@pytest.mark.parametrize(("at", "data"), [(0, bytes(32)), (4, b"\1"), (12, b"\7"), (23, b"?")])
+def test_adjacent_damaged_units_are_repaired_in_any_order(
+    store: MmapFileStore, order: tuple[int, ...], at: int, data: bytes
+) -> None:
+    copies = {index: bytes(store.read(index, 1).data) for index in order}
+    before = content(index_files(store))
+    for index in order:
+        write_at(index_files(store)[1], index % 10 * 32 + at, data)
+    for index in order:
+        store.repair(index, copies[index])
+    assert content(index_files(store)) == before
+    assert damaged(store) == {}
+    store.shutdown()
+
+
 @pytest.mark.parametrize(
     "copy",
     [
@@ -159,6 +175,10 @@ def test_repair_does_not_trust_a_damaged_unit(store: MmapFileStore) -> None:
     assert list(found) == [12]
     assert "expected the index unit of index 12" in found[12]
     with pytest.raises(ValueError, match="continue its neighbours"):
+        store.repair(12, leaders_entry(12, 0, 1792 - 148, bodies(12, 1)[0]))
+    for index in (1, 3):
+        write_at(index_files(store)[1], index * 32, bytes(32))
+    with pytest.raises(ValueError, match="expected an entry as its index unit"):
         store.repair(12, leaders_entry(12, 0, 1792 - 148, bodies(12, 1)[0]))
     store.shutdown()
 
