@@ -160,16 +160,23 @@ def list_store(
     kept.update(reads.ends(ledger))
     found = StoreSegments([], divided, listings, known_ends=kept)
 
-    def with_neighbours(three: tuple[Segment | None, Segment, Segment | None]) -> Segment:
-        previous, segment, following = three
+    def is_read(three: tuple[Segment | None, Segment, Segment | None]) -> bool:
+        _, segment, following = three
         if known and segment in known and (following is None or following in known):
-            return known[segment]
-        if paths.only is not None and path_of(segment.path) != paths.only:
-            return segment
-        return _with_neighbours(previous, segment, following, found, engine, index)
+            return False
+        return paths.only is None or path_of(segment.path) == paths.only
+
+    def with_neighbours(three: tuple[Segment | None, Segment, Segment | None]) -> Segment:
+        if is_read(three):
+            return _with_neighbours(*three, found, engine, index)
+        return known.get(three[1], three[1])
 
     # Backwards: when a file is read, the next one shows whether the log has left it.
     triples = list(zip([None, *ledger], ledger, [*ledger[1:], None], strict=False))[::-1]
+    if is_remote(paths.path):
+        # Before, so that the threads for a file and for the one before it do not both request its begin.
+        begins = {each: None for three in triples if is_read(three) for each in three[1:] if each is not None}
+        list(map_reads(lambda segment: found.file_ends(segment, False), list(begins), paths.path))
     ledger = list(map_reads(with_neighbours, triples, paths.path))[::-1]
     if paths.only is not None:
         listed = [segment for segment in ledger + old if path_of(segment.path) == paths.only]
