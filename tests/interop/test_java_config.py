@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, read_config
+from pyspark_dledger.log.io.broker_config import read_config
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
 from tests.interop.java_broker import VERSION
 from tests.interop.java_group import JavaProcess
 

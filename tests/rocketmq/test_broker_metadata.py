@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyspark_dledger.common.fastjson import parse_fastjson
-from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, fastjson_text, read_config
+from pyspark_dledger.log.io.broker_config import read_config
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, fastjson_text
 
 
 def test_topics_created_during_a_write_are_written_together(tmp_path: Path) -> None:

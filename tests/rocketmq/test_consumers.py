@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log import open_log
-from pyspark_dledger.rocketmq.broker.config_files import read_config
+from pyspark_dledger.log.io.broker_config import read_config
 from pyspark_dledger.rocketmq.tables import read_table
 from tests.support.generate import Store, mq_message, write_commitlog, write_dledger
 from tests.support.queues import units_of, write_units

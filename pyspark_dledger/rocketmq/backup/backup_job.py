@@ -19,6 +19,7 @@ from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.state_files import parse_state_file
 from pyspark_dledger.log.committed import committed_bound
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
@@ -38,7 +39,6 @@ from pyspark_dledger.rocketmq.backup.member_copy import (
     read_manifest,
     write_manifest,
 )
-from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.jobs import Progress
 from pyspark_dledger.rocketmq.jobs.new_files import FileBlocks
 from pyspark_dledger.rocketmq.jobs.store_files import index_file_size

@@ -35,6 +35,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.format.state_files import MAX_TERM, crc32
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
@@ -42,7 +43,6 @@ from pyspark_dledger.log.io.queue_files import QueueFile, queues, read_units
 from pyspark_dledger.log.io.state_files import CHECKPOINT, read_store_checkpoint
 from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.queue_writer import units_before
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
 from pyspark_dledger.rocketmq.jobs import Progress

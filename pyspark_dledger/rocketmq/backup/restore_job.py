@@ -27,13 +27,13 @@ from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.format.state_files import MAX_TERM, RESTORED, CurrentTerm, encode_state_file
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.state_files import CHECKPOINT
 from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.rocketmq.backup.member_copy import DATA_FOLDER, NODE, ROOT, Manifest, entry_ranges
 from pyspark_dledger.rocketmq.backup.member_copy import read_manifest as read_backup
-from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
 from pyspark_dledger.rocketmq.broker.root_files import ABORT
 from pyspark_dledger.rocketmq.jobs import Progress, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job

@@ -22,6 +22,8 @@ from pyspark_dledger.format.state_files import (
     encode_state_file,
 )
 from pyspark_dledger.format.state_files import EPOCH_FILE as EPOCHS
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
+from pyspark_dledger.log.io.broker_config import MAX_QUEUES, TOPICS, ConfigFile, read_config_file
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import is_remote_path, is_there
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
@@ -35,15 +37,7 @@ from pyspark_dledger.log.io.state_files import (
     read_epochs,
 )
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.broker.config_files import FOLDER as CONFIG
-from pyspark_dledger.rocketmq.broker.config_files import (
-    MAX_QUEUES,
-    TOPIC_NAME,
-    TOPICS,
-    BrokerMetadata,
-    ConfigFile,
-    read_config_file,
-)
+from pyspark_dledger.rocketmq.broker.config_files import TOPIC_NAME, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.broker.root_files import ABORT, write_store_checkpoint

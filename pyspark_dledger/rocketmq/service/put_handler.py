@@ -33,7 +33,8 @@ from pyspark_dledger.format.encode.encoded import (
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import Message, message_in
-from pyspark_dledger.rocketmq.broker.config_files import MAX_QUEUES, TOPIC_NAME, BrokerMetadata, LimitError, TopicLimits
+from pyspark_dledger.log.io.broker_config import MAX_QUEUES
+from pyspark_dledger.rocketmq.broker.config_files import TOPIC_NAME, BrokerMetadata, LimitError, TopicLimits
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.leader_tables import DispatchedTables, LeaderTables, check_claims
 from pyspark_dledger.rocketmq.service.log_entries import AppendedEntries, MessageLocation, RunningStore, first_copies

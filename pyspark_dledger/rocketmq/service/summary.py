@@ -28,8 +28,8 @@ from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, QueueName, 
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.format.state_files import crc32
+from pyspark_dledger.log.io.broker_config import FILES
 from pyspark_dledger.log.io.files import read_start
-from pyspark_dledger.rocketmq.broker.config_files import FILES
 from pyspark_dledger.rocketmq.service.sorted_run import EntryRange, SortedRun, copy_run
 
 SUMMARY = "summary"

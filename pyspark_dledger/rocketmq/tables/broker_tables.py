@@ -22,6 +22,7 @@ from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.layout import BATCH_UNIT, BATCH_UNIT_SIZE, MIN_MESSAGE_SIZE, SCHEDULE_TOPIC
 from pyspark_dledger.log.io import key_files
+from pyspark_dledger.log.io.broker_config import SCHEDULE_GROUP, BrokerConfig, read_config
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, batch_queues, queues, read_units, written_units
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler, is_written
@@ -30,7 +31,6 @@ from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, relative_file, table_schema, timestamps
 from pyspark_dledger.log.units.stored import is_selected, queue_root
-from pyspark_dledger.rocketmq.broker.config_files import SCHEDULE_GROUP, BrokerConfig, read_config
 
 KINDS = ("unit", "delay", "ext", "filler", "batch")
 _UNIT, _DELAY, _EXT, _FILLER, _BATCH = range(len(KINDS))
@@ -335,10 +335,7 @@ def read_consumers(part: ConsumersPart) -> Iterator[pa.RecordBatch]:
 
 
 def _consumers(config: BrokerConfig, bounds: dict[tuple[str, int], tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    delays = {level - 1: offset for level, offset in config.delay_offsets.items()}
-    offsets = {(group, topic): queues for (topic, group), queues in config.offsets.items()}
-    if delays:
-        offsets[SCHEDULE_GROUP, SCHEDULE_TOPIC] = delays
+    offsets = config.group_offsets
     known: dict[str, set[int]] = {}
     for topic, queue_id in bounds:
         known.setdefault(topic, set()).add(queue_id)

@@ -1,0 +1,127 @@
+"""Reads a broker's ``config/*.json``: topics, consumer groups and their offsets.
+
+A broker keeps the previous file as ``.bak``, and reads that if the file itself cannot be read. fastjson 1.2 writes maps
+with numbers as keys as ``{0:12}``, which is not JSON. Sources: RocketMQ 5.3.3 ``ConfigManager``,
+``TopicConfigManager``, ``ConsumerOffsetManager``, ``SubscriptionGroupManager``, ``ScheduleMessageService``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
+from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.layout import SCHEDULE_TOPIC
+from pyspark_dledger.log.io.files import read_start, unreadable
+
+FOLDER = "config"
+FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+TOPICS, _, OFFSETS, _ = FILES
+SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
+"""RocketMQ's own consumer group of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
+MAX_QUEUES = 65_536
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """The contents of the files. ``offsets`` is by topic and group, then by queue; ``delay_offsets`` by delay level."""
+
+    topic_queues: dict[str, int] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    offsets: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
+    delay_offsets: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def group_offsets(self) -> dict[tuple[str, str], dict[int, int]]:
+        """The next queue offset to read of each consumer group and topic, by queue; with the delivery of delays."""
+        found = {(group, topic): queues for (topic, group), queues in self.offsets.items()}
+        if self.delay_offsets:
+            delays = {level - 1: offset for level, offset in self.delay_offsets.items()}
+            found[SCHEDULE_GROUP, SCHEDULE_TOPIC] = delays
+        return found
+
+
+class ConfigFile(NamedTuple):
+    """An intact file: its bytes, and the object in it."""
+
+    data: bytes
+    content: dict[str, Any]
+
+
+def read_config(root: Path) -> BrokerConfig:
+    """The config of the broker at `root`. Raises StoreError without one, or if a file and its .bak are damaged."""
+    folder = root / FOLDER
+    files = [read_config_file(folder / name) for name in FILES]
+    if all(file is None for file in files):
+        raise StoreError(
+            f"{folder}: expected {', '.join(FILES[:-1])} or {FILES[-1]}, found none of them: a broker writes them "
+            "below its storePathRootDir, copy them from there"
+        )
+    topics, groups, offsets, delays = (file.content if file is not None else {} for file in files)
+    return BrokerConfig(
+        topic_queues={
+            topic: min(count, MAX_QUEUES)
+            for topic, config in _table(topics, "topicConfigTable")
+            if (count := _integer(config.get("readQueueNums"), INT32_MAX)) is not None
+        },
+        groups=tuple(group for group, _ in _table(groups, "subscriptionGroupTable")),
+        offsets={
+            (topic, group): _numbers(queues)
+            for key, queues in _table(offsets, "offsetTable")
+            for topic, separator, group in [key.partition("@")]
+            if separator
+        },
+        delay_offsets=_numbers(delays.get("offsetTable")),
+    )
+
+
+def read_config_file(file: Path) -> ConfigFile | None:
+    """A file, or its .bak if it is missing, empty or damaged; None if both are missing.
+
+    Raises StoreError if neither is intact.
+    """
+    problems = []
+    for candidate in (file, file.with_name(f"{file.name}.bak")):
+        try:
+            data = read_start(candidate, MAX_FILE_SIZE + 1)
+            return ConfigFile(data, parse_fastjson(data))
+        except OSError as error:
+            if unreadable(candidate, error) is not None:
+                problems.append(f"{candidate.name} cannot be read ({error.strerror})")
+        except ValueError as error:
+            problems.append(f"{candidate.name}: {error}")
+    if problems:
+        raise StoreError(f"{file}: expected the JSON of a broker's config, found {'; '.join(problems)}: restore it")
+    return None
+
+
+def _table(content: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The entries of a table whose values are objects."""
+    table = content.get(name)
+    for key, value in table.items() if isinstance(table, dict) else ():
+        if isinstance(value, dict):
+            yield key, value
+
+
+def _numbers(table: object) -> dict[int, int]:
+    """A map of queues or levels to offsets, without entries that are no numbers."""
+    numbers = {}
+    for key, value in table.items() if isinstance(table, dict) else ():
+        known, offset = _integer(key, INT32_MAX), _integer(value, INT64_MAX)
+        if known is not None and offset is not None:
+            numbers[known] = offset
+    return numbers
+
+
+def _integer(value: object, limit: int) -> int | None:
+    """A number up to `limit`, also as text; None for anything else."""
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not -limit - 1 <= value <= limit:
+        return None
+    return value
