@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, queues
+from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.interop.java_store import serving_store
 from tests.interop.java_stores import store_openers
@@ -119,6 +120,28 @@ def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> Non
         java.open_root(result, SIZES)
         wanted = {each["physicalOffset"] for each in expected} - lost
         assert {each.physical_offset for each in java.dump().messages} == wanted
+
+
+@pytest.mark.parametrize("version", ["5.1.4", "5.3.3", "5.5.0"])
+def test_new_messages_come_after_the_lost_ends_of_queues(tmp_path: Path, version: str) -> None:
+    """A queue that ends with a filler gets none of them: Java takes its last unit for the end in the log."""
+    root = golden.unpack("mq-plain", tmp_path)
+    before = {queue.name: QueueUnits(queue).end for queue in queues(root)}
+    lost = Golden("mq-plain", "").expected().entries[-60:]
+    for each in lost:
+        write_log(root / "commitlog", each["physicalOffset"], bytes(each["storeSize"]))
+    result = tmp_path / "result"
+    salvage(SalvageRequest.of([root]), result)
+    topic = max((each["topic"] for each in in_queues(lost)), key=[each["topic"] for each in lost].count)
+    own = sorted(name for name in before if name[0] == topic)
+    with closing(PlainStores(version, tmp_path)) as java:
+        java.open_root(result, SIZES, "ASYNC_MASTER")
+        java.put(2 * len(own), topic, len(own))
+        assert {name: end for name, (_, end) in java.queues().items() if name in own} == {
+            name: before[name] + 2 for name in own
+        }
+        found = {(each.topic, each.queue_id, each.queue_offset) for each in java.dump().messages}
+        assert found >= {(*name, before[name] + number) for name in own for number in range(2)}
 
 
 @pytest.mark.parametrize("version", ["5.1.4", "5.3.3", "5.5.0"])

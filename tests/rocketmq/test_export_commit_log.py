@@ -236,7 +236,7 @@ def test_a_gap_in_a_queue_within_the_first_file_becomes_copies_of_the_next_unit(
     # The message after the last one of the first file is in the second file.
     assert is_filler(found).nonzero()[0].tolist() == [number for number in damaged if number == 4]
     copies = sum(number < 4 for number in damaged)
-    notes = [note for note in report.notes if "of the next unit" in note]
+    notes = [note for note in report.notes if "of a neighbouring unit" in note]
     assert notes == [] if not copies else notes[0].startswith(counted(copies, "unit is a copy", "units are copies"))
 
 

@@ -572,7 +572,7 @@ def test_copies_of_the_next_unit_count_as_missing(tmp_path: Path, capsys: pytest
     units[9] = units[9]._replace(commit_log_offset=0, size=0x7FFFFFFF, tags_code=0)
     write_units(tmp_path, units)
     assert main(["audit", str(tmp_path)]) == 1
-    text = "at least 2 messages are missing: 1 unit is a filler, 1 unit is a copy of the next\n"
+    text = "at least 2 messages are missing: 1 unit is a filler, 1 unit is a copy of a neighbour\n"
     assert capsys.readouterr().err == f"dledger: {tmp_path}: {text}"
 
 

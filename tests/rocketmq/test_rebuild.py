@@ -305,7 +305,7 @@ def test_the_filler_for_a_damaged_message_hides_no_other(tmp_path: Path, segment
     assert (done.built.fillers, done.built.led_over) == ((1, 0) if segment else (0, 1))
     assert done.built.units == found.built.units == sum(map(len, _all_units(root))) - 1
     note, advice = done.notes[-2:]
-    assert note.startswith("1 unit is a filler" if segment else "1 unit is a copy of the next unit")
+    assert note.startswith("1 unit is a filler" if segment else "1 unit is a copy of a neighbouring unit")
     assert "restore the log" in advice
     after = units(root, "Orders", victim["queueId"])
     assert [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == [

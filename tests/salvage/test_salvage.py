@@ -28,7 +28,7 @@ from pyspark_dledger.log.verify.findings import Finding
 from pyspark_dledger.log.verify.verify_store import verify
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, plan, salvage, salvage_job, segment_file
-from pyspark_dledger.rocketmq.salvage.segment_file import _time_text
+from pyspark_dledger.rocketmq.salvage.lost_list import _time_text
 from tests.salvage.groups import (
     GOLDENS,
     change,

@@ -67,7 +67,7 @@ def print_queue_ends(out: Output, rows: list[Row]) -> None:
 
 
 def gap_units(log: Log) -> tuple[int, int]:
-    """The numbers of fillers, and of units that are copies of the next one: the log does not have their messages.
+    """The numbers of fillers, and of units that are copies of a neighbour: the log does not have their messages.
 
     Fillers before the first message of a queue do not count: a queue that begins in the middle of a file has them.
     Raises StoreError where the queues cannot be read.

@@ -134,7 +134,7 @@ def _notes(log: Log) -> Iterator[str]:
         yield f"messages from {confirmed} on are not confirmed: they may be in no queue"
     fillers, copies = gap_units(log)
     texts = [counted(fillers, "unit is a filler", "units are fillers")] if fillers else []
-    texts += [counted(copies, "unit is a copy of the next", "units are copies of the next")] if copies else []
+    texts += [counted(copies, "unit is a copy of a neighbour", "units are copies of a neighbour")] if copies else []
     if texts:
         # The first and last messages of a queue can be missing without a filler.
         messages = counted(fillers + copies, "message is", "messages are")

@@ -22,7 +22,7 @@ from pyspark_dledger.format.dispatched_rows import MAX_QUEUE_OFFSET, Longs, Queu
 from pyspark_dledger.format.message import Message
 from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.io.queue_files import SPARE_FILLERS, UNITS_AT_ONCE
-from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits
+from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
 from pyspark_dledger.log.io.salvage_fillers import decided_offsets
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.dispatched import MessageArrays, QueueNames, arrays_of_messages
@@ -136,7 +136,8 @@ class UnitComparison:
             yield self._difference(NOT_DISPATCHED, units, at, transaction, None)
         for at in np.flatnonzero(in_own & is_dispatched & (queue_offset != units.queue_offset)).tolist():
             own = int(queue_offset[at])
-            if not (self._is_gap_copy(units, at, own) if own else self._is_appended(units, at)):
+            is_right = self._is_gap_copy(units, at, own) if own else self._is_appended(units, at)
+            if not (is_right or self._is_end_copy(units, at, own)):
                 yield self._difference(OTHER_PLACE, units, at, int(queue_offset[at]), int(units.queue_offset[at]))
 
     def _is_gap_copy(self, units: StoredUnits, at: int, own_offset: int) -> bool:
@@ -146,6 +147,16 @@ class UnitComparison:
             return False
         copies = self._stored.queues[int(units.queue[at])].at(first, own_offset - first + 1)
         return bool((copies["commitLogOffset"] == units.offset[at]).all())
+
+    def _is_end_copy(self, units: StoredUnits, at: int, own_offset: int) -> bool:
+        """Whether a unit is a copy of a message's own one at a queue's end, in the place of messages that are lost."""
+        place = int(units.queue_offset[at])
+        queue = self._stored.queues[int(units.queue[at])]
+        first = max(own_offset, place - _MAX_GAP_COPIES)
+        between = queue.at(first, max(place - first, 0))
+        is_copy = (between["commitLogOffset"] == units.offset[at]) & (between["size"] == units.size[at])
+        is_own = int(queue.at(own_offset, 1)["commitLogOffset"][0]) == int(units.offset[at])
+        return own_offset < place and is_own and bool((is_copy | is_filler(between)).all())
 
     def _is_appended(self, units: StoredUnits, at: int) -> bool:
         """Whether Java appended a message with queueOffset 0: a message of its queue before it has that place."""

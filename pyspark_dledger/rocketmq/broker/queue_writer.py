@@ -84,7 +84,8 @@ class QueueState:
     """How far a queue is written. ``end`` is the next queueOffset; -1 if the queue may begin with any.
 
     ``last`` is the message of the last unit that was read, ``last_offset`` where the last message before ``end`` is in
-    the log, 0 if unknown. ``before_hole`` is the one before the first unwritten unit, if it `has_hole`.
+    the log, 0 if unknown. ``before_hole`` is the one before the first unwritten unit, if it `has_hole`. ``written`` is
+    the last unit that was written, none before.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -95,6 +96,7 @@ class QueueState:
         self.last_offset = 0
         self.has_hole = False
         self.before_hole: DispatchedMessage | None = None
+        self.written = np.empty(0, UNIT_DTYPE)
 
     @property
     def queue(self) -> Queue:
@@ -163,7 +165,7 @@ class QueueWriter:
     Gaps that the log has no room for take fillers of 6 MB, and of as many bytes as the log has (`log_bytes` before the
     first `put`).
 
-    ``gap_copies`` counts, by queue, the units that are copies of the following unit; ``too_far`` messages are in no
+    ``gap_copies`` counts, by queue, the units that are copies of a neighbouring unit; ``too_far`` messages are in no
     queue because of the gap before them. Nothing shows that the queueOffset of a message in `doubtful` is right: it
     explains no gap.
     """
@@ -253,6 +255,22 @@ class QueueWriter:
         self._spare += int(units["size"][has_message(units)].sum()) // CONSUME_QUEUE_UNIT_SIZE
         return ends
 
+    def keep_end(self, name: QueueName, end: int, log_end: int) -> None:
+        """Let a queue that was written end at `end`, because its last messages are lost; the log ends at `log_end`.
+
+        A queue without any unit stays as it is, and so does one of which the lost messages would be too many.
+        """
+        state = self._states.get(name)
+        if state is None or not len(state.written) or end <= state.end or not self._may_fill(end - state.end, 0):
+            return
+        # As before a unit of the next message, but the last unit is always a copy.
+        own, is_in_first_file = end - end % self.units_per_file, log_end < self.first_file_end
+        copies = max(min(end - max(own, state.end), _MAX_PULL_UNITS), 1) if is_in_first_file else 1
+        self._write_fillers(name, state.end, end - copies)
+        self._write(name, end - copies, np.repeat(state.written, copies))
+        self.gap_copies[name] += copies
+        state.end = end
+
     def _put(self, name: QueueName, offsets: Longs, units: Units) -> int:
         if (state := self._states.get(name)) is None:
             state = self._states[name] = QueueState(Queue(*name, ()))
@@ -280,7 +298,7 @@ class QueueWriter:
             if first != state.end:
                 self._fill_gap(name, state.end, first, part[:1])
             self._write(name, first, part)
-            state.end = first + len(part)
+            state.end, state.written = first + len(part), part[-1:]
         state.last_offset = max(state.last_offset, int(units["commitLogOffset"].max()))
 
     def _new(self, state: QueueState, offsets: Longs, positions: Longs) -> npt.NDArray[np.bool_]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pyspark_dledger.common.durable import sync_dir, write_durably, write_in_place
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_UNIT_SIZE, segment_name
 from pyspark_dledger.format.state_files import (
     COMMITTED_INDEX,
@@ -107,7 +108,12 @@ def _index_sizes(root: Path) -> tuple[int, int] | None:
 
 
 def build_queues_and_index(
-    units: Iterable[DispatchedUnits], log: StoreView, target: Path, sizes: BuildSettings, keep_from: Path | None
+    units: Iterable[DispatchedUnits],
+    log: StoreView,
+    target: Path,
+    sizes: BuildSettings,
+    keep_from: Path | None,
+    ends: Mapping[QueueName, int] | None = None,
 ) -> BuildReport:
     """Build ConsumeQueues and index of the log at the target from its units, and write the checkpoint.
 
@@ -116,7 +122,7 @@ def build_queues_and_index(
 
     Raises StoreError, OSError.
     """
-    built = builder.build(log, target, settings=sizes, units=units, keep_from=keep_from)
+    built = builder.build(log, target, settings=sizes, units=units, keep_from=keep_from, ends=ends)
     last = built.last_stored
     write_store_checkpoint(target, StoreCheckpoint(last, last, last, confirm_phy_offset=max(log.max_offset, 0)))
     sync_dir(target)

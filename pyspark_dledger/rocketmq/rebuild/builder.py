@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pyspark_dledger.common.durable import sync_dir
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io import key_files
@@ -35,6 +36,7 @@ from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
     QueueTimes,
     UnitFiles,
     ext_addresses,
+    kept_ends,
 )
 
 PARTS = "rebuild.parts"
@@ -69,8 +71,8 @@ class BuildReport:
 
     - ``messages`` are in the log. ``units`` are in queues; ``kept`` of them are of messages that expired from the log,
       and ``ext_units`` keep their address in consumequeue_ext.
-    - For messages that the log does not have, there are ``fillers``, and ``led_over`` copies of the next unit (see
-      `queue_writer`).
+    - For messages that the log does not have, there are ``fillers``, and ``led_over`` copies of a neighbouring unit
+      (see `queue_writer`).
     - ``repeated`` messages have a queueOffset that an earlier message of their queue has: they are in no queue, as in
       RocketMQ.
     - ``too_far`` messages are in no queue either: see `queue_writer`.
@@ -126,14 +128,16 @@ def build(
     units: Iterable[DispatchedUnits] | None = None,
     run: MapParts = map_here,
     keep_from: Path | None = None,
+    ends: Mapping[QueueName, int] | None = None,
     progress: Progress | None = None,
 ) -> BuildReport:
     """Build ``target/consumequeue`` and ``target/index`` from a log, sync them, and read them back.
 
     `units` were extracted from the log before, in its order: then it is not read, and ``end`` of the result is 0.
     `keep_from` is a storePathRootDir whose ConsumeQueues have units of expired messages, and addresses in
-    consumequeue_ext; both are kept. Raises StoreError if the log cannot be read, if a folder exists already, or if the
-    files differ when read back; OSError if the disk fails.
+    consumequeue_ext; both are kept. `ends` are known ends of queues whose last messages are lost. Raises StoreError if
+    the log cannot be read, if a folder exists already, or if the files differ when read back; OSError if the disk
+    fails.
     """
     settings = settings or BuildSettings()
     for folder in folders:
@@ -146,7 +150,7 @@ def build(
             size, times = settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, QueueTimes(log, keep_from)
             files = BuiltFiles(target, size, times, ext_addresses(keep_from))
             writer = queue_writer(log, target, settings.units_per_file, files)
-            sinks.append(QueueSink(writer, files, log, keep_from))
+            sinks.append(QueueSink(writer, files, log, keep_from, ends or {}))
         if INDEX in folders:
             sinks.append(IndexSink(target, settings))
         for sink in sinks:
@@ -232,8 +236,8 @@ def notes_of_queues(built: BuildReport) -> Iterator[str]:
         yield f"{units}, for messages that the log does not have: consumers skip fillers"
     if built.led_over:
         yield (
-            f"{counted(built.led_over, 'unit is a copy', 'units are copies')} of the next unit, at the beginning of "
-            "queues, where a filler would hide intact messages: consumers can get the message of that unit again"
+            f"{counted(built.led_over, 'unit is a copy', 'units are copies')} of a neighbouring unit, in place of lost "
+            "messages, where a filler would hide others: consumers can get the message of that unit again"
         )
     if built.repeated:
         yield (
@@ -269,8 +273,15 @@ class QueueSink:
 
     needs_keys = False
 
-    def __init__(self, writer: QueueWriter, files: UnitFiles, log: StoreView, keep_from: Path | None) -> None:
-        self._writer, self._files = writer, files
+    def __init__(
+        self,
+        writer: QueueWriter,
+        files: UnitFiles,
+        log: StoreView,
+        keep_from: Path | None,
+        ends: Mapping[QueueName, int],
+    ) -> None:
+        self._writer, self._files, self._log, self._keep_from, self._ends = writer, files, log, keep_from, ends
         begin = log.segments[0].base if log.segments else 0
         self._expired = ExpiredUnits(keep_from, begin) if keep_from is not None else None
         self._received = self._kept = 0
@@ -292,6 +303,9 @@ class QueueSink:
     def finish(self, built: BuildReport) -> BuildReport:
         if self._expired is not None:
             self._kept += sum(self._expired.write_to(self._writer, name) for name in self._expired.names)
+        kept = kept_ends(self._keep_from, self._writer.ends) if self._keep_from is not None else ()
+        for name, end in (*kept, *self._ends.items()):
+            self._writer.keep_end(name, end, self._log.max_offset)
         self._writer.sync()
         self._files.verify()
         led_over = self._writer.gap_copies.total()

@@ -36,7 +36,7 @@ class QueueDifference:
     """An existing queue compared with the one that a rebuild would write; numbers of units.
 
     A rebuild keeps ``equal`` units, changes ``different`` ones, adds ``missing`` ones, and removes ``extra`` ones,
-    which are of messages that the log does not have. ``fillers`` counts RocketMQ's fillers and copies of the next unit
+    which are of messages that the log does not have. ``fillers`` counts RocketMQ's fillers and copies of a neighbour
     in the rebuilt queue, for messages that the log does not have. ``queue_offset`` is that of the first difference, or
     None: a unit, or else the first one of a file with another size than most.
     """
@@ -67,7 +67,7 @@ def compare_queues(
     """What a rebuild of the ConsumeQueues of a root would change, by queue. Raises StoreError."""
     files = _ComparedFiles(settings.units_per_file * CONSUME_QUEUE_UNIT_SIZE, root)
     writer = queue_writer(log, _NOWHERE, settings.units_per_file, files)
-    built = read_log(log, settings, [QueueSink(writer, files, log, root)], root, progress=progress)
+    built = read_log(log, settings, [QueueSink(writer, files, log, root, {})], root, progress=progress)
     return built, files.differences(writer.gap_copies)
 
 
@@ -106,7 +106,7 @@ class _ComparedFiles(UnitFiles):
         """Nothing was written."""
 
     def differences(self, gap_copies: Mapping[QueueName, int]) -> list[QueueDifference]:
-        """A row for each queue that exists or would be built. `gap_copies` counts copies of the next unit by queue."""
+        """A row for each queue that exists or would be built. `gap_copies` counts copies of a neighbour by queue."""
         for name, count in gap_copies.items():
             self._row(name).fillers += count
         for queue in self._existing.queues:

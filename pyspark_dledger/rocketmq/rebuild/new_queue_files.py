@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Units, queues, skip_too_large
-from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, is_filler
+from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, has_message, is_filler
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import StoredQueues
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter, SparseFiles
@@ -197,6 +198,19 @@ class BuiltFiles(UnitFiles):
 
 
 _FILLER = np.array((0, FILLER_SIZE, 0), UNIT_DTYPE)
+
+
+def kept_ends(root: Path, written: Mapping[QueueName, int]) -> Iterator[tuple[QueueName, int]]:
+    """The queues of a root that keep their ends, although their last messages are lost (`QueueWriter.keep_end`).
+
+    `written` are the ends by the messages of the log: the last unit before is that of the queue's end.
+    """
+    for queue in queues(root, skip_too_large):
+        units, end = QueueUnits(queue), written.get(queue.name, 0)
+        if 0 < end < units.end:
+            own, last = units.at(end - 1, 1), units.at(units.end - 1, 1)
+            if has_message(own)[0] and own[0] == last[0]:
+                yield queue.name, units.end
 
 
 class ExpiredUnits:

@@ -65,12 +65,8 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
 )
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, load_units
-from pyspark_dledger.rocketmq.salvage.segment_file import (
-    SegmentPart,
-    chosen_rows,
-    lost_rows,
-    write_file,
-)
+from pyspark_dledger.rocketmq.salvage.lost_list import LostList, chosen_rows
+from pyspark_dledger.rocketmq.salvage.segment_file import SegmentPart, write_file
 
 _VERB = "salvage"
 _FORM = "commitlog"
@@ -364,7 +360,8 @@ class _Salvage:
     def _finish(self, plan: SalvagePlan, reports: Sequence[PartReport]) -> Iterator[str]:
         """Write all other files; runs again from its start if it was interrupted. Returns notes."""
         roots = store_files.roots_of(self._sources.stores)
-        _write_rows(self._target / LOST_FILE, lost_rows(plan, roots))
+        lost = LostList(plan, roots)
+        _write_rows(self._target / LOST_FILE, lost.rows())
         _write_rows(self._target / DECIDED_FILE, chosen_rows(plan))
         log = plan.log(DLEDGER)
         if log is not None:
@@ -379,7 +376,8 @@ class _Salvage:
         if self._unit_spec is not None:
             result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
             root, sizes = store_files.root_with_queues(roots), store_files.sizes_of(roots)
-            built = store_files.build_queues_and_index(self._left(reports), result, self._target, sizes, root)
+            units, ends = self._left(reports), lost.queue_ends()
+            built = store_files.build_queues_and_index(units, result, self._target, sizes, root, ends)
             yield from builder.notes_of_queues(built)
         yield from store_files.copy_config(roots, self._target)
         if self._sources.request.topics_from_log:

@@ -4,7 +4,6 @@ As Java writes it: entries from the start, a blank where the log continues in th
 rolled-back messages, which are in no queue and in no index: brokers read them like any message and pass over them
 (``CommitLogDispatcherBuildConsumeQueue``, ``IndexService.buildIndex`` of RocketMQ 4.9.8 and 5.3.3). A task leaves the
 units of its entries in a file: the files of index, ConsumeQueues and keys are written from them after all tasks.
-`lost_rows` tells what the sources' ConsumeQueues and index of keys know of the messages that became fillers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.arrow_functions import values_of
 from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
-from pyspark_dledger.format.json_text import time_texts
 from pyspark_dledger.format.layout import (
     BLANK,
     ENTRY_HEADER_SIZE,
@@ -46,8 +44,6 @@ from pyspark_dledger.log.io.salvage_fillers import TOPIC
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
 from pyspark_dledger.log.salvage.pieces import Piece
-from pyspark_dledger.log.salvage.plan import SalvagePlan
-from pyspark_dledger.log.salvage.plan_rows import problems_within
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
 from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
 from pyspark_dledger.rocketmq.jobs.new_files import (
@@ -59,7 +55,6 @@ from pyspark_dledger.rocketmq.jobs.new_files import (
     written_ranges,
 )
 from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, new_file, source_errors
-from pyspark_dledger.rocketmq.lost.known_units import KnownMessage, known_messages
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     NO_UNITS,
     DispatchedUnits,
@@ -67,66 +62,6 @@ from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     save_units,
     units_of_chunk,
 )
-
-
-def lost_rows(plan: SalvagePlan, roots: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """A row for each entry that becomes a filler, with the messages that units know there."""
-    lost = [(log, each) for log in plan.logs for each in log.lost]
-    known = known_messages(roots, ((each.pos, each.pos + each.size) for _, each in lost))
-    offsets = sorted(known)
-    problems = problems_within(plan)
-    for log, each in lost:
-        inside = [offset for offset in offsets if each.pos <= offset < each.pos + each.size]
-        yield {
-            "source": log.source,
-            "index": each.index if each.index >= 0 else None,
-            "term": each.term if each.index >= 0 else None,
-            "pos": each.pos,
-            "size": each.size,
-            "isExtentKnown": each.is_known,
-            "problems": problems(log, each.pos, each.pos + each.size),
-            "messages": [_message_row(known[offset]) for offset in inside],
-        }
-
-
-def chosen_rows(plan: SalvagePlan) -> Iterator[dict[str, Any]]:
-    """A row for each entry that the request decided, with the sources of each copy."""
-    for log, piece in plan.chosen:
-        yield {
-            "source": log.source,
-            "index": piece.first_index if piece.first_index >= 0 else None,
-            "term": piece.term if piece.first_index >= 0 else None,
-            "pos": piece.start,
-            "size": piece.end - piece.start,
-            "why": piece.why,
-            "sources": [plan.names[number] for number in piece.sources],
-            "others": [[plan.names[number] for number in group] for group in piece.others],
-        }
-
-
-def _message_row(known: KnownMessage) -> dict[str, Any]:
-    first, last = _time_text(known.first_stored), _time_text(known.last_stored)
-    return {
-        "commitLogOffset": known.offset,
-        "storeSize": known.size,
-        "topic": known.topic,
-        "queueId": known.queue_id,
-        "queueOffset": known.queue_offset,
-        "tagsCode": known.tags_code,
-        "keyHashes": sorted(known.key_hashes),
-        "firstStoreTimestamp": first,
-        "lastStoreTimestamp": last,
-        "witnesses": known.witnesses,
-    }
-
-
-def _time_text(microseconds: int | None) -> str | None:
-    """A time since 1970; None for one that no calendar has: units can be damaged."""
-    try:
-        return time_texts(pa.array([microseconds], pa.timestamp("us", "UTC")))[0]
-    except (ValueError, OverflowError):
-        return None
-
 
 _TOPIC = TOPIC.encode()
 MIN_SIZE = MIN_MESSAGE_SIZE + 1
