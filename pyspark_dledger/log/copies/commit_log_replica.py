@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -85,8 +85,8 @@ class CommitLogReplica:
 
     @property
     def last_epoch(self) -> int | None:
-        """The last epoch that begins in the log."""
-        return epoch_at(self.epochs, self.end)
+        """The last epoch that begins in the log as it was."""
+        return epoch_at(self.epochs, self.proven_end)
 
     @property
     def is_confirmed_impossible(self) -> bool:
@@ -131,7 +131,7 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
     lows = [low for low, _ in unread.extents if low < end]
     begin = min([begin, *lows]) if segments else begin
     edges = [*((segment.base, segment.end) for segment in segments if segment.base < end), (end, end)]
-    return CommitLogReplica(
+    replica = CommitLogReplica(
         name=name,
         path=store.argument,
         root=str(root) if root is not None and store.paths.only is None else None,
@@ -155,6 +155,13 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         unread=tuple(unread.extents_of(COMMITLOG)),
         unreadable=(*unread.segment_texts(COMMITLOG), *unread.witnesses()),
     )
+    return _with_confirmed_end(replica)
+
+
+def _with_confirmed_end(one: CommitLogReplica) -> CommitLogReplica:
+    confirmed = one.confirm_offset or 0
+    is_longer = confirmed > one.end and not (one.is_old or one.is_end_unread or one.is_confirmed_impossible)
+    return replace(one, proven_end=confirmed, proven_by="checkpoint") if is_longer else one
 
 
 def _checkpoint(root: Path) -> StoreCheckpoint:

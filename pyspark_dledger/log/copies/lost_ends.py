@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.format.state_files import diverged_at
 from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica, own_replicas
 from pyspark_dledger.log.copies.segment_copy import CopyEntries, SegmentCopy, read_copy
 from pyspark_dledger.log.io.files import ignore_error, last_data, open_file, path_of
@@ -53,7 +54,9 @@ class LostEnd:
 def lost_ends_of(replicas: Sequence[CommitLogReplica], doubtful: Container[int] = ()) -> Iterator[LostEnd]:
     """The replicas that lost their end. The times of `doubtful` messages, by their positions, show nothing."""
     for one in replicas:
-        longer = [other for other in replicas if other.end > one.end]
+        diverged = {other.name: diverged_at(one.epochs, other.epochs) for other in replicas}
+        is_alone = {name for name, pos in diverged.items() if pos is not None and pos < one.proven_end}
+        longer = [other for other in replicas if other.end > one.end and other.name not in is_alone]
         known = one.lost_until
         if one.proven_by:
             proof = f"its {one.proven_by} shows messages up to {one.proven_end}, but the log ends at {one.end}"
@@ -86,11 +89,8 @@ def commit_log_replicas(stores: Sequence[StoreView]) -> list[CommitLogReplica]:
 
 
 def _with_lost_end(one: CommitLogReplica, replicas: Sequence[CommitLogReplica]) -> CommitLogReplica:
-    if one.is_end_unread:
+    if one.is_end_unread or one.epochs:
         return one
-    if one.epochs:
-        confirmed = 0 if one.is_confirmed_impossible else one.confirm_offset or 0
-        return replace(one, proven_end=max(confirmed, one.end), proven_by="checkpoint" if confirmed > one.end else "")
     proofs = [(one.end, ""), (_end_by_queues(one), "ConsumeQueue")]
     proofs += [(_end_by_bytes(one, other), f"data, equal to that of {other.name},") for other in replicas]
     end, proof = max(proofs, key=lambda found: found[0])

@@ -89,7 +89,10 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """The copies of one segment, which one task compares, and the numbers of sources with their DLedger index."""
+    """The copies of one segment, which one task compares, and the numbers of sources with their DLedger index.
+
+    ``cuts`` are the positions at which runs end, because epochs begin there.
+    """
 
     base: int
     size: int
@@ -97,6 +100,7 @@ class SegmentPart:
     copies: tuple[SegmentCopy, ...]
     index_folders: tuple[tuple[int, str], ...]
     engine: str
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def compare_copies(part: SegmentPart | IndexedPart) -> Evidence:
         committed = {copy.source: copy.committed for copy in part.copies}
         variants = _different(table, files, unequal, committed, damages) | torn
     edges = {*committed.values(), *(each.first_index - 1 for each in others), *(each.last_index for each in others)}
-    runs = sorted(_runs(table, variants, sorted(edges) if part.source == DLEDGER else None))
+    runs = sorted(_runs(table, variants, sorted(edges) if part.source == DLEDGER else None, part.cuts))
     return Evidence(part.base, part.source, tuple(runs), tuple(damages), tuple(others))
 
 
@@ -437,10 +441,13 @@ def _unequal_bytes(one: bytes, two: bytes, size: int) -> Longs:
     return np.concatenate([np.flatnonzero(first != second), np.arange(common, size)])
 
 
-def _runs(table: _Table, variants: dict[int, _Variants], edges: Sequence[int] | None) -> Iterator[Run]:
+def _runs(
+    table: _Table, variants: dict[int, _Variants], edges: Sequence[int] | None, ends: Sequence[int] = ()
+) -> Iterator[Run]:
     """The runs of a table. Logs that diverged overlap, so each set of sources has its own runs.
 
-    They end at the indexes in `edges`, up to which a log can be of the group or old; None without indexes.
+    They end at the indexes in `edges`, up to which a log can be of the group or old; None without indexes. They end
+    also at the positions `ends`.
     """
     holders, is_suspect = table.holders, table.intact == 0
     is_single = np.zeros(len(table), np.bool_)
@@ -460,6 +467,7 @@ def _runs(table: _Table, variants: dict[int, _Variants], edges: Sequence[int] | 
         rows = np.flatnonzero(kinds == kind)
         pos, size, index, term = (table.columns[name][rows] for name in _KEYS)
         is_cut = (pos[1:] != (pos + size)[:-1]) | (np.diff(term) != 0) | is_single[rows][1:] | is_single[rows][:-1]
+        is_cut |= np.isin((pos + size)[:-1], ends)
         if edges is not None:
             is_cut |= (np.diff(index) != 1) | np.isin(index[:-1], edges)
         cuts = np.flatnonzero(is_cut) + 1

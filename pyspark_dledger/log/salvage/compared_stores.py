@@ -281,6 +281,8 @@ def segment_parts(
     )
     fillers = [SalvageFillers(store.paths).positions for store in stores]
     usual = _usual_size([segment for found in segments.values() for *_, segment in found])
+    epochs = [each for _, found in _epochs(stores) for each in found] if source == COMMITLOG else []
+    cuts = tuple(sorted({each.start for each in epochs}))
     parts = []
     for base, following in zip_longest(sorted(segments), sorted(segments)[1:]):
         end = following if following is not None else base + usual
@@ -293,7 +295,8 @@ def segment_parts(
             copies = [_copy(*one, longest, fillers[one[0]]) for one in found]
             known = committed or {}
             kept = tuple(replace(copy, committed=known.get(copy.source, -1)) for copy in copies if copy.end > base)
-            parts.append(SegmentPart(base, found[0][2].size, source, kept, index_folders, stores[0].options.engine))
+            engine = stores[0].options.engine
+            parts.append(SegmentPart(base, found[0][2].size, source, kept, index_folders, engine, cuts))
     return parts
 
 

@@ -14,6 +14,7 @@ With index units, they are stale if they contradict the last unit, or follow it 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +22,9 @@ import numpy as np
 from pyspark_dledger.format.arrow_functions import numbers_of
 from pyspark_dledger.format.codec import decode_blank, decode_entry_header
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MIN_BLANK_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, MAX_ENTRY_SIZE, MIN_BLANK_SIZE, segment_name
 from pyspark_dledger.format.spec import Evidence, KnownEntries, ScanRequest, Segment
-from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.io.files import file_at, path_of
 from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.witness.headers import Longs, frames_between
 from pyspark_dledger.log.witness.index_units import NodeState
@@ -59,7 +60,7 @@ def log_end_of(segment: Segment, start: int, known: KnownEntries, found: Evidenc
 
     `start` is the position of an entry, or the segment's base.
     """
-    if segment.after is not None:
+    if segment.after is not None or _has_entry_in_next_file(segment):
         return found.log_end
     engine = engine_of("auto", segment)
     segment = replace(segment, witness=_Given(known))
@@ -260,6 +261,16 @@ class _Tail:
             return False
         is_lone = next_index == index + 2 and next_pos - end in (header.size, header.body_size + ENTRY_HEADER_SIZE)
         return is_lone or index >= self._state.end_index
+
+
+def _has_entry_in_next_file(segment: Segment) -> bool:
+    """Whether the next file has an entry: a truncation deletes the files after the log's end."""
+    if not segment.file.is_local:
+        return False
+    path = Path(segment.path).with_name(segment_name(segment.end))
+    following = replace(segment, file=file_at(str(path)), base=segment.end, witness=None)
+    pos, _ = frames_between(following, following.base, following.base + min(segment.size, 2 * MAX_ENTRY_SIZE))
+    return len(pos) > 0
 
 
 def _is_last_file(segment: Segment, end: int) -> bool:

@@ -5,6 +5,7 @@ Also what units say of entries before the first file, and `Candidates`: texts wh
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -131,9 +132,11 @@ def _lost_of(log: ComparedLog, on_unreadable: OnUnreadable = ignore_error) -> li
     """What is lost of a log or undecided, in the order of the log. Raises StoreError for a remote file."""
     places = log.places()
     found: list[LostMessage] = []
-    for history in sorted({place.history for place in places}):
-        own = [place for place in places if place.history == history]
-        numbers = sorted({number for place in own for number in log.numbers_of(history, place.key)})
+    by_replicas: dict[tuple[int, ...], list[Place]] = defaultdict(list)
+    for place in places:
+        key = (place.history, *log.numbers_of(place.history, place.key))
+        by_replicas[key].append(place)
+    for (_, *numbers), own in sorted(by_replicas.items()):
         stores = [log.stores[number] for number in numbers]
         known = _known(own, sorted(stores, key=lambda store: store.path), on_unreadable)
         segments = [segment for store in stores for segment in store.segments]
