@@ -101,8 +101,8 @@ def _lost_between(segment: Segment, start: int, whole: KnownEntries, starts: Lon
     An IndexFile need not have all messages: none that begins later may end there. A message in the body of another one
     ends before that one does.
     """
-    inner, blanks = _inside_gaps(segment, whole, starts)
-    following = distinct(np.concatenate([whole.pos, starts, blanks]))
+    inner, limits = _inside_gaps(segment, whole, starts)
+    following = distinct(np.concatenate([whole.pos, starts, limits]))
     ends = {start, *whole.end.tolist(), *_ends_without_units(segment, whole.end, following)}
     found = []
     for pos, number in zip(starts.tolist(), np.searchsorted(following, starts, "right").tolist(), strict=True):
@@ -115,10 +115,13 @@ def _lost_between(segment: Segment, start: int, whole: KnownEntries, starts: Lon
 
 
 def _inside_gaps(segment: Segment, whole: KnownEntries, starts: Longs) -> tuple[dict[int, int], Longs]:
-    """What looks like a message in gaps with lost ones, its position by its end; and what looks like closing blanks."""
+    """What looks like a message in gaps with lost ones, its position by its end; and what ends a lost one.
+
+    That is an intact message with its own position, or what looks like a closing blank.
+    """
     own = _header_size(segment)
     inner: dict[int, int] = {}
-    blanks = [np.empty(0, np.int64)]
+    limits = [np.empty(0, np.int64)]
     gaps = np.searchsorted(whole.pos, starts, "right")
     for gap in distinct(gaps).tolist():
         lost = starts[gaps == gap]
@@ -126,13 +129,15 @@ def _inside_gaps(segment: Segment, whole: KnownEntries, starts: Longs) -> tuple[
         pos = places_of(segment, int(lost[0]) + 4, limit, MESSAGE_MAGICS) - 4
         ends = pos + read_headers(segment, pos, _INT)
         inner |= dict(zip(ends.tolist(), (pos - own).tolist(), strict=True))
+        found = _by_headers(segment, pos - own)
+        limits.append(found.pos[found.is_whole])
         if gap == len(whole.pos):
             # An entry's blank begins with its magic, that of an old log with its size.
             size_at = 4 if own else -4
             magic = places_of(segment, int(lost[-1]), limit, (MAGIC_BLANK if own else MESSAGE_MAGIC_BLANK,))
             pos = magic + min(size_at, 0)
-            blanks.append(pos[pos + read_headers(segment, magic + size_at, _INT) == segment.end])
-    return inner, np.concatenate(blanks)
+            limits.append(pos[pos + read_headers(segment, magic + size_at, _INT) == segment.end])
+    return inner, np.concatenate(limits)
 
 
 def _ends_without_units(segment: Segment, ends: Longs, starts: Longs) -> Iterator[int]:
