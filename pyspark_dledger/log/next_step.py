@@ -39,7 +39,7 @@ DETAILS = "details"
 SAVE = "save"
 """Save what a member would lose when it follows another one."""
 REPAIR = "repair"
-"""Do by hand what each finding says."""
+"""Do by hand what the findings say, whose codes are its names; then check again."""
 UNCHANGED = "unchanged"
 """A rebuild would change nothing."""
 START = "start"
@@ -192,7 +192,7 @@ def after_findings(paths: Sequence[str], codes: AbstractSet[str]) -> NextStep | 
     """The step after the findings with `codes` of the stores at `paths`; None if nothing is wrong."""
     faults = {code for code in codes if CODES[code].severity != INFO}
     if not is_damage(faults) and QUEUE_CODES.isdisjoint(faults) and KEY_CODES.isdisjoint(faults):
-        return NextStep(REPAIR, names=tuple(paths)) if faults else None
+        return NextStep(REPAIR, names=tuple(sorted(faults))) if faults else None
     return check_of(*paths)
 
 

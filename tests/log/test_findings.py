@@ -553,6 +553,18 @@ def short_broker_checkpoint(root: Path) -> None:
     (root / "checkpoint").write_bytes(b"garbage")
 
 
+def offset_of(offset: int) -> Callable[[Path], None]:
+    """A consumer group whose offset is in a queue of 60 messages."""
+
+    def write(root: Path) -> None:
+        broker(root)
+        (root / "config").mkdir()
+        table = json.dumps({"offsetTable": {"Orders@billing": {0: offset}}})
+        (root / "config" / "consumerOffset.json").write_text(table)
+
+    return write
+
+
 def config_of(text: str) -> Callable[[Path], None]:
     def write(root: Path) -> None:
         keyed(root)
@@ -815,6 +827,7 @@ CASES: dict[str, Case] = {
         {"storeCheckpointEmpty"}, broker_checkpoint(0, 0, 0, 0, 0), broker_checkpoint(1, 0, 0, 0, 0)
     ),
     "a config that is cut": Case({"configInvalid"}, config_of('{"offsetTable":{'), config_of('{"offsetTable":{0:1}}')),
+    "an offset after the end of its queue": Case({"consumerOffsetBeyondEnd"}, offset_of(61), offset_of(60)),
     "abort": Case({"abortFile"}, aborted, abort_of_a_clean_stop),
     "a lock that is taken": Case({"storeInUse"}, used, lock_of_a_clean_stop),
 }  # fmt: skip
@@ -865,6 +878,16 @@ def test_the_catalogue_is_well_formed() -> None:
         assert re.fullmatch("[a-z]+([A-Z][a-z]+)*", code.code)
         assert code.severity in SEVERITIES
         assert code.text.endswith(".") and code.java_does.endswith(".")
+
+
+_ACTIONS = re.compile(
+    "Compare replicas|Copy|Move|Name it|Check its|Replace|Rename|[Rr]un dledger|Stop the|stop the\\sbroker|Start|Send|"
+    "Write the lines|Nothing is lost"
+)
+
+
+def test_each_warning_and_error_says_what_to_do() -> None:
+    assert [code.code for code in CATALOGUE if code.severity != INFO and not _ACTIONS.search(code.text)] == []
 
 
 def test_the_fields_are_the_columns_of_the_table() -> None:

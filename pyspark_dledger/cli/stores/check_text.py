@@ -220,4 +220,8 @@ def missed_text(member: MemberCheck) -> str:
     queues = member.facts.queues
     if queues.reason is not None:
         return f"cannot tell ({queues.reason})"
-    return ", ".join(f"{count} {_AUDIT.get(code, code)}" for code, count in queues.counts.most_common()) or "nothing"
+    parts = [f"{count} {_AUDIT.get(code, code)}" for code, count in queues.counts.most_common()]
+    if count := member.facts.findings["consumerOffsetBeyondEnd"]:
+        offsets = counted(count, "offset of a consumer group is", "offsets of consumer groups are")
+        parts.append(f"new messages, where {offsets} after the end of the queue")
+    return ", ".join(parts) or "nothing"

@@ -27,7 +27,7 @@ _SENTENCES = {
     next_step.REBUILD: "stop the broker first; the old files are kept",
     next_step.DETAILS: "it says what to do about each finding",
     next_step.SAVE: "it saves what {names} would lose as a slave; then start the others first",
-    next_step.REPAIR: "do what each finding says, then run dledger check {paths}",
+    next_step.REPAIR: "do what is written above after {names}, then run dledger check again",
     next_step.UNCHANGED: "a rebuild would change nothing",
     next_step.START: "start {names}",
     next_step.LEAD: "start {names} first; the other members follow",
@@ -50,7 +50,7 @@ def next_lines(found: NextStep) -> Iterator[str]:
 
 def next_sentence(found: NextStep) -> str:
     """What the next step does."""
-    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)), paths=shlex.join(found.names))
+    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)))
 
 
 def step_text(found: NextStep) -> str:

@@ -122,14 +122,20 @@ def _audited(log: Log, progress: ProgressBar) -> Iterator[pa.RecordBatch]:
 def _notes(log: Log) -> Iterator[str]:
     """What no row says: that there are no queues, or that they have fillers."""
     from pyspark_dledger.cli.stores.queue_rows import gap_units
+    from pyspark_dledger.log.io.files import ignore_error
     from pyspark_dledger.log.io.queue_files import FOLDER
     from pyspark_dledger.log.io.state_files import confirmed_end
-    from pyspark_dledger.log.units.stored import queue_root
+    from pyspark_dledger.log.units.stored import StoredQueues, queue_root
+    from pyspark_dledger.log.verify.verify_store import passed_queue_ends
 
     if not (queue_root(log) / FOLDER).is_dir():
         yield f"there is no {FOLDER} folder: every message is missing from its queue"
         return
-    confirmed = confirmed_end(queue_root(log))
+    root = queue_root(log)
+    if passed := passed_queue_ends(log, root, StoredQueues(root, ignore_error)):
+        offsets = counted(len(passed), "offset of a consumer group is", "offsets of consumer groups are")
+        yield f"{offsets} after the end of the queue: dledger verify lists them, and says what to do"
+    confirmed = confirmed_end(root)
     if confirmed < log.max_offset:
         yield f"messages from {confirmed} on are not confirmed: they may be in no queue"
     fillers, copies = gap_units(log)

@@ -21,7 +21,7 @@ from pyspark_dledger.log.io.files import read_start, unreadable
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
-TOPICS, _, OFFSETS, _ = FILES
+TOPICS, _, OFFSETS, DELAYS = FILES
 SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 """RocketMQ's own consumer group of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
 MAX_QUEUES = 65_536

@@ -22,12 +22,15 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.log.io.broker_config import DELAYS, OFFSETS, SCHEDULE_GROUP
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.queue_files import FOLDER, Units
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler, is_written
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units import comparison
 from pyspark_dledger.log.units.comparison import UnitComparison, UnitDifference
+from pyspark_dledger.log.units.consumer_offsets import PassedEnd
 from pyspark_dledger.log.units.dispatched import COLUMNS, MessageArrays, arrays_of_batches
 from pyspark_dledger.log.units.stored import StoredQueues, StoredUnits, Unwritten
 from pyspark_dledger.log.verify.report import Report
@@ -328,6 +331,17 @@ def check_queue_files(stored: StoredQueues, report: Report) -> None:
     for _, file, usual in stored.files_of_other_sizes():
         text = f"expected {usual} bytes, found {file.size}"
         report.add("consumeQueueFileSize", file.path, text, offset=min(file.size, usual))
+
+
+def check_consumer_offsets(root: Path, found: Iterable[PassedEnd], report: Report) -> None:
+    """Report the consumer groups that have passed the end of a queue."""
+    for each in found:
+        text = (
+            f"expected an offset of {each.group} in {each.topic}/{each.queue_id} up to "
+            f"{each.end}, where the queue ends, found {each.offset}"
+        )
+        name = DELAYS if each.group == SCHEDULE_GROUP else OFFSETS
+        report.add("consumerOffsetBeyondEnd", root / CONFIG / name, text)
 
 
 def check_outside(

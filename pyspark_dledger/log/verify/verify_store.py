@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
@@ -22,6 +23,7 @@ from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
 from pyspark_dledger.log.io.unread_files import unreadable_files
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.units.consumer_offsets import PassedEnd, passed_ends
 from pyspark_dledger.log.units.stored import StoredQueues, are_in_rocksdb, are_missing
 from pyspark_dledger.log.verify.broker_checks import check_broker_files
 from pyspark_dledger.log.verify.file_checks import (
@@ -33,6 +35,7 @@ from pyspark_dledger.log.verify.file_checks import (
 from pyspark_dledger.log.verify.findings import AFTER_END, INFO, Finding
 from pyspark_dledger.log.verify.queue_checks import (
     QueueScope,
+    check_consumer_offsets,
     check_outside,
     check_queue_files,
     dispatched_end,
@@ -156,7 +159,6 @@ _NOT_CHECKED_BY = {
     FOLDER: None,
     BATCH_FOLDER: "queues of batch messages",
     KEYS_FOLDER: "if the index of keys has all keys (dledger rebuild index --dry-run)",
-    "config/consumerOffset.json": "consumer offsets (dledger consumers)",
 }
 
 
@@ -231,6 +233,13 @@ def _queue_scope(store: StoreView, log_end: int) -> QueueScope | None:
         return QueueScope(root, 0, 0, committed, committed)
     dispatched = dispatched_end(StoredQueues(root, ignore_error), store.segments, log_end)
     return QueueScope(root, 0, 0, dispatched, committed)
+
+
+def passed_queue_ends(store: StoreView, root: Path, stored: StoredQueues) -> list[PassedEnd]:
+    """The offsets of consumer groups after the ends of the queues, as they are once the broker has started."""
+    scope = _queue_scope(store, _log_end(store))
+    undispatched = max(scope.committed - scope.dispatched, 0) // MIN_MESSAGE_SIZE if scope is not None else 0
+    return list(passed_ends(root, stored, undispatched))
 
 
 def _committed_end(store: StoreView, root: Path) -> int:
@@ -310,4 +319,5 @@ def _check_queues(store: StoreView, root: Path, stored: StoredQueues, report: Re
     is_old_part_left_out = not store.paths.commitlog_dirs and (root / "commitlog").is_dir()
     low = store.segments[0].base if store.segments and not is_old_part_left_out else None
     check_queue_files(stored, report)
+    check_consumer_offsets(root, passed_queue_ends(store, root, stored), report)
     check_outside(stored, store.segments, low, _log_end(store), root, report)
