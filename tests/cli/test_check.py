@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger
+from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.root_files import locked
 from tests.support.command_line import Ran
 from tests.support.damage import write_at
@@ -157,12 +158,37 @@ def test_queues_of_another_size_than_those_of_most_members_are_rebuilt(
     assert [command[1] for command in follow(run, *paths)] == ["check", "rebuild", "rebuild", "check"]
 
 
-def test_a_deleted_index_of_keys_is_said(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
+@pytest.mark.parametrize("name", ["n0", "n1", "n2"])
+def test_an_index_of_keys_that_other_members_have_is_built_again(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run, name: str
+) -> None:
+    group = case_folder("mq-53-three")
+    lost = copy_tree(group / name, tmp_path / "root")
+    shutil.rmtree(lost / "index")
+    (lost / "checkpoint").unlink()
+    paths = [lost, *(group / other for other in ("n0", "n1", "n2") if other != name)]
+    done, lines = checked(run, *paths)
+    assert done.code == 1 and any("it lost its index of keys" in line for line in lines)
+    assert [command[1] for command in follow(run, *paths)] == ["check", "rebuild", "rebuild", "check"]
+    assert not any("lost its index" in line for line in checked(run, *paths)[1])
+
+
+def test_an_index_of_keys_that_is_missing_is_lost_if_the_checkpoint_shows_it(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    """A broker with messageIndexEnable=false has none."""
     root = copy_tree(case_folder("mq-53-single"), tmp_path / "root")
-    for text in ("may start", "may start; it has no index of keys, although its messages have keys"):
-        done, lines = checked(run, root)
-        assert done.code == 0 and lines[2].endswith(text)
-        shutil.rmtree(root / "index", ignore_errors=True)
+    assert checked(run, root)[1][2].endswith("may start")
+    shutil.rmtree(root / "index")
+    times = read_store_checkpoint(root)
+    (root / "checkpoint").write_bytes(times._replace(index_msg_timestamp=0).pack())
+    done, lines = checked(run, root)
+    assert done.code == 0
+    assert lines[2].endswith("may start; it has no index of keys, although its messages have keys")
+    (root / "checkpoint").write_bytes(times.pack())
+    done, lines = checked(run, root)
+    assert done.code == 1
+    assert lines[2].endswith("may start; it lost its index of keys, so queries by key find nothing")
 
 
 def test_the_folders_of_one_log_are_no_replicas(case_folder: Callable[[str], Path], run: Run) -> None:

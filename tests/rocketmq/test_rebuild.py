@@ -586,12 +586,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     root = tmp_path / "root"
     store_of(root)
     assert main(["rebuild", "consumequeue", str(root), "--dry-run"]) == 0
-    assert "5 queues are as they would be built, 0 are not" in capsys.readouterr().out
+    assert "5 queues are as a rebuild would write them, 0 differ" in capsys.readouterr().out
     shutil.rmtree(root / "consumequeue" / "Pays")
     assert main(["rebuild", "consumequeue", str(root), "--dry-run"]) == 1
     text = capsys.readouterr().out
     assert text.splitlines()[1].split()[:2] == ["Pays", "0"]
-    assert "4 queues are as they would be built, 1 are not" in text
+    assert "4 queues are as a rebuild would write them, 1 differ" in text
     assert main(["rebuild", "consumequeue", str(root), "--dry-run", "--json"]) == 1
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["topic"] for row in rows if row["missing"]] == ["Pays"]

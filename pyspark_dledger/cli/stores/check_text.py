@@ -131,7 +131,9 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
         parts[0] += first_files_text(member.entries, report.comparison.verdict.members)
     if facts.unreadable and not member.entries and not member.bytes:
         parts.append(f"cannot be read: {', '.join(map(cell, facts.unreadable[:_MAX_CODES]))}")
-    if facts.findings["keyIndexMissing"]:
+    if member.lost_keys:
+        parts.append("it lost its index of keys, so queries by key find nothing")
+    elif facts.findings["keyIndexMissing"]:
         parts.append("it has no index of keys, although its messages have keys")
     if faults := facts.faults:
         listed = ", ".join(f"{code} {count}" for code, count in list(faults.items())[:_MAX_CODES])

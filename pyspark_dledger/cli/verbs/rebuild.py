@@ -82,9 +82,21 @@ def _print_compared(out: Output, found: CompareReport) -> None:
         print_table(out, map(fields_row, changed))
         out.line("")
     out.line(f"{found.folder}: {counted(found.built.messages, 'message')} {found.committed}")
-    equal, kind = len(found.differences) - len(changed), "queues" if found.what == "consumequeue" else "index files"
-    out.line(f"{equal} {kind} are as they would be built, {len(changed) - found.has_keys_outside} are not")
+    out.line(_equal_text(found))
     out.lines(f"note: {text}" for text in found.notes)
+
+
+def _equal_text(found: CompareReport) -> str:
+    """How many queues or files are as a rebuild would write them."""
+    kind = "queue" if found.what == "consumequeue" else "index file"
+    equal = sum(difference.is_equal for difference in found.differences)
+    changed = len(found.differences) - equal - found.has_keys_outside
+    if not equal + changed:
+        return f"there is no {kind}"
+    as_built = counted(equal, f"{kind} is", f"{kind}s are")
+    return (
+        f"{as_built} as a rebuild would write {'it' if equal == 1 else 'them'}, {counted(changed, 'differs', 'differ')}"
+    )
 
 
 def _rebuild(args: argparse.Namespace, files: FileSettings, out: Output) -> int:

@@ -55,7 +55,8 @@ def check_broker_files(store: StoreView, root: Path, log_end: int, report: Repor
     _check_store_checkpoint(root, last.store_timestamp if last is not None else None, log_end, report)
     _check_config(root, report)
     files = key_files.index_files(root)
-    if not files and (root / FOLDER).is_dir() and last is not None and hashes_of_keys(last.topic, last.properties):
+    has_keys = last is not None and bool(hashes_of_keys(last.topic, last.properties))
+    if not files and (root / FOLDER).is_dir() and (has_keys or read_store_checkpoint(root).index_msg_timestamp > 0):
         report.add("keyIndexMissing", root / key_files.FOLDER, "expected IndexFiles of the messages' keys, found none")
     for path in files:
         try:

@@ -127,7 +127,7 @@ class MemberCheck:
 
     ``entries`` and ``bytes`` are the verdicts of the comparison on its DLedger log and its CommitLog; None where it has
     none. ``is_alone``: it was checked without replicas. ``has_other_queue_files``: its ConsumeQueue files have another
-    size than those of most members.
+    size than those of most members. ``others_have_keys``: another member has an index of keys.
     """
 
     name: str
@@ -136,6 +136,13 @@ class MemberCheck:
     bytes: MemberVerdict | None = None
     is_alone: bool = False
     has_other_queue_files: bool = False
+    others_have_keys: bool = False
+
+    @property
+    def lost_keys(self) -> bool:
+        """Whether it lost its index of keys: without a proof that it had one, the broker may be set to write none."""
+        facts = self.facts
+        return facts.is_broker and not facts.key_files and (self.others_have_keys or facts.had_key_files)
 
     @property
     def has_wrong_queue_files(self) -> bool:
@@ -173,7 +180,7 @@ class MemberCheck:
         """Whether nothing is wrong with it."""
         restart = self.facts.restart
         is_sound = self.start == YES and self.serve in (YES, None) and not self.facts.faults and not self.facts.decided
-        return is_sound and (restart is None or not restart.is_trouble)
+        return is_sound and not self.lost_keys and (restart is None or not restart.is_trouble)
 
     @property
     def condition(self) -> Condition:
@@ -181,6 +188,7 @@ class MemberCheck:
         facts, faults = self.facts, self.facts.faults
         is_wrong = bool(facts.queues.counts) and steps.NO_UNIT_CODES.isdisjoint(faults)
         is_wrong |= not steps.QUEUE_CODES.isdisjoint(faults) or self.has_other_queue_files
+        has_wrong_keys = self.lost_keys or not steps.KEY_CODES.isdisjoint(faults)
         return replace(
             condition_of(self.name, facts.path, self.entries, self.bytes),
             is_unreadable=bool(facts.unreadable),
@@ -188,7 +196,7 @@ class MemberCheck:
             is_damaged=start_of(self.entries, self.bytes) == NO
             or is_damage(faults)
             or (self.start == NO and not self.has_wrong_queue_files),
-            rebuild=steps.QUEUES if is_wrong else None if steps.KEY_CODES.isdisjoint(faults) else steps.KEYS,
+            rebuild=steps.QUEUES if is_wrong else steps.KEYS if has_wrong_keys else None,
             has_findings=bool(faults),
             may_lead=self.lead in (YES, WITH_LOSS),
         )
@@ -320,6 +328,7 @@ def check_stores(
             next((each for each in positions if each.path == facts.path), None),
             len(logs) == 1,
             0 < sizes[facts.queue_file_units] < max(sizes.values()),
+            any(other.key_files for other in found if other is not facts),
         )
         for name, facts in zip(replica_names(logs), found, strict=True)
     )

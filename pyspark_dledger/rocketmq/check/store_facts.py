@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.io.files import ignore_error
+from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.queue_files import FOLDER, queues, usual_units
+from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.log.io.store_use import KnownLoss, StoreWatch, known_loss
 from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
@@ -56,7 +58,8 @@ class StoreFacts:
     """What is known of one store without the others. ``unreadable`` are its files that cannot be read.
 
     ``findings`` are counts by code, ``examples`` the first ones of each code. ``queue_file_units`` is how many units
-    most of its ConsumeQueue files have; 0 without files.
+    most of its ConsumeQueue files have; 0 without files. ``key_files`` counts its IndexFiles, and ``had_key_files``
+    says that the broker's checkpoint knows of some.
     """
 
     path: str
@@ -72,6 +75,8 @@ class StoreFacts:
     not_checked: tuple[str, ...]
     examples: dict[str, list[Finding]]
     queue_file_units: int
+    key_files: int
+    had_key_files: bool
     known_loss: KnownLoss | None
     """What was lost after the end of its log, if a salvage wrote it."""
 
@@ -147,6 +152,8 @@ def store_facts(
         not_checked=tuple(not_checked(alone)),
         examples=_of(found.examples, findings),
         queue_file_units=usual_units(queues(root, ignore_error)) if root is not None else 0,
+        key_files=len(index_files(root)) if root is not None else 0,
+        had_key_files=root is not None and read_store_checkpoint(root).index_msg_timestamp > 0,
         known_loss=known_loss(log.path),
     )
 
