@@ -67,6 +67,23 @@ def test_a_salvaged_queue_keeps_its_end(
         assert main([*words, str(target)]) == 0, capsys.readouterr()
 
 
+@pytest.mark.parametrize("case", ["mq-plain", "mq-53-single"])
+def test_lost_says_of_a_salvaged_store_what_check_says(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roots = stores(case, tmp_path)
+    lose_end(roots, 20)
+    target = tmp_path / "healthy"
+    salvage(SalvageRequest.of(roots, undecided="majority"), target)
+    codes, texts = zip(
+        *((main([verb, str(target)]), capsys.readouterr().out) for verb in ("check", "lost")), strict=True
+    )
+    assert codes == (1, 1)
+    known = [text.partition("known: ")[2].partition(";")[0].splitlines()[:1] for text in texts]
+    assert known[0] == known[1]
+    assert "lost: nothing" not in texts[1]
+
+
 def test_consumer_offsets_show_where_a_queue_ended_whose_units_are_lost(tmp_path: Path) -> None:
     roots = stores("mq-53-three", tmp_path)
     before = ends(roots[0])

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.cli.stores.next_text import next_lines
-from pyspark_dledger.cli.stores.verdict_text import first_files_text, lost_text, member_text, shown_name
+from pyspark_dledger.cli.stores.verdict_text import (
+    first_files_text,
+    known_loss_text,
+    lost_text,
+    member_text,
+    shown_name,
+)
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport, MemberCheck, start_of
@@ -16,7 +22,6 @@ from pyspark_dledger.rocketmq.check.restart import ASSUMED, Restart, Version
 from pyspark_dledger.rocketmq.check.store_facts import NO, UNKNOWN, YES
 
 if TYPE_CHECKING:
-    from pyspark_dledger.log.io.store_use import KnownLoss
     from pyspark_dledger.log.state import State
 
 _MAX_MEMBERS = 7
@@ -76,7 +81,7 @@ def lost_for_good(report: CheckReport) -> str:
         parts += [f"{place}{text}"] if text != "nothing" or not parts else []
     if report.known_losses and NOTHING in parts:
         parts.remove(NOTHING)
-    parts += [f"known: {_known_text(name, loss)}" for name, loss in report.known_losses.items()]
+    parts += [f"known: {known_loss_text(name, loss)}" for name, loss in report.known_losses.items()]
     parts += [f"known: {_decided_text(member)}" for member in report.members if member.facts.decided]
     state = report.members[0].facts.state
     if len(report.members) == 1 and state.min_offset > 0:
@@ -85,11 +90,6 @@ def lost_for_good(report: CheckReport) -> str:
     if len(report.members) == 1 and report.lost_in_logs != NOTHING:
         parts.append("give the paths of all replicas, which can have it")
     return "; ".join(parts) or NOTHING
-
-
-def _known_text(name: str, loss: KnownLoss) -> str:
-    what = f"committed entries up to {loss.last_index}" if loss.last_index >= 0 else f"positions up to {loss.last_pos}"
-    return f"{what}, after the end of the log that a salvage wrote as {name}"
 
 
 def _decided_text(member: MemberCheck) -> str:

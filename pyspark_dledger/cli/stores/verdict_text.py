@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.copy_ranges import Ranges
     from pyspark_dledger.log.diff.replica_group import Loss
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
+    from pyspark_dledger.log.io.store_use import KnownLoss
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
 _MAX_RANGES = 5
@@ -335,3 +336,9 @@ def _losses_text(losses: Sequence[Loss]) -> str:
 
 def _has(nodes: Sequence[str]) -> str:
     return "has" if len(nodes) == 1 else "have"
+
+
+def known_loss_text(name: str, loss: KnownLoss) -> str:
+    """What a salvage could not restore at the end of a log."""
+    what = f"committed entries up to {loss.last_index}" if loss.last_index >= 0 else f"positions up to {loss.last_pos}"
+    return f"{what}, after the end of the log that a salvage wrote as {name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_stores
@@ -12,7 +12,7 @@ from pyspark_dledger.cli.output.rows import Row, print_table
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import print_unread
-from pyspark_dledger.cli.stores.verdict_text import lost_count, unclear_text
+from pyspark_dledger.cli.stores.verdict_text import known_loss_text, lost_count, unclear_text
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, rows_of
@@ -48,7 +48,7 @@ def _lost(args: argparse.Namespace, out: Output, log: Log) -> int:
     logs: list[Log] = [log, *log.replicas]
     names = Candidates(_lines(args.candidates), logs) if args.candidates is not None else None
     losses = lost_in_group(log, out.progress)
-    found, unclear = losses.messages, _unclear(losses)
+    found, unclear = losses.messages, [*_unclear(losses), *_known(logs)]
     unread = [line for each in logs for line in each.unread.lines("what else is lost", _READ)]
     if unread:
         unclear.append("cannot tell more: some files cannot be read")
@@ -75,6 +75,20 @@ def _unclear(losses: GroupLosses) -> list[str]:
     entries, positions = losses.unclear, losses.unclear_positions
     texts = [unclear_text(entries, losses.unclear_reasons)] if entries.entries else []
     return texts + ([unclear_text(positions, losses.unclear_reasons, "positions")] if positions.entries else [])
+
+
+def _known(logs: list[Log]) -> Iterator[str]:
+    """What the salvages that wrote stores lost at the ends of their logs, as `check` says it, too."""
+    from pyspark_dledger.log.io.store_use import KnownLoss, known_loss, losses_of_all
+    from pyspark_dledger.log.replicas import replica_names
+
+    named = dict(zip(replica_names(logs), logs, strict=True))
+    ends = {
+        name: KnownLoss(log.end.last_index if log.ledger_segments else -1, log.max_offset - 1)
+        for name, log in named.items()
+    }
+    losses = losses_of_all({name: known_loss(log.path) for name, log in named.items()}, ends)
+    yield from (f"known: {known_loss_text(name, loss)}" for name, loss in losses.items())
 
 
 def _lines(file: str) -> list[str]:
@@ -111,7 +125,8 @@ def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: 
 def _alone(found: list[LostMessage], unclear: list[str]) -> str:
     """What one store has lost: other replicas decide if it is lost for good."""
     others = ["give the paths of other replicas too: they may have it"] if found else []
-    return f"lost: {'; '.join([lost_count(found), *_restorable(found), *unclear, *others])}"
+    counts = [lost_count(found)] if found or not unclear else []
+    return f"lost: {'; '.join([*counts, *_restorable(found), *unclear, *others])}"
 
 
 def _summary(found: list[LostMessage], unclear: list[str]) -> Iterable[str]:

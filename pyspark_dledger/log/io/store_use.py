@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -203,6 +203,18 @@ def known_loss(path: str) -> KnownLoss | None:
     last_index, end = (found.get(name) for name in ("lost_after", "lost_until"))
     loss = KnownLoss(last_index if isinstance(last_index, int) else -1, end - 1 if isinstance(end, int) else -1)
     return loss if loss != KnownLoss() else None
+
+
+def losses_of_all(losses: Mapping[str, KnownLoss | None], ends: Mapping[str, KnownLoss]) -> dict[str, KnownLoss]:
+    """The known losses of members, by their names, that no other member has; `ends` are the ends of all logs."""
+    others = [ends[name] for name, loss in losses.items() if loss is None]
+    last_index = max((end.last_index for end in others), default=-1)
+    last_pos = max((end.last_pos for end in others), default=-1)
+    return {
+        name: loss
+        for name, loss in losses.items()
+        if loss is not None and (loss.last_index > last_index or loss.last_pos > last_pos)
+    }
 
 
 def salvaged_from(path: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pyspark_dledger.log.diff.comparison import Comparison, compare_group
 from pyspark_dledger.log.diff.diff_table import DIVERGED, FAULTS
 from pyspark_dledger.log.diff.replica_group import ReplicaGroup, compared
 from pyspark_dledger.log.diff.verdict import MASTER, SLAVE, MemberVerdict
-from pyspark_dledger.log.io.store_use import KnownLoss, salvaged_from
+from pyspark_dledger.log.io.store_use import KnownLoss, losses_of_all, salvaged_from
 from pyspark_dledger.log.next_step import (
     BESIDE_LOG,
     REPLACE,
@@ -226,15 +226,9 @@ class CheckReport:
     @property
     def known_losses(self) -> dict[str, KnownLoss]:
         """What salvages have lost at the end of the logs of members, by their names, and no other member has."""
-        others = [member.facts.state for member in self.members if member.facts.known_loss is None]
-        last_index = max((state.end_index for state in others), default=-1)
-        last_pos = max((state.max_offset for state in others), default=0) - 1
-        found = {member.name: member.facts.known_loss for member in self.members}
-        return {
-            name: loss
-            for name, loss in found.items()
-            if loss is not None and (loss.last_index > last_index or loss.last_pos > last_pos)
-        }
+        states = {member.name: member.facts.state for member in self.members}
+        ends = {name: KnownLoss(state.end_index, state.max_offset - 1) for name, state in states.items()}
+        return losses_of_all({member.name: member.facts.known_loss for member in self.members}, ends)
 
     @property
     def lost(self) -> str:
