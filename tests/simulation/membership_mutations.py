@@ -19,7 +19,7 @@ def with_changes(scenario: Scenario) -> Scenario:
 class ChangesTwiceAtOnce(Mutant):
     """Begins a change before the list before is committed."""
 
-    first_seed = 47
+    first_seed = 77
 
     def damage(self) -> None:
         class Hasty(type(self._member.members)):  # type: ignore[misc]
@@ -117,7 +117,7 @@ class CountsByTheListBefore(Mutant):
 class CampaignsInATermThatHadALeader(Mutant):
     """Campaigns in the term whose leader changed the members."""
 
-    first_seed = 7
+    first_seed = 31
 
     def damage(self) -> None:
         class Old(type(self._member.members)):  # type: ignore[misc]
