@@ -18,6 +18,8 @@ STOP = "stop"
 """A store is in use: the same command, after its broker was stopped."""
 APART = "apart"
 """Stores are no replicas of one log: check those that are."""
+CHOOSE = "choose"
+"""Logs diverged, and nothing tells which one the last master wrote: the user names it to a salvage."""
 PLAN = "plan"
 """Something is damaged: what can be restored from where."""
 COPY = "copy"
@@ -97,7 +99,7 @@ class Condition:
 
     ``is_damaged``: it must not be started as it is, or its log, its index or its state is wrong. ``rebuild`` is
     `QUEUES` or `KEYS` if only those are wrong, ``has_findings`` if anything else is. ``strangers`` are the members of
-    which it is no replica.
+    which it is no replica, ``rivals`` those of which nothing tells if their logs are of a later master.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Condition:
     has_findings: bool = False
     may_lead: bool = True
     save: tuple[str, int] | None = None
+    rivals: tuple[str, ...] = ()
 
 
 def next_step(
@@ -136,6 +139,8 @@ def next_step(
     in_use = [each for each in members if each.is_in_use]
     if in_use and (is_lost or damaged or any(each.rebuild for each in members)):
         return _step(STOP, ["check", *_paths(members)], in_use)
+    if can_salvage and (rivals := [each for each in members if each.rivals]):
+        return NextStep(CHOOSE, names=tuple(each.name for each in rivals))
     if damaged or is_lost:
         if is_empty:
             return NextStep(EMPTY, names=tuple(each.name for each in members))

@@ -172,7 +172,8 @@ def _kept_end(group: Group, name: str) -> float:
 def check_walk(group: Group) -> None:
     """From `check` on, each command prints the next one, until nothing is left to do.
 
-    What is left to do after an export is in the line below its command.
+    What is left to do after an export is in the line below its command. Where nothing tells which log is right, the
+    user names it, so no command is complete.
     """
     walk = group.folder / "walk"
     for name in group.stores:
@@ -184,6 +185,8 @@ def check_walk(group: Group) -> None:
             group.say("walk", command[0], f"dledger {' '.join(command)}: {ran.err[:200]}")
             return
         lines = ran.out.splitlines()
+        if any(line.startswith("next: choose") for line in lines) and ran.code == 1:
+            return
         if any(line.startswith("done:") for line in lines) or (command[0] == "export" and ran.code == 0):
             return
         following = next((line for line in lines if line.startswith("next: dledger ")), None)

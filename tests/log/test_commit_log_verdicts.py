@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.cli.stores.verdict_text import lost_text
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
+from pyspark_dledger.format.state_files import EPOCH_FILE, EPOCH_FILES
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, compare_commit_logs
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED, Copy, CopyRange
@@ -178,9 +181,59 @@ def test_two_masters_without_epochs_cannot_both_start(tmp_path: Path) -> None:
     write_commitlog(tmp_path / "a", [*messages(COUNT)[:20], *messages(COUNT, "other ")[20:]])
     write_commitlog(tmp_path / "b", messages(COUNT)[:30])
     found = compared(tmp_path / "a", tmp_path / "b")
-    assert starts(found) == ["master", "no"]
+    assert starts(found) == ["unknown", "unknown"], "the times of both masters are the same"
+    assert [member.rivals for member in found.verdict.members] == [("b",), ("a",)]
     assert not found.verdict.members[1].can_follow
     assert found.verdict.members[0].overwritten == ("b",)
+
+
+def test_without_epochs_the_log_that_was_written_later_is_the_last_masters(tmp_path: Path) -> None:
+    """It is the shorter one, and the times of its messages begin after those of the other one end."""
+    later = [
+        mq_message("Orders", b"later".ljust(200, b"x"), queue_offset=n, store_timestamp=1700000100000 + n)
+        for n in range(20, 25)
+    ]
+    write_commitlog(tmp_path / "a", messages(COUNT))
+    write_commitlog(tmp_path / "b", [*messages(COUNT)[:20], *later])
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert starts(found) == ["no", "master"]
+    assert found.log_of == "b"
+
+
+def test_another_log_that_began_within_the_last_epoch_is_of_a_later_one(tmp_path: Path) -> None:
+    """Only the epochs of the other log are left: a master has one log, so both are not of that epoch."""
+    write_commitlog(tmp_path / "a", messages(COUNT))
+    write_commitlog(tmp_path / "b", [*messages(COUNT)[:20], *messages(COUNT, "other ")[20:25]])
+    controller(tmp_path / "a", epoch_file("1-0"))
+    assert starts(compared(tmp_path / "a", tmp_path / "b")) == ["no", "master"]
+    controller(tmp_path / "b", epoch_file("1-0"))
+    assert starts(compared(tmp_path / "a", tmp_path / "b")) == ["unknown", "unknown"], "one of the files is old"
+
+
+EPOCH_DAMAGES: dict[str, Callable[[Path], object]] = {
+    "gone": lambda root: [(root / name).unlink(missing_ok=True) for name in EPOCH_FILES],
+    "backup": lambda root: (root / EPOCH_FILE).unlink(),
+    "cut": lambda root: [(root / name).write_bytes((root / name).read_bytes()[:9]) for name in EPOCH_FILES],
+    "old": lambda root: (root / EPOCH_FILE).write_text(epoch_file("1-0")),
+    "empty": lambda root: [(root / name).write_bytes(b"") for name in EPOCH_FILES],
+}
+
+
+@pytest.mark.parametrize("damage", EPOCH_DAMAGES)
+@pytest.mark.parametrize("nodes", ["b1", "b2", "b2 b3", "b1 b2 b3"])
+def test_lost_epochs_never_make_the_log_of_an_earlier_master_the_one_to_follow(
+    damage: str, nodes: str, case_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """b1 has the longest log, and confirmed bytes of it; but b2 was elected later, and b3 follows it."""
+    folder = shutil.copytree(case_folder("mq-53-controller"), tmp_path / "group")
+    for node in nodes.split():
+        EPOCH_DAMAGES[damage](folder / node)
+    found = compared(*(folder / name for name in ("b1", "b2", "b3")))
+    assert starts(found)[0] in ("no", "slave")
+    assert found.log_of in ("b2", "b3")
+    assert "confirmed bytes" in lost_text(found.verdict)
+    step = step_after_comparison(found, ())
+    assert "export" in (step.before if step.step == PLAN else step.arguments)
 
 
 def test_damage_after_many_other_rows_counts(tmp_path: Path) -> None:

@@ -520,7 +520,7 @@ def test_diverged_commit_logs_are_not_mixed(tmp_path: Path) -> None:
         messages = group(0, 10)[:10] + group(seed, 10)[10:]
         write_commitlog(tmp_path / f"m{seed}", messages, file_size=4096)
     members = [tmp_path / "m0", tmp_path / "m1"]
-    with pytest.raises(StoreError, match=r"the logs diverged\. Choose the one to restore"):
+    with pytest.raises(StoreError, match=r"nothing tells which one the last master wrote\. Choose the one to restore"):
         plan(SalvageRequest.of(members))
     for number, member in enumerate(members):
         target = tmp_path / f"result{number}"

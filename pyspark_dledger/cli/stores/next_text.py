@@ -14,6 +14,8 @@ _SENTENCES = {
     next_step.STOP: "first stop the broker of {names}: while it writes, nothing can tell what is damaged",
     next_step.APART: "{names} are of several groups: check each group by itself, with all of its replicas; keep all "
     "stores, and export each (docs/incident.md)",
+    next_step.CHOOSE: "choose the log of one of {names}: nothing tells which log the last master wrote. dledger diff "
+    "shows both, and dledger salvage PATH... --plan --log-of ID restores that of ID",
     next_step.PLAN: "it writes nothing: it shows what can be restored, and from which store",
     next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: stop {names}; of each, move its folder away, "
     "copy that of a complete member there (cp -a --sparse=always), rename dledger-ID in it, and keep its own currterm "
@@ -37,10 +39,10 @@ _SENTENCES = {
 
 
 def next_lines(found: NextStep) -> Iterator[str]:
-    """``next:`` with a command and a line about it; ``done:`` if nothing is left to run."""
+    """``next:`` with a command and a line about it, or with what to choose; ``done:`` if nothing is left to run."""
     text = next_sentence(found)
     if not found.arguments:
-        yield f"done: {text}"
+        yield f"{'next' if found.step == next_step.CHOOSE else 'done'}: {text}"
         return
     yield f"next: {found.command}"
     yield f"  {text}"

@@ -77,6 +77,11 @@ def lost_text(found: GroupVerdict) -> str:
         for member in found.members
         if member.truncation is not None and member.truncation.confirmed_bytes
     ]
+    yet += [
+        f"{member.node} has {member.confirmed_alone} confirmed bytes that the log of {enumerated(member.ahead)} lacks"
+        for member in found.members
+        if member.confirmed_alone and member.truncation is None and member.ahead
+    ]
     if yet and not parts:
         parts.append("nothing yet")
     return "; ".join([*parts, *yet]) or "nothing"
@@ -143,6 +148,11 @@ def member_text(member: MemberVerdict, *, see_recovery: bool = True) -> str:
         return f"must not start as it is: {'; '.join([*reasons, *_hint(member, see_recovery)])}"
     if member.strangers:
         return f"cannot tell if it may start: it is not a replica of the log of {enumerated(member.strangers)}"
+    if member.start == "unknown" and member.rivals:
+        return (
+            f"cannot tell if it may start: its log diverged from that of {enumerated(member.rivals)}, and neither "
+            "epochs nor times tell which one the last master wrote"
+        )
     if member.start == "unknown" and not member.unclear.entries:
         return unreadable_text(member.unreadable)
     return _MEMBERS[member.start](member)

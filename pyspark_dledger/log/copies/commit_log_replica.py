@@ -81,7 +81,7 @@ class CommitLogReplica:
     @property
     def confirm_offset(self) -> int | None:
         """The end of what was confirmed by the last checkpoint; None outside controller mode, and if there is none."""
-        return self.checkpoint.confirm_phy_offset or None if self.epochs else None
+        return self.checkpoint.confirm_phy_offset or None
 
     @property
     def last_epoch(self) -> int | None:

@@ -23,7 +23,7 @@ from pyspark_dledger.log.salvage.histories import Histories
 class CommitLogGroup:
     """The replicas, numbered in the order given, and the ranges of positions that each has alike.
 
-    ``foremost`` is the last master: of the last epoch, then the longest one.
+    ``foremost`` is the replica whose log is the main one: that of the last master.
     """
 
     def __init__(self, compared: ComparedStores, replicas: list[CommitLogReplica]) -> None:
@@ -35,12 +35,24 @@ class CommitLogGroup:
         starts = {epoch.start for one in replicas for epoch in one.epochs}
         self.copies = CopyRanges(self.histories, [_bounds(one) for one in replicas], starts, self._has_blank)
         self.ranges = list(self.copies)
+        self._leaders = {each.log.leader for each in self.histories.found[:1]}
         self.foremost = min(range(len(replicas)), key=self.rank)
 
-    def rank(self, number: int) -> tuple[int, int, str]:
-        """The order of replicas, the foremost first."""
+    def rank(self, number: int) -> tuple[bool, bool, int, str]:
+        """The order of replicas, the foremost first, then the longest one that has its log."""
         one = self.replicas[number]
-        return -(-1 if one.last_epoch is None else one.last_epoch), -one.end, one.name
+        return number not in self._leaders, self.is_diverged(number), -one.end, one.name
+
+    def is_diverged(self, number: int) -> bool:
+        """Whether the log of a replica ends in another history than the main one."""
+        return self.copies.history_of(number, INT64_MAX) > 0
+
+    def rivals(self, number: int) -> tuple[str, ...]:
+        """The replicas with another log than this one, where nothing tells which of both logs a later master wrote."""
+        rivals = self.histories.rivals
+        if number in rivals:
+            return (self.names[self.foremost],)
+        return () if self.is_diverged(number) else tuple(sorted(self.names[each] for each in rivals))
 
     def strangers(self, first: int, second: int) -> bool:
         """Whether two stores are no replicas of one log: no message that both have at a position is alike.
@@ -55,7 +67,7 @@ class CommitLogGroup:
 
     def diverged(self, _: int, holder: int) -> bool:
         """Whether what `holder` has at its end is of no other history; of the main one, the master sends it."""
-        return self.copies.history_of(holder, INT64_MAX) > 0
+        return self.is_diverged(holder)
 
     def contradicts(self, _: CopyRange) -> bool:
         """Nothing shows that messages are committed."""

@@ -101,7 +101,7 @@ class ComparedGroup(Protocol):
 
     foremost: int
 
-    def rank(self, number: int) -> tuple[int, int, str]:
+    def rank(self, number: int) -> tuple[object, ...]:
         """The order of replicas, the foremost first."""
 
     def diverged(self, first: int, second: int) -> bool:

@@ -50,6 +50,8 @@ class MemberVerdict:
     truncate this one then; None outside controller mode. ``missing`` are positions that it needs and the one ahead has
     expired; ``can_follow`` is false if it keeps messages of another master. ``overwrites`` are positions that the
     replicas ``overwritten`` lose if they follow this one. ``epoch_problem`` is what is wrong with its epoch file.
+    ``rivals`` have another log, and nothing tells which one the last master wrote. ``confirmed_alone`` is the number of
+    confirmed bytes of another history than the main one.
     """
 
     node: str
@@ -83,6 +85,8 @@ class MemberVerdict:
     overwrites: Ranges = NO_RANGES
     overwritten: tuple[str, ...] = ()
     epoch_problem: str | None = None
+    rivals: tuple[str, ...] = ()
+    confirmed_alone: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -307,6 +311,7 @@ def judge_commit_logs(
             ends.get(state.node),
             losses,
             _strangers(group, number),
+            group.rivals(number),
         )
         for number, (state, found) in enumerate(zip(states, evidence, strict=True))
     )
@@ -323,6 +328,7 @@ def _replica(
     lost_end: LostEnd | None,
     losses: tuple[Ranges, tuple[str, ...]],
     strangers: tuple[str, ...],
+    rivals: tuple[str, ...],
 ) -> MemberVerdict:
     ranges = found.ranges()
     damaged, tail = ranges["in_log"], ranges["diverged"]
@@ -335,8 +341,8 @@ def _replica(
     cannot_follow = is_kept or (truncation is not None and pos is None)
     is_incomplete = bool(damaged.entries or found.left_out.entries)
     is_wrong = is_incomplete or lost_end is not None or any((state.short, state.unread, state.epoch_problem))
-    is_stranded = not strangers and is_behind and (missing is not None or cannot_follow)
-    is_unknown = found.unclear.entries or state.unreadable or strangers
+    is_stranded = not strangers and not rivals and is_behind and (missing is not None or cannot_follow)
+    is_unknown = found.unclear.entries or state.unreadable or strangers or rivals
     overwrites, overwritten = losses if not is_behind else (NO_RANGES, ())
     start = _start(is_wrong or is_stranded, is_unknown, SLAVE if is_behind else MASTER)
     elect = {UNKNOWN: UNKNOWN, MASTER: WITH_LOSS if overwritten else YES}.get(start, NO)
@@ -364,11 +370,13 @@ def _replica(
         overwritten=overwritten,
         epoch_problem=state.epoch_problem,
         strangers=strangers,
+        rivals=rivals,
+        confirmed_alone=max(state.confirm_offset or 0, tail.ranges[0][0]) - tail.ranges[0][0] if tail.entries else 0,
     )
 
 
 def _rank(group: CommitLogGroup, number: int, state: CommitLogState) -> tuple[int, int]:
-    """The last epoch of a replica and its end, without what nobody can follow: damage, blanks, another history.
+    """The end of a replica and its epoch there, without what nobody can follow: damage, blanks, another history.
 
     Both are -1 if nothing is left.
     """
@@ -378,14 +386,14 @@ def _rank(group: CommitLogGroup, number: int, state: CommitLogState) -> tuple[in
         is_blank = copy.state == INTACT and not group.messages(found)
         is_followed = copy.history <= 0 and not is_blank and copy.state not in (DAMAGED, BEFORE, AFTER)
         if is_followed or copy.is_undecided:
-            return -1 if state.epoch is None or epoch is None else epoch, end
+            return end, -1 if state.epoch is None or epoch is None else epoch
         if copy.state != AFTER and found.first <= end:
             end, epoch = found.first, epoch_at(group.replicas[number].epochs, found.first - 1)
     return -1, -1
 
 
 def _order(rank: tuple[int, int], state: CommitLogState, found: MemberEvidence) -> tuple[object, ...]:
-    """The replica to follow: of the last epoch, then the longest; of equal ones an intact one, with the most files."""
-    epoch, end = rank
+    """The replica to follow: the longest of the main log, of the last epoch; then an intact one, with most files."""
+    end, epoch = rank
     is_damaged = bool(found.damaged_in_log.entries or state.short or state.unread)
-    return -epoch, -end, bool(found.tail.entries), is_damaged, state.begin, state.node
+    return -end, -epoch, bool(found.tail.entries), is_damaged, state.begin, state.node

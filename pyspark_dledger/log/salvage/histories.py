@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.spec import DLEDGER
-from pyspark_dledger.format.state_files import diverged_at
 from pyspark_dledger.log.copies.runs import Evidence, Run
+from pyspark_dledger.log.salvage.last_master import LastMaster
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, ReadSource, has_damaged_header, repaired
 from pyspark_dledger.log.salvage.matching import (
     LastEntry,
     StaleRuns,
     Tail,
-    common_end,
     last_entries,
     matching,
     repeating,
@@ -35,8 +32,6 @@ from pyspark_dledger.log.salvage.pieces import Decide, chosen_pieces
 from pyspark_dledger.log.salvage.restored_log import LogBuilder, RestoredLog, Witnesses, indexes_of, start_of
 
 _T = TypeVar("_T")
-_HEAD_BYTES = 88
-"""Of a message, up to its storeTimestamp and some more."""
 
 Judge = Callable[[Sequence[Run], "dict[int, tuple[int, int]]"], "list[Run]"]
 """Marks last copies that nothing confirms; the positions ``[start, end)`` are those of each replica's log."""
@@ -59,6 +54,7 @@ class Histories:
 
     ``lasts`` are the last intact entries of the replicas. ``stale`` entries follow the ends of logs, left by
     truncations. ``why_not`` says why a salvage must be told which log to restore (``is_choice``), or cannot write one.
+    ``rivals`` are replicas of which nothing tells if a later master wrote their logs than the main one.
     """
 
     source: str
@@ -67,6 +63,7 @@ class Histories:
     stale: tuple[Tail, ...]
     why_not: str = ""
     is_choice: bool = False
+    rivals: frozenset[int] = frozenset()
 
     @property
     def undecided(self) -> set[int]:
@@ -74,8 +71,11 @@ class Histories:
         return {each.pos for history in self.found[:1] for each in history.log.undecided}
 
     def log_to_choose(self, names: Sequence[str], foremost: int | None = None) -> str | None:
-        """The replica whose log a salvage is to be told to restore, `foremost` if it has one; None if none is to be."""
-        if not self.is_choice:
+        """The replica whose log a salvage is to be told to restore, `foremost` if it has one.
+
+        None if none is to be, or nothing tells which one.
+        """
+        if not self.is_choice or self.rivals:
             return None
         return names[foremost if foremost is not None and foremost in self.lasts else self.found[0].log.leader]
 
@@ -91,7 +91,8 @@ class Histories:
 
         histories = (History(each.log.with_sources(with_own), known(each.since)) for each in self.found)
         stale = tuple(each._replace(sources=with_own(each.sources)) for each in self.stale)
-        return replace(self, found=tuple(histories), lasts=known(self.lasts), stale=stale)
+        rivals = frozenset(with_own(tuple(self.rivals)))
+        return replace(self, found=tuple(histories), lasts=known(self.lasts), stale=stale, rivals=rivals)
 
     def of_replica(self, number: int) -> list[tuple[int, int]]:
         """The histories of a replica's log, each with the first index (position) of the replica that is of it."""
@@ -136,6 +137,7 @@ class _Decider:
         self._base = min(each.base for each in evidence)
         self._damages = tuple(damage for each in evidence for damage in each.damages)
         self._why_not, self._is_choice = "", False
+        self._rivals: frozenset[int] = frozenset()
         self._diverged: dict[int, int] = {}
         """The positions from which CommitLogs differ from the main one, as their epochs say."""
         units = [units for each in evidence for units in each.units]
@@ -190,7 +192,7 @@ class _Decider:
         ends = tuple(tails(stale, {}, -1))
         left_out = (*(tail for each in found[1:] for tail in tails_of(each.log)), *ends)
         found[0] = replace(found[0], log=replace(log, tails=left_out))
-        return Histories(self._source, tuple(found), lasts, ends, self._why_not, self._is_choice)
+        return Histories(self._source, tuple(found), lasts, ends, self._why_not, self._is_choice, self._rivals)
 
     def _has_old_index(self, number: int) -> bool:
         """Whether the log ends as its checkpoint says, and the units before: the index is of another time."""
@@ -214,18 +216,17 @@ class _Decider:
         return _Members(leader, limits, runs, _beyond(runs, limits))
 
     def _main_commit_log(self, runs: list[Run], lasts: dict[int, LastEntry], log_of: int | None) -> _Members:
-        names, epochs = self._witnesses.names, self._witnesses.last_epochs
-        order = sorted(lasts, key=lambda number: names[number])
-        leader = (
-            max(order, key=lambda number: (epochs.get(number, -1), lasts[number].end)) if log_of is None else log_of
-        )
+        names, leader = self._witnesses.names, log_of
+        if leader is None:
+            leader, self._rivals = LastMaster(runs, self._witnesses).found(lasts)
         members, ends = self._commit_log_of(runs, leader, lasts)
         if log_of is None and ends:
             number = min(ends, key=lambda number: names[number])
             self._is_choice = True
+            which = ", and nothing tells which one the last master wrote" if self._rivals else ""
             self._why_not = (
                 f"{names[number]}: from position {ends[number]} on the log differs from that of {names[leader]}: the "
-                "logs diverged. Choose the one to restore (--log-of); dledger diff shows both"
+                f"logs diverged{which}. Choose the one to restore (--log-of); dledger diff shows both"
             )
         return members
 
@@ -236,16 +237,15 @@ class _Decider:
         """
         ends: dict[int, int] = {}
         epochs, names = self._witnesses.epochs, self._witnesses.names
+        pairs = LastMaster(runs, self._witnesses)
         others = sorted({*sources} - {leader}, key=lambda number: names[number])
         others.sort(key=lambda number: epochs.get(number, ()) != epochs.get(leader, ()))
         for place, other in enumerate(others):
             for member in (leader, *others[:place]):
-                is_one = partial(_is_one_message, self._witnesses.read, (member, other))
-                diverged = diverged_at(epochs.get(member, ()), epochs.get(other, ()))
-                end = common_end(runs, member, other, is_one, diverged)
+                end, is_by_epochs = pairs.diverged(member, other)
                 if end is not None and end < min(ends.get(member, INT64_MAX), ends.get(other, INT64_MAX)):
                     ends[other] = end
-                    if end == diverged:
+                    if is_by_epochs:
                         self._diverged.setdefault(other, end)
         own, rest = _split(runs, lambda run, number: run.start < ends.get(number, INT64_MAX))
         return _Members(leader, dict.fromkeys(sources, -1), own, rest), ends
@@ -467,16 +467,3 @@ def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
         else run
         for run in runs
     ]
-
-
-def _is_one_message(read: ReadSource, sources: Sequence[int], run: Run) -> bool:
-    """Whether intact copies at one place are of one message: others differ in the CRC of the body, or in both times."""
-    copies = [_identity(read(number, run.start, run.start + _HEAD_BYTES)) for number in sources]
-    is_same = [len(set(values)) == 1 for values in zip(*copies, strict=True)]
-    return is_same[0] and sum(is_same) >= 3
-
-
-def _identity(head: bytes) -> tuple[bytes, ...]:
-    """The fields bodyCRC, queueOffset, bornTimestamp and storeTimestamp of a message."""
-    born_host, _ = host_sizes(int.from_bytes(head[36:40], "big"))
-    return head[8:12], head[20:28], head[40:48], head[48 + born_host : 56 + born_host]

@@ -225,15 +225,20 @@ def common_end(
         if both <= {*run.sources} and (any(both <= {*group} for group in run.variants) or is_one(run))
     )
     after_shared = max(shared, default=-1)
-    after = [run for run in runs if run.start >= after_shared and not run.is_suspect]
-    own = [run for run in after if other in run.sources]
+    own = [run for run in runs if run.start >= after_shared and other in run.sources and not run.is_suspect]
     if diverged is not None and diverged >= after_shared and any(run.start >= diverged for run in own):
         return diverged
-    leaders = sorted((run for run in after if leader in run.sources), key=lambda run: run.end)
-    for run in own:
+    return max(after_shared, 0) if first_contradiction(runs, leader, other, after_shared) is not None else None
+
+
+def first_contradiction(runs: Sequence[Run], leader: int, other: int, after: int) -> Run | None:
+    """The first run of `other` from a position on that overlaps one of the leader."""
+    intact = [run for run in runs if run.start >= after and not run.is_suspect]
+    leaders = sorted((run for run in intact if leader in run.sources), key=lambda run: run.end)
+    for run in intact:
         place = bisect_right(leaders, run.start, key=lambda each: each.end)
-        if place < len(leaders) and leaders[place].start < run.end:
-            return max(after_shared, 0)
+        if other in run.sources and place < len(leaders) and leaders[place].start < run.end:
+            return run
     return None
 
 

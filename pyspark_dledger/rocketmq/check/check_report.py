@@ -66,7 +66,9 @@ def condition_of(name: str, path: str, entries: MemberVerdict | None, positions:
     """What the comparison says about the next step of one member."""
     unreadable = [text for each in (entries, positions) if each is not None for text in each.unreadable]
     point = positions.truncation if positions is not None else None
-    is_saved = point is not None and point.pos is not None and point.lost_bytes
+    pos = point.pos if point is not None and point.lost_bytes else None
+    if pos is None and positions is not None and positions.diverged.entries:
+        pos = positions.diverged.ranges[0][0]
     start = start_of(entries, positions)
     return Condition(
         name=name,
@@ -75,7 +77,8 @@ def condition_of(name: str, path: str, entries: MemberVerdict | None, positions:
         strangers=tuple(name for each in (entries, positions) if each is not None for name in each.strangers),
         is_damaged=start == NO,
         may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
-        save=(path, point.pos) if is_saved and point is not None and point.pos else None,
+        save=(path, pos) if pos is not None else None,
+        rivals=positions.rivals if positions is not None else (),
     )
 
 

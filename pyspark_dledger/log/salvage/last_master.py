@@ -1,0 +1,106 @@
+"""Which of several CommitLogs is the last master's, and from where on others differ from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from pyspark_dledger.format.message import host_sizes
+from pyspark_dledger.format.state_files import diverged_at, epoch_at
+from pyspark_dledger.log.copies.runs import Run
+from pyspark_dledger.log.salvage.lost_entries import ReadSource
+from pyspark_dledger.log.salvage.matching import LastEntry, common_end, first_contradiction
+from pyspark_dledger.log.salvage.restored_log import Witnesses
+
+_HEAD_BYTES = 88
+"""Of a message, up to its storeTimestamp and some more."""
+
+
+class LastMaster:
+    """Orders CommitLogs in pairs, by what they have in ``runs``."""
+
+    def __init__(self, runs: Sequence[Run], witnesses: Witnesses) -> None:
+        self._runs, self._witnesses = runs, witnesses
+        self._epochs = witnesses.epochs
+
+    def found(self, lasts: Mapping[int, LastEntry]) -> tuple[int, frozenset[int]]:
+        """The replica with the log of the last master, of equal ones the longest; and its rivals.
+
+        Those are replicas whose logs diverged from it, and nothing tells that they are of an earlier master.
+        """
+        names = self._witnesses.names
+        order = sorted(lasts, key=lambda number: (-lasts[number].end, names[number]))
+        foremost = [one for one in order if not any(self._is_later(two, one, lasts) for two in order if two != one)]
+        leader = (foremost or order)[0]
+        rivals = (one for one in foremost or order if one != leader and self._is_later(one, leader, lasts) is None)
+        return leader, frozenset(rivals)
+
+    def diverged(self, one: int, other: int) -> tuple[int | None, bool]:
+        """The position from which the log of `other` differs from that of `one`, and whether only epochs say so."""
+        is_one = partial(_is_one_message, self._witnesses.read, (one, other))
+        by_epochs = diverged_at(self._epochs.get(one, ()), self._epochs.get(other, ()))
+        end = common_end(self._runs, one, other, is_one, by_epochs)
+        return end, end is not None and end == by_epochs
+
+    def _is_later(self, one: int, two: int, lasts: Mapping[int, LastEntry]) -> bool | None:
+        """Whether the first log is of a later master, or longer if no master wrote only one; None if nothing tells."""
+        end, is_by_epochs = self.diverged(two, one)
+        ends = lasts[one].end, lasts[two].end
+        if {one, two} <= self._epochs.keys() and (end is None or is_by_epochs or self._epochs_differ(one, two, end)):
+            last = self._witnesses.last_epochs
+            return (last.get(one, -1), ends[0]) > (last.get(two, -1), ends[1])
+        if end is None:
+            return ends[0] > ends[1]
+        found = {self._is_written_after(one, two, end), self._has_followed(one, two, end)} - {None}
+        return found.pop() if len(found) == 1 else None
+
+    def _epochs_differ(self, one: int, two: int, end: int) -> bool:
+        """Whether the epochs differ where the bytes do: a master writes one log, so else a file of epochs is old."""
+        run = first_contradiction(self._runs, two, one, end)
+        return run is None or epoch_at(self._epochs[one], run.start) != epoch_at(self._epochs[two], run.start)
+
+    def _is_written_after(self, one: int, two: int, end: int) -> bool | None:
+        """Whether the first log got its first message after `end` when the other one had its last, or the reverse."""
+        times = [self._times(number, end) for number in (one, two)]
+        if None in times[0] or None in times[1]:
+            return None
+        (first, last), (other_first, other_last) = times
+        if first > other_last:
+            return True
+        return False if other_first > last else None
+
+    def _times(self, number: int, end: int) -> tuple[int | None, int | None]:
+        """The storeTimestamps (ms) of the first and the last message after `end`; None if the first is damaged."""
+        own = [run for run in self._runs if run.start >= end and number in run.sources and not run.is_suspect]
+        if not own or own[0].start > end:
+            return None, None
+        return self._time(number, own[0].start), self._time(number, own[-1].last_pos)
+
+    def _time(self, number: int, pos: int) -> int | None:
+        head = self._witnesses.read(number, pos, pos + _HEAD_BYTES)
+        return int.from_bytes(_identity(head)[-1], "big", signed=True) if len(head) == _HEAD_BYTES else None
+
+    def _has_followed(self, one: int, two: int, end: int) -> bool | None:
+        """Whether the first log has another master within the last epoch of the other one, or the reverse.
+
+        Both have bytes of that epoch, so the master of other bytes came later. It needs the epochs of only one log.
+        """
+        answers = {number: self._ends_within(number, end) for number in (one, two) if number in self._epochs}
+        within = [number for number, is_within in answers.items() if is_within]
+        return within == [two] if len(answers) == len(within) == 1 else None
+
+    def _ends_within(self, number: int, end: int) -> bool:
+        return epoch_at(self._epochs[number], end - 1) == self._witnesses.last_epochs.get(number, -1)
+
+
+def _is_one_message(read: ReadSource, sources: Iterable[int], run: Run) -> bool:
+    """Whether intact copies at one place are of one message: others differ in the CRC of the body, or in both times."""
+    copies = [_identity(read(number, run.start, run.start + _HEAD_BYTES)) for number in sources]
+    is_same = [len(set(values)) == 1 for values in zip(*copies, strict=True)]
+    return is_same[0] and sum(is_same) >= 3
+
+
+def _identity(head: bytes) -> tuple[bytes, ...]:
+    """The fields bodyCRC, queueOffset, bornTimestamp and storeTimestamp of a message."""
+    born_host, _ = host_sizes(int.from_bytes(head[36:40], "big"))
+    return head[8:12], head[20:28], head[40:48], head[48 + born_host : 56 + born_host]
