@@ -13,7 +13,7 @@ from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.segment_copy import Damage, Damages
 from pyspark_dledger.log.salvage.histories import Histories, History
-from pyspark_dledger.log.salvage.lost_entries import LostEntry
+from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
 from pyspark_dledger.log.salvage.pieces import ELSEWHERE, FAIL_ALIKE, UNCONFIRMED, Piece, Undecided
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, indexes_of, start_of
 
@@ -231,13 +231,18 @@ class CopyRanges:
             return Copy(INTACT, history, group[0], is_undecided=True, is_silent=undecided.why == ELSEWHERE)
         if is_unread:
             return Copy(UNREAD, history)
-        if not is_inside:
+        if not is_inside and not self._is_repairable(number, history, key):
             return Copy(BEFORE if bounds.end >= 0 and key < bounds.begin else AFTER, history)
         problem = self._damage_at(number, key, extent)
         if problem is not None and problem.is_filler:
             return Copy(FILLER, history)
         is_contradicted = isinstance(extent, Piece) and number in extent.unequal
         return Copy(DAMAGED, history, is_silent=is_contradicted or (problem is not None and problem.index is not None))
+
+    def _is_repairable(self, number: int, history: int, key: int) -> bool:
+        """Whether a replica has an entry of which only the header is damaged, also after the end of its log."""
+        extent = self._logs[history].at(key) if 0 <= history < len(self._logs) else None
+        return isinstance(extent, Repair) and number in extent.sources
 
     def _damage_at(self, number: int, key: int, extent: Extent | None) -> Damage | None:
         """The damage of a replica at an index (position); of an entry only if it has its header in the log."""

@@ -61,20 +61,21 @@ class LastMaster:
 
     def _is_written_after(self, one: int, two: int, end: int) -> bool | None:
         """Whether the first log got its first message after `end` when the other one had its last, or the reverse."""
-        times = [self._times(number, end) for number in (one, two)]
-        if None in times[0] or None in times[1]:
+        times = [time for number in (one, two) if (time := self._times(number, end)) is not None]
+        if len(times) < 2:
             return None
         (first, last), (other_first, other_last) = times
         if first > other_last:
             return True
         return False if other_first > last else None
 
-    def _times(self, number: int, end: int) -> tuple[int | None, int | None]:
-        """The storeTimestamps (ms) of the first and the last message after `end`; None if the first is damaged."""
+    def _times(self, number: int, end: int) -> tuple[int, int] | None:
+        """The storeTimestamps (ms) of the first and the last message after `end`; None if one of them is damaged."""
         own = [run for run in self._runs if run.start >= end and number in run.sources and not run.is_suspect]
         if not own or own[0].start > end:
-            return None, None
-        return self._time(number, own[0].start), self._time(number, own[-1].last_pos)
+            return None
+        first, last = self._time(number, own[0].start), self._time(number, own[-1].last_pos)
+        return None if first is None or last is None else (first, last)
 
     def _time(self, number: int, pos: int) -> int | None:
         head = self._witnesses.read(number, pos, pos + _HEAD_BYTES)

@@ -213,7 +213,9 @@ class LogBuilder:
             if run.is_suspect and after.index < run.first_index <= max(until.get(each, -1) for each in run.sources)
         ]
         known = max(found, key=len, default=[])
-        return known or entries_after(after.index, after.pos, after.term, headers, self._file_size)
+        tail = known[-1] if known else after
+        headers = [each for each in headers if each.index > tail.index]
+        return [*known, *entries_after(tail.index, tail.pos + tail.size, tail.term, headers, self._file_size)]
 
     def _front(self, first: Piece) -> Iterator[LostEntry]:
         if first.start == self._base:
