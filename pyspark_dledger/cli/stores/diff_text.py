@@ -191,7 +191,7 @@ MEMBER_KEYS = {
     ("silent", "unclear", "diverged"): "ranges that look whole, are unclear, of another master",
     ("fillers", "leftOut", "isFilled"): "of a salvage; others have them; donors are filled",
     ("lostEnd", "unreadable", "isUnread", "short", "epochProblem", "missing", "canFollow"): "why it must not start",
-    ("losses", "overwrites", "overwritten", "confirmedAlone"): "what others lose, or it",
+    ("losses", "overwrites", "overwritten", "confirmedAlone"): "what is lost",
     ("canWin", "ahead", "aheadBytes", "truncation"): "who is ahead; where Java truncates",
     ("strangers", "rivals"): "members of other logs, or maybe of a later master",
 }
