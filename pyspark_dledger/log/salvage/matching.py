@@ -226,9 +226,11 @@ def common_end(
     )
     after_shared = max(shared, default=-1)
     own = [run for run in runs if run.start >= after_shared and other in run.sources and not run.is_suspect]
-    if diverged is not None and diverged >= after_shared and any(run.start >= diverged for run in own):
+    contradiction = first_contradiction(runs, leader, other, after_shared)
+    until = contradiction.start if contradiction is not None else INT64_MAX
+    if diverged is not None and after_shared <= diverged <= until and any(run.start >= diverged for run in own):
         return diverged
-    return max(after_shared, 0) if first_contradiction(runs, leader, other, after_shared) is not None else None
+    return max(after_shared, 0) if contradiction is not None else None
 
 
 def first_contradiction(runs: Sequence[Run], leader: int, other: int, after: int) -> Run | None:

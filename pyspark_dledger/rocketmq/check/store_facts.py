@@ -12,7 +12,6 @@ from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.queue_files import FOLDER, queues, usual_units
-from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.log.io.store_use import KnownLoss, StoreWatch, known_loss
 from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
@@ -138,9 +137,10 @@ def store_facts(
     findings, disagreements = _by_code(found.findings), _by_code(found.queues)
     version = version_of(alone, findings, rocketmq, java)
     restart, no_restart = _restart(alone, version)
+    state = answer(alone, state_of)
     return StoreFacts(
         path=log.argument,
-        state=answer(alone, state_of),
+        state=state,
         is_broker=is_broker(alone),
         is_in_use=is_in_use,
         findings=findings,
@@ -153,7 +153,7 @@ def store_facts(
         examples=_of(found.examples, findings),
         queue_file_units=usual_units(queues(root, ignore_error)) if root is not None else 0,
         key_files=len(index_files(root)) if root is not None else 0,
-        had_key_files=root is not None and read_store_checkpoint(root).index_msg_timestamp > 0,
+        had_key_files=(state.index_msg_timestamp or 0) > 0,
         known_loss=known_loss(log.path),
     )
 
