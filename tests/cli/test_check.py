@@ -413,8 +413,8 @@ def test_a_damaged_copy_that_a_salvage_was_told_to_take_is_known(tmp_path: Path,
     commands = follow(run, *paths)
     assert "--undecided" in commands[2]
     done, lines = checked(run, *commands[-1][2:])
-    known = "known: 1 entry damaged or not proven, 3, which the salvage that wrote n0 was told to take"
-    assert done.code == 1 and lines[1] == f"lost for good: nothing; {known}"
+    known = "known: when a salvage wrote n0: cannot tell for 1 entry, 3: equal copies fail their checksum"
+    assert done.code == 1 and lines[1] == f"lost for good: {known}"
 
 
 def test_what_another_member_has_is_no_known_loss(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:

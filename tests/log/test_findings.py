@@ -327,7 +327,7 @@ def damaged_body(root: Path) -> Store:
 
 
 def damaged_and_decided(root: Path) -> None:
-    row = {"source": "dledger", "pos": damaged_body(root).rows[10]["pos"]}
+    row = {"source": "dledger", "pos": damaged_body(root).rows[10]["pos"], "isSuspect": True}
     (root / "decided.jsonl").write_text(json.dumps(row))
 
 

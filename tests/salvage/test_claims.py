@@ -160,6 +160,38 @@ def test_what_a_salvage_decided_is_decided_in_a_comparison_with_its_sources(tmp_
         assert [member.start for member in found.verdict.members if member.damaged.entries] == ["no"]
 
 
+def test_a_copy_that_was_taken_of_two_that_differ_is_not_the_right_one(tmp_path: Path) -> None:
+    n0, n1, n2 = group(tmp_path)
+    change(n1, ENTRY_HEADER_SIZE + 5, b"?")
+    n2.write(*n2.entries[INDEX][:2], bytes(len(n2.entries[INDEX][2])))
+    paths = [n0.path, n1.path, n2.path]
+    salvage(SalvageRequest.of(paths, undecided="majority"), tmp_path / "result")
+    for path in paths[:2]:
+        found = comparison(tmp_path / "result", path).verdict
+        assert not any(member.damaged.entries for member in found.members)
+    found = comparison(tmp_path / "result", *paths[:2]).verdict
+    assert found.unclear_entries.ranges == ((INDEX, INDEX),)
+
+
+def test_that_nothing_confirmed_the_last_copies_is_known_of_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    n0, n1, _ = group(tmp_path)
+    for index in (INDEX, INDEX + 1):
+        file, start, data = n1.entries[index]
+        n1.write(file, start, bytes(len(data)))
+    result = tmp_path / "result"
+    report = salvage(SalvageRequest.of([n0.path, n1.path]), result)
+    assert (report.unconfirmed, report.decided) == (2, 0)
+    known = f"cannot tell for 2 entries, {INDEX} to {INDEX + 1}: only one copy is left, and no check covers it"
+    for arguments in (["check", str(result)], ["lost", str(result)], ["diff", str(result), str(n0.path)]):
+        assert main(arguments) == 1
+        said = capsys.readouterr()
+        assert known in said.out + said.err
+    assert main(["check", str(result), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["lost"] == "unknown"
+
+
 def test_fillers_of_first_entries_have_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     members = write_group(tmp_path, random.Random(3), as_messages=True)
     for member in members:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.verdict_text import (
+    doubts_text,
     first_files_text,
     known_loss_text,
     lost_text,
@@ -79,10 +80,11 @@ def lost_for_good(report: CheckReport) -> str:
         place = "in the old CommitLog: " if report.commit_logs.is_old else ""
         text = lost_text(report.commit_logs.verdict)
         parts += [f"{place}{text}"] if text != "nothing" or not parts else []
-    if report.known_losses and NOTHING in parts:
+    doubts = {member.name: member.facts.doubts for member in report.members if member.facts.doubts is not None}
+    if (report.known_losses or doubts) and NOTHING in parts:
         parts.remove(NOTHING)
     parts += [f"known: {known_loss_text(name, loss)}" for name, loss in report.known_losses.items()]
-    parts += [f"known: {_decided_text(member)}" for member in report.members if member.facts.decided]
+    parts += [doubts_text(*each) for each in doubts.items()]
     state = report.members[0].facts.state
     if len(report.members) == 1 and state.min_offset > 0:
         parts = parts or [NOTHING]
@@ -90,13 +92,6 @@ def lost_for_good(report: CheckReport) -> str:
     if len(report.members) == 1 and report.lost_in_logs != NOTHING:
         parts.append("give the paths of all replicas, which can have it")
     return "; ".join(parts) or NOTHING
-
-
-def _decided_text(member: MemberCheck) -> str:
-    found = [each for each in member.facts.examples["decidedCopy"] if each.pos is not None]
-    places = ", ".join(str(each.pos if each.index is None else each.index) for each in found[:_MAX_CODES])
-    count = counted(member.facts.decided, "entry")
-    return f"{count} damaged or not proven, {places}, which the salvage that wrote {member.name} was told to take"
 
 
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}

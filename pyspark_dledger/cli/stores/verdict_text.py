@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.commit_log_group import ConsistentPoint
     from pyspark_dledger.log.diff.copy_ranges import Ranges
     from pyspark_dledger.log.diff.replica_group import Loss
+    from pyspark_dledger.log.diff.salvage_doubts import SalvageDoubts
     from pyspark_dledger.log.diff.verdict import GroupVerdict, MemberVerdict
     from pyspark_dledger.log.io.store_use import KnownLoss
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
@@ -121,6 +122,13 @@ def unclear_text(ranges: Ranges, reasons: Iterable[str], what: str = "") -> str:
     """That nothing tells whether these entries, or `what` is at these positions, are lost, and why."""
     found = what or f"{counted(ranges.entries, 'entry')},"
     return f"cannot tell for {found} {ranges_text(ranges)}: {', or '.join(_UNDECIDED[each] for each in reasons)}"
+
+
+def doubts_text(name: str, found: SalvageDoubts) -> str:
+    """What nobody knew when a salvage wrote a store."""
+    texts = [unclear_text(found.entries, found.reasons)] if found.entries.entries else []
+    texts += [unclear_text(found.positions, found.reasons, "positions")] if found.positions.entries else []
+    return f"known: when a salvage wrote {name}: {'; '.join(texts)}"
 
 
 def lost_count(found: Iterable[LostMessage]) -> str:

@@ -17,11 +17,13 @@ from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.open_stores import open_store, open_stores, replica_paths
 from pyspark_dledger.cli.stores.queue_rows import lost_queues, lost_queues_of_positions, queues_text
 from pyspark_dledger.cli.stores.row_printer import is_finding
-from pyspark_dledger.cli.stores.verdict_text import verdict_lines
+from pyspark_dledger.cli.stores.verdict_text import doubts_text, verdict_lines
 from pyspark_dledger.common.fields import camel_case, fields_row
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.log.diff.salvage_doubts import salvage_doubts
 from pyspark_dledger.log.options import DIGESTS
+from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import answer
 from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 
@@ -56,6 +58,10 @@ def run_diff(args: argparse.Namespace, out: Output) -> int:
             "(dledger diff STORE STORE ...), or a folder that has several dledger-<id>/"
         )
     code = answer(log, lambda readable: (_print_json if args.json else _print_text)(out, readable))
+    stores = [log, *log.replicas]
+    for each in salvage_doubts(zip(replica_names(stores), stores, strict=True)).items():
+        note(doubts_text(*each))
+        code = FINDINGS
     if not args.json:
         out.line(not_checked("diff"))
     return code

@@ -12,7 +12,7 @@ from pyspark_dledger.cli.output.rows import Row, print_table
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import print_unread
-from pyspark_dledger.cli.stores.verdict_text import known_loss_text, lost_count, unclear_text
+from pyspark_dledger.cli.stores.verdict_text import doubts_text, known_loss_text, lost_count, unclear_text
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, rows_of
@@ -78,7 +78,8 @@ def _unclear(losses: GroupLosses) -> list[str]:
 
 
 def _known(logs: list[Log]) -> Iterator[str]:
-    """What the salvages that wrote stores lost at the ends of their logs, as `check` says it, too."""
+    """What the salvages that wrote stores lost at the ends of their logs, and did not know, as `check` says it, too."""
+    from pyspark_dledger.log.diff.salvage_doubts import salvage_doubts
     from pyspark_dledger.log.io.store_use import KnownLoss, known_loss, losses_of_all
     from pyspark_dledger.log.replicas import replica_names
 
@@ -89,6 +90,7 @@ def _known(logs: list[Log]) -> Iterator[str]:
     }
     losses = losses_of_all({name: known_loss(log.path) for name, log in named.items()}, ends)
     yield from (f"known: {known_loss_text(name, loss)}" for name, loss in losses.items())
+    yield from (doubts_text(*each) for each in salvage_doubts(named.items()).items())
 
 
 def _lines(file: str) -> list[str]:

@@ -12,9 +12,10 @@ from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.copies.segment_copy import Damage, Damages
+from pyspark_dledger.log.io.salvage_fillers import UNCONFIRMED
 from pyspark_dledger.log.salvage.histories import Histories, History
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
-from pyspark_dledger.log.salvage.pieces import ELSEWHERE, FAIL_ALIKE, UNCONFIRMED, Piece, Undecided
+from pyspark_dledger.log.salvage.pieces import ELSEWHERE, FAIL_ALIKE, Piece, Undecided
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, indexes_of, start_of
 
 INTACT, DAMAGED, FILLER, UNREAD, BEFORE, AFTER = "intact", "damaged", "filler", "unread", "before", "after"

@@ -21,9 +21,11 @@ TOPIC = "DLEDGER_LOST"
 LOST_FILE = "lost.jsonl"
 """The list of what no source has, in the target of a salvage."""
 DECIDED_FILE = "decided.jsonl"
-"""The list of the entries of which only the request of a salvage chose the copy, in its target."""
-TIE = "tie"
-"""Why a copy was taken, in this list: copies differ, and nothing shows which one is right."""
+"""The list of the entries of which no check shows that the copy is right, in the target of a salvage."""
+TIE, UNCONFIRMED = "tie", "unconfirmed"
+"""Why a copy was taken that may be wrong, in this list: copies differ, and nothing shows which one is right; or it is
+the only copy left, and no checksum covers it.
+"""
 _MAX_LIST = 16 * 1024 * 1024
 PROBLEM = "a filler of a salvage: no source had the entry"
 
@@ -63,15 +65,24 @@ class SalvageFillers:
                 yield from (place for place in found if None not in place)
 
 
-def decided_entries(paths: StorePaths, source: str) -> dict[int, dict[str, Any]]:
-    """The rows of the list for the entries that the salvage which wrote a store decided about, by position."""
-    return {row["pos"]: row for row in _listed(paths, DECIDED_FILE) if row.get("source") == source}
+def decided_positions(paths: StorePaths, source: str) -> frozenset[int]:
+    """The positions of the entries about which the salvage that wrote a store decided, and not by chance."""
+    return frozenset(row["pos"] for row in _decided(paths, source) if row.get("why") not in (TIE, UNCONFIRMED))
+
+
+def unproven_entries(paths: StorePaths, source: str) -> list[dict[str, Any]]:
+    """The rows of the list for entries that may be damaged: nobody knows if the copy is right, or its checks fail."""
+    return [row for row in _decided(paths, source) if row.get("why") in (TIE, UNCONFIRMED) or row.get("isSuspect")]
 
 
 def decided_offsets(paths: StorePaths) -> frozenset[int]:
-    """Where the messages of these entries begin: nothing shows that their queueOffset is right."""
-    rows = _listed(paths, DECIDED_FILE)
+    """Where the messages begin whose copy the request chose: nothing shows that their queueOffset is right."""
+    rows = [row for row in _listed(paths, DECIDED_FILE) if row.get("why") != UNCONFIRMED]
     return frozenset(row["pos"] + (ENTRY_HEADER_SIZE if row.get("source") == DLEDGER else 0) for row in rows)
+
+
+def _decided(paths: StorePaths, source: str) -> list[dict[str, Any]]:
+    return [row for row in _listed(paths, DECIDED_FILE) if row.get("source") == source]
 
 
 def _listed(paths: StorePaths, name: str) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from pyspark_dledger.log.copies.runs import Evidence, Run, SegmentPart, compare_
 from pyspark_dledger.log.copies.segment_copy import Damage, SegmentCopy
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
 from pyspark_dledger.log.io.files import last_data, open_file
-from pyspark_dledger.log.io.salvage_fillers import SalvageFillers, decided_entries
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers, decided_positions
 from pyspark_dledger.log.io.state_files import read_epochs
 from pyspark_dledger.log.replicas import entry_of, replica_names
 from pyspark_dledger.log.salvage.histories import Histories, decide_histories
@@ -117,7 +117,7 @@ class ComparedStores:
             contested = [run for each in evidence for run in each.runs if len(run.variants) > 1 and not run.is_suspect]
             listed: dict[int, set[int]] = defaultdict(set)
             for number, store in enumerate(self.stores):
-                listed[self.duplicates.get(number, number)] |= decided_entries(store.paths, source).keys()
+                listed[self.duplicates.get(number, number)] |= decided_positions(store.paths, source)
             decided = _decided(listed, (run for each in evidence for run in each.runs))
             self._confirmed[source] = decided | _confirmed(self._deciding, contested, source)
         choose = (decide or decided_by_units)(self._confirmed[source])

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.log.copies.runs import Run
-from pyspark_dledger.log.io.salvage_fillers import TIE
+from pyspark_dledger.log.io.salvage_fillers import TIE, UNCONFIRMED
 from pyspark_dledger.log.salvage.matching import without_overlaps
 
 ONE, SAME, QUEUE_UNIT, MAJORITY, TAKEN = "onlyCopy", "sameBytes", "queueUnit", "majority", "taken"
-WRITTEN_SO, UNCONFIRMED, DECIDED = "writtenSo", "unconfirmed", "decided"
+WRITTEN_SO, DECIDED = "writtenSo", "decided"
 """Why a copy was chosen:
 
 - no other source has it intact;
@@ -20,8 +20,8 @@ WRITTEN_SO, UNCONFIRMED, DECIDED = "writtenSo", "unconfirmed", "decided"
 - at each byte, most sources have its value, or it is the only copy left;
 - the request takes it;
 - its checksums fail, but several sources have the same bytes;
-- it is the only copy left, and no checksum covers it;
 - a salvage that wrote one of the stores decided so;
+- ``UNCONFIRMED``: it is the only copy left, and no checksum covers it;
 - ``TIE``: no copy has a majority: most sources have this one, or its bytes are the greatest.
 """
 

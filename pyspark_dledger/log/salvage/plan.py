@@ -11,7 +11,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Run, SegmentPart
-from pyspark_dledger.log.io.salvage_fillers import TIE
+from pyspark_dledger.log.io.salvage_fillers import TIE, UNCONFIRMED
 from pyspark_dledger.log.next_step import as_given, export_from
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import check_distinct, numbered, replica_names
@@ -26,7 +26,6 @@ from pyspark_dledger.log.salvage.pieces import (
     CHOSEN,
     MAJORITY,
     TAKEN,
-    UNCONFIRMED,
     WRITTEN_SO,
     Decide,
     Piece,
@@ -94,12 +93,17 @@ class SalvagePlan:
     @property
     def chosen(self) -> list[tuple[RestoredLog, Piece]]:
         """The entries that only the request decides: by majority, or by its ``take``."""
-        return [(log, piece) for log in self.logs for piece in log.pieces if piece.why in CHOSEN]
+        return [(log, piece) for log, piece in self.unproven if piece.why in CHOSEN]
+
+    @property
+    def unproven(self) -> list[tuple[RestoredLog, Piece]]:
+        """All entries of which no check shows that the copy is right."""
+        return [(log, piece) for log in self.logs for piece in log.pieces if piece.why in (*CHOSEN, UNCONFIRMED)]
 
     @property
     def unconfirmed(self) -> list[Piece]:
         """What no check confirms: the last copies of entries that other sources lost, and one of copies that tie."""
-        return [piece for log in self.logs for piece in log.pieces if piece.why in (UNCONFIRMED, TIE)]
+        return [piece for _, piece in self.unproven if piece.why in (UNCONFIRMED, TIE)]
 
     def log(self, source: str) -> RestoredLog | None:
         """The log of a kind, ``dledger`` or ``commitlog``."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.log.copies.segment_copy import Damages
-from pyspark_dledger.log.io.salvage_fillers import TIE
+from pyspark_dledger.log.io.salvage_fillers import TIE, UNCONFIRMED
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
-from pyspark_dledger.log.salvage.pieces import UNCONFIRMED, Undecided, ranges_of
+from pyspark_dledger.log.salvage.pieces import Undecided, ranges_of
 from pyspark_dledger.log.salvage.plan import SalvagePlan
 from pyspark_dledger.log.salvage.restored_log import RestoredLog
 

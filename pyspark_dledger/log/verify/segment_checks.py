@@ -5,7 +5,7 @@ Also a node's index: units that differ from their entries, and units after the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -24,7 +24,7 @@ from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
-from pyspark_dledger.log.io.salvage_fillers import TIE, decided_entries
+from pyspark_dledger.log.io.salvage_fillers import TIE, UNCONFIRMED, unproven_entries
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.unread_files import check_fact
@@ -201,9 +201,9 @@ def segment_findings(part: SegmentCheckPart) -> list[Finding]:
     request = SurveyRequest(part.segment, part.segment.base, part.end, part.options.verify_crc, MAX_LISTED)
     try:
         survey = engine.survey(request)
-        decided = decided_entries(part.paths, part.segment.source)
-        _add_problems(part.segment, survey, report, decided)
-        _add_ties(part, decided, {problem.pos for problem in survey.problems}, report)
+        unproven = unproven_entries(part.paths, part.segment.source)
+        _add_problems(part.segment, survey, report, {row["pos"] for row in unproven if row.get("isSuspect")})
+        _add_unproven(part, unproven, report)
         if part.before is not None and part.segment.source == DLEDGER and survey.entries:
             _check_order(engine, part.before, part.segment, index, survey, report)
         _check_units(engine, part, index, survey, report)
@@ -235,21 +235,25 @@ def _queue_check(part: SegmentCheckPart, engine: Engine, report: Report) -> Queu
     return QueueCheck(part.queues, partial(StoreView, part.path, part.options), engine, report, part.log_end)
 
 
-def _add_ties(
-    part: SegmentCheckPart, decided: Mapping[int, Mapping[str, Any]], reported: set[int], report: Report
-) -> None:
-    """Report the entries of which the salvage took one of several copies that pass all checks."""
+_TAKEN_TEXTS = {
+    TIE: "one of several different copies that pass all checks",
+    UNCONFIRMED: "the only copy that was left, which no checksum covers",
+}
+
+
+def _add_unproven(part: SegmentCheckPart, unproven: Iterable[Mapping[str, Any]], report: Report) -> None:
+    """Report the entries that pass all checks, and of which nobody knows if the salvage took the right copy."""
     base = part.segment.base
-    for pos, row in decided.items():
-        if row.get("why") == TIE and base <= pos < part.end and pos not in reported:
-            text = "one of several different copies that pass all checks"
+    for row in unproven:
+        pos, text = row["pos"], _TAKEN_TEXTS.get(row.get("why", ""))
+        if text is not None and base <= pos < part.end:
             report.add("decidedCopy", part.segment.path, text, offset=pos - base, index=row.get("index"), pos=pos)
 
 
-def _add_problems(segment: Segment, survey: Survey, report: Report, decided: Mapping[int, object]) -> None:
+def _add_problems(segment: Segment, survey: Survey, report: Report, suspect: Collection[int]) -> None:
     """Report what a survey found. Raises UnreadableError if the rest of the file cannot be read.
 
-    A salvage `decided` about the entries at these positions.
+    A salvage took the `suspect` entries at these positions, although their checks fail.
     """
     listed: dict[str, int] = {}
     for problem in survey.problems:
@@ -257,7 +261,7 @@ def _add_problems(segment: Segment, survey: Survey, report: Report, decided: Map
         if problem.code == "blankSize" and problem.pos == segment.base and not segment.check_pos:
             continue  # after a snapshot, 0.4.0 begins a file like this and has not yet written entries after it
         report.add(
-            "decidedCopy" if problem.pos in decided else problem.code,
+            "decidedCopy" if problem.pos in suspect else problem.code,
             segment.path,
             problem.fact.sentence(segment.name),
             offset=problem.pos - segment.base,

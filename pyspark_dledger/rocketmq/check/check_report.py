@@ -182,7 +182,7 @@ class MemberCheck:
     def is_clean(self) -> bool:
         """Whether nothing is wrong with it."""
         restart = self.facts.restart
-        is_sound = self.start == YES and self.serve in (YES, None) and not self.facts.faults and not self.facts.decided
+        is_sound = self.start == YES and self.serve in (YES, None) and not self.facts.faults and not self.facts.doubts
         return is_sound and not self.lost_keys and (restart is None or not restart.is_trouble)
 
     @property
@@ -236,7 +236,8 @@ class CheckReport:
     @property
     def lost(self) -> str:
         """Whether something is lost for good: ``nothing``, ``some`` or ``unknown``. Of one store: lost there."""
-        return SOME if self.known_losses else self.lost_in_logs
+        is_doubtful = self.lost_in_logs == NOTHING and any(member.facts.doubts for member in self.members)
+        return SOME if self.known_losses else UNKNOWN if is_doubtful else self.lost_in_logs
 
     @property
     def lost_in_logs(self) -> str:
@@ -288,6 +289,7 @@ def _member_json(member: MemberCheck) -> dict[str, Any]:
         "restartUnknown": facts.no_restart,
         "unreadable": list(facts.unreadable),
         "knownLoss": json_of(facts.known_loss),
+        "doubts": json_of(facts.doubts),
     }
 
 

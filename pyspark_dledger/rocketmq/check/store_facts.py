@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.format.json_text import rows_of
+from pyspark_dledger.log.diff.salvage_doubts import SalvageDoubts, salvage_doubts
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.queue_files import FOLDER, queues, usual_units
@@ -78,6 +79,8 @@ class StoreFacts:
     had_key_files: bool
     known_loss: KnownLoss | None
     """What was lost after the end of its log, if a salvage wrote it."""
+    doubts: SalvageDoubts | None
+    """The entries that may be damaged because of the salvage that wrote it; None without any."""
 
     def count(self, severity: Severity) -> int:
         """The number of findings with that severity."""
@@ -87,11 +90,6 @@ class StoreFacts:
     def silent(self) -> int:
         """The number of damaged entries that no version of Java notices."""
         return sum(self.findings[code] for code in SILENT_CODES)
-
-    @property
-    def decided(self) -> int:
-        """The number of entries that no check proves, and that the salvage which wrote the store was told to take."""
-        return self.findings["decidedCopy"]
 
     @property
     def faults(self) -> dict[str, int]:
@@ -155,6 +153,7 @@ def store_facts(
         key_files=len(index_files(root)) if root is not None else 0,
         had_key_files=(state.index_msg_timestamp or 0) > 0,
         known_loss=known_loss(log.path),
+        doubts=salvage_doubts([(log.path, log)]).get(log.path),
     )
 
 

@@ -1,4 +1,4 @@
-"""Lists what a salvage lost and what its request decided, and finds where queues ended whose last messages are lost."""
+"""Lists what a salvage lost and what no check proves, and finds where queues ended whose last messages are lost."""
 
 from __future__ import annotations
 
@@ -98,16 +98,21 @@ def _group_offsets(root: Path) -> Iterator[tuple[QueueName, int]]:
             yield from (((topic, queue_id), offset) for queue_id, offset in offsets.items())
 
 
-def chosen_rows(plan: SalvagePlan) -> Iterator[dict[str, Any]]:
-    """A row for each entry that the request decided, with the sources of each copy."""
-    for log, piece in plan.chosen:
+def unproven_rows(plan: SalvagePlan) -> Iterator[dict[str, Any]]:
+    """A row for each entry of which no check shows that the copy is right, with the sources of each copy.
+
+    Last copies that follow each other are one row.
+    """
+    for log, piece in plan.unproven:
         yield {
             "source": log.source,
             "index": piece.first_index if piece.first_index >= 0 else None,
+            "lastIndex": piece.last_index if piece.last_index >= 0 else None,
             "term": piece.term if piece.first_index >= 0 else None,
             "pos": piece.start,
             "size": piece.end - piece.start,
             "why": piece.why,
+            "isSuspect": piece.is_suspect,
             "sources": [plan.names[number] for number in piece.sources],
             "others": [[plan.names[number] for number in group] for group in piece.others],
         }

@@ -65,7 +65,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
 )
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, load_units
-from pyspark_dledger.rocketmq.salvage.lost_list import LostList, chosen_rows
+from pyspark_dledger.rocketmq.salvage.lost_list import LostList, unproven_rows
 from pyspark_dledger.rocketmq.salvage.segment_file import SegmentPart, write_file
 
 _VERB = "salvage"
@@ -113,10 +113,10 @@ class SalvageReport:
     ``entries`` counts entries and old messages, fillers included; ``lost`` those that no source has, which are fillers,
     listed in the target's ``lost.jsonl``. ``lost_after`` is the highest committed index after the end, and
     ``lost_until`` the position up to which a CommitLog had messages; None without one. ``findings`` are those of
-    `verify` on the result. Of ``decided`` entries only the request chose the copy: they are listed in
-    ``decided.jsonl``. ``unconfirmed`` entries are the last copy, which no checksum covers, or one of several without a
-    majority. ``unreadable`` sources have checkpoints, queues or indexes that cannot be read. ``broker_conf`` are the
-    settings that a broker without DLedger needs for the result.
+    `verify` on the result. Of ``decided`` entries only the request chose the copy; ``unconfirmed`` ones are the last
+    copy, which no checksum covers, or one of several without a majority: ``decided.jsonl`` lists both.
+    ``unreadable`` sources have checkpoints, queues or indexes that cannot be read. ``broker_conf`` are the settings
+    that a broker without DLedger needs for the result.
     """
 
     target: str
@@ -362,7 +362,7 @@ class _Salvage:
         roots = store_files.roots_of(self._sources.stores)
         lost = LostList(plan, roots)
         _write_rows(self._target / LOST_FILE, lost.rows())
-        _write_rows(self._target / DECIDED_FILE, chosen_rows(plan))
+        _write_rows(self._target / DECIDED_FILE, unproven_rows(plan))
         log = plan.log(DLEDGER)
         if log is not None:
             yield from self._finish_node(plan, log, reports)
