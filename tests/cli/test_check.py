@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger
-from pyspark_dledger.log.io.state_files import read_store_checkpoint
+from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.root_files import locked
 from tests.support.command_line import Ran
 from tests.support.damage import write_at
@@ -423,3 +423,13 @@ def test_what_another_member_has_is_no_known_loss(case_folder: Callable[[str], P
     max((group / "n1" / "dledger-n1" / "data").iterdir()).unlink()
     assert run("salvage", group / "n1", "--to", "healthy").code == 1
     assert checked(run, "healthy", group / "n0")[1][1] == "lost for good: nothing"
+
+
+def test_a_store_whose_messages_have_no_keys_lost_no_index_of_them(tmp_path: Path, run: Run) -> None:
+    payloads = [mq_message("T", b"x", queue_offset=number) for number in range(9)]
+    stores = [write_dledger(tmp_path / f"n{number}", payloads, node=f"n{number}") for number in range(2)]
+    for store in stores:
+        assert run("rebuild", "consumequeue", store.path).code == 0
+        (Path(store.path) / "checkpoint").write_bytes(StoreCheckpoint(1, 1, 1).pack())
+    done, lines = checked(run, *(store.path for store in stores))
+    assert done.code == 0 and not any("index of keys" in line for line in lines[2:4])

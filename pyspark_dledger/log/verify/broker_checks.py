@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pyspark_dledger.format.layout import (
     INDEX_FILE_SLOT_SIZE,
 )
 from pyspark_dledger.format.message import Message
+from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
@@ -28,7 +30,6 @@ from pyspark_dledger.log.io.key_files import (
     IndexHeader,
     KeyFile,
     KeyUnit,
-    hashes_of_keys,
     key_units,
     message_starts,
 )
@@ -41,6 +42,7 @@ from pyspark_dledger.log.io.state_files import (
     StoreCheckpoint,
     read_store_checkpoint,
 )
+from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.verify.report import Report
@@ -55,14 +57,26 @@ def check_broker_files(store: StoreView, root: Path, log_end: int, report: Repor
     _check_store_checkpoint(root, last.store_timestamp if last is not None else None, log_end, report)
     _check_config(root, report)
     files = key_files.index_files(root)
-    has_keys = last is not None and bool(hashes_of_keys(last.topic, last.properties))
-    if not files and (root / FOLDER).is_dir() and (has_keys or read_store_checkpoint(root).index_msg_timestamp > 0):
+    if not files and (root / FOLDER).is_dir() and _have_keys(store):
         report.add("keyIndexMissing", root / key_files.FOLDER, "expected IndexFiles of the messages' keys, found none")
     for path in files:
         try:
             _check_key_file(store, path, log_end, report)
         except UnreadableError as error:
             report.add_unreadable(error)
+
+
+def _have_keys(store: StoreView) -> bool:
+    """Whether a message of the log has keys; what cannot be read has none."""
+    engine = store_engine(store.options.engine)
+    for segment in reversed(store.segments):
+        end = store.segment_end(segment)
+        request = ScanRequest(segment, segment.base, end, ("keys", "uniqKey"), verify_crc=False)
+        with suppress(UnreadableError):
+            for batch, _ in engine.scan(request):
+                if any(batch[name].null_count < len(batch) for name in ("keys", "uniqKey")):
+                    return True
+    return False
 
 
 def _check_config(root: Path, report: Report) -> None:

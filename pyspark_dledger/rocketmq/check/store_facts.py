@@ -59,7 +59,7 @@ class StoreFacts:
 
     ``findings`` are counts by code, ``examples`` the first ones of each code. ``queue_file_units`` is how many units
     most of its ConsumeQueue files have; 0 without files. ``key_files`` counts its IndexFiles, and ``had_key_files``
-    says that the broker's checkpoint knows of some.
+    says that its messages have keys, and the broker's checkpoint knows of some.
     """
 
     path: str
@@ -151,7 +151,7 @@ def store_facts(
         examples=_of(found.examples, findings),
         queue_file_units=usual_units(queues(root, ignore_error)) if root is not None else 0,
         key_files=len(index_files(root)) if root is not None else 0,
-        had_key_files=(state.index_msg_timestamp or 0) > 0,
+        had_key_files=findings["keyIndexMissing"] > 0 and (state.index_msg_timestamp or 0) > 0,
         known_loss=known_loss(log.path),
         doubts=salvage_doubts([(log.path, log)]).get(log.path),
     )
