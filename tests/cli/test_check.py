@@ -344,6 +344,16 @@ def test_replicas_are_checked_without_a_store_of_another_group(case_folder: Call
         assert [command[1] for command in follow(run, *paths)] == ["check", "check"]
 
 
+def test_damage_of_an_old_commit_log_is_said_without_what_the_log_of_dledger_would_allow(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    root = copy_tree(case_folder("mq-53-upgrade"), tmp_path / "root")
+    write_at(min((root / "dledger-n0" / "data").parent.parent.glob("commitlog/*")), 4000, bytes(600))
+    done, lines = checked(run, root)
+    assert done.code == 1 and lines[1].startswith("lost for good: in the old CommitLog: ")
+    assert " must not start as it is: " in lines[2] and "may start" not in lines[2]
+
+
 def test_a_member_without_its_first_files(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:
     group = copy_tree(case_folder("mq-53-three"), tmp_path / "group")
     (group / "n2" / "dledger-n2" / "data" / ("0" * 20)).unlink()

@@ -17,6 +17,7 @@ from pyspark_dledger.cli.stores.verdict_text import (
     shown_name,
 )
 from pyspark_dledger.common.plurals import counted, enumerated
+from pyspark_dledger.log.diff.verdict import MAY_START
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport, MemberCheck, start_of
 from pyspark_dledger.rocketmq.check.restart import ASSUMED, Restart, Version
@@ -79,7 +80,9 @@ def lost_for_good(report: CheckReport) -> str:
     if report.commit_logs is not None:
         place = "in the old CommitLog: " if report.commit_logs.is_old else ""
         text = lost_text(report.commit_logs.verdict)
-        parts += [f"{place}{text}"] if text != "nothing" or not parts else []
+        if text != NOTHING:
+            parts = [*(each for each in parts if each != NOTHING), f"{place}{text}"]
+        parts = parts or [NOTHING]
     doubts = {member.name: member.facts.doubts for member in report.members if member.facts.doubts is not None}
     if (report.known_losses or doubts) and NOTHING in parts:
         parts.remove(NOTHING)
@@ -113,6 +116,9 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
     """What may be done with a member, by the comparison, by verify and by the recovery model."""
     facts, compared = member.facts, start_of(member.entries, member.bytes)
     verdicts = [each for each in (member.entries, member.bytes) if each is not None]
+    if compared != YES:
+        # What the other log alone would allow is no help.
+        verdicts = [each for each in verdicts if each.start not in MAY_START]
     parts = [member_text(each, see_recovery=False) for each in verdicts]
     if member.start == NO and compared != NO and (not member.is_alone or _fails(member)):
         # What the log alone would allow is no help.
