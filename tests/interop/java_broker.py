@@ -45,9 +45,9 @@ class Consumed(NamedTuple):
 
 
 class JavaBroker(JavaProcess):
-    """The broker `node` of a DLedger group, with its store in `root`."""
+    """A broker with its store in `root`."""
 
-    def __init__(self, root: Path, node: str, peers: str, names_port: int, settings: dict[str, object]) -> None:
+    def __init__(self, root: Path, names_port: int, settings: dict[str, object], version: str = VERSION) -> None:
         """Starts the broker. `settings` go into its configuration file. Skips the test without Java."""
         root.mkdir(parents=True, exist_ok=True)
         fields = {
@@ -58,20 +58,11 @@ class JavaBroker(JavaProcess):
             "namesrvAddr": f"{HOST}:{names_port}",
             "storePathRootDir": root,
             "storePathCommitLog": root / "commitlog",
-            "enableDLegerCommitLog": True,
-            "dLegerGroup": GROUP,
-            "dLegerPeers": peers,
-            "dLegerSelfId": node,
             **settings,
         }
-        file = root.parent / f"{root.name}.conf"
-        file.write_text(
-            "".join(
-                f"{name}={str(text).lower() if isinstance(text, bool) else text}\n" for name, text in fields.items()
-            )
-        )
+        file = write_settings(root.parent / f"{root.name}.conf", fields)
         options = (f"-Drocketmq.home.dir={root.parent}", f"-Duser.home={root.parent}")
-        super().__init__("RunBroker", VERSION, str(file), compiled_with=VERSION, options=options)
+        super().__init__("RunBroker", version, str(file), compiled_with=VERSION, options=options)
 
     def state(self) -> dict[str, Any]:
         return self.ask("state")
@@ -163,7 +154,8 @@ class Cluster:
 
     def start(self, node: str = "n0") -> None:
         root, port = self.root(node), self.clients.port
-        self.brokers[node] = JavaBroker(root, node, self._peers, port, self._settings)
+        dledger = {"enableDLegerCommitLog": True, "dLegerGroup": GROUP, "dLegerPeers": self._peers, "dLegerSelfId": node}
+        self.brokers[node] = JavaBroker(root, port, {**dledger, **self._settings})
 
     def kill(self, node: str = "n0") -> None:
         self.brokers.pop(node).kill()
@@ -187,6 +179,13 @@ def cluster(folder: Path, count: int = 1, settings: dict[str, object] | None = N
         yield found
     finally:
         found.close()
+
+
+def write_settings(file: Path, fields: dict[str, object]) -> Path:
+    """Writes a configuration file of RocketMQ. Returns its path."""
+    texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in fields.items()}
+    file.write_text("".join(f"{name}={value}\n" for name, value in texts.items()))
+    return file
 
 
 def _broker_port() -> int:

@@ -244,7 +244,7 @@ def test_broker_leaves_dledger(tmp_path: Path, options: dict[str, Any]) -> None:
         members.brokers.pop("n0").stop()
         report = export(members.root(), tmp_path / "left", "commitlog", **options)
         plain = {**report.broker_conf, "brokerRole": "ASYNC_MASTER", "brokerId": 0}
-        members.brokers["n0"] = JavaBroker(tmp_path / "left", "n0", "", clients.port, plain)
+        members.brokers["n0"] = JavaBroker(tmp_path / "left", clients.port, plain)
         assert eventually(lambda: members.brokers["n0"].state()["behind"] <= 0, 60)
         assert clients.max_offsets(TOPIC) == ends
         consumed = {(each.queue_id, each.queue_offset): each.text for each in clients.consume(TOPIC)}

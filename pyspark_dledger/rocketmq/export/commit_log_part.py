@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -40,6 +40,7 @@ from pyspark_dledger.format.message import (
     stored_property_crc,
 )
 from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
+from pyspark_dledger.format.store_file import LocalFile
 from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of, scan_once
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
@@ -175,6 +176,12 @@ class FilePart:
     def header(self) -> int:
         """Bytes of an entry before its message."""
         return layout.ENTRY_HEADER_SIZE if self.segment.source == DLEDGER else 0
+
+    @property
+    def key(self) -> str:
+        """What its file depends on, whichever replica of the log has the segment."""
+        place = replace(self.segment, file=LocalFile(""), before=None, after=None, witness=None)
+        return repr(replace(self, segment=place))
 
     @property
     def max_end(self) -> int:

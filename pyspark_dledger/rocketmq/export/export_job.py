@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib import import_module
@@ -137,7 +137,7 @@ class _Export:
         files = [*(file for report in reports for file in report.files), *finish.files]
         self.job.check_files(files)
         now = self.log.refreshed()
-        self._check_unchanged(now, found)
+        check_last_row(now, found, self.job.advice)
         is_damaged = any(report.skipped or report.problems for report in reports)
         lost, lost_is_all = count_lost(self.log, self.read, found.start, found.end) if is_damaged else (0, True)
         report = ExportReport(
@@ -166,34 +166,15 @@ class _Export:
 
     def _resumed_range(self, earlier: dict[str, Any]) -> LogRange:
         """The range of the interrupted export. Raises StoreError if the log does not have it any more."""
-        try:
-            found: LogRange = parsed(LogRange, {each.name: earlier[camel_case(each.name)] for each in fields(LogRange)})
-            if found.last.pos is None:
-                raise ValueError("a last row without a position")
-        except (KeyError, ValueError):
-            raise not_ours(self.target / MANIFEST) from None
+        found = LogRange.of_manifest(earlier, self.target)
         first = self.log.segments[0].base if self.log.segments else INT64_MAX
         if first > found.start:
             raise StoreError(
                 f"{self.source}: the export begins at pos {found.start}, the log at pos {first}: the beginning has "
                 f"expired: {self.job.advice}"
             )
-        self._check_unchanged(self.log, found)
+        check_last_row(self.log, found, self.job.advice)
         return found
-
-    def _check_unchanged(self, log: StoreView, found: LogRange) -> None:
-        """Raises StoreError unless the last row of the range is unchanged."""
-        if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
-            rows = (entry_ref(log, source, found.last.pos) for source in (DLEDGER, COMMITLOG))
-            if any(row is not None and row.offset == found.last for row in rows):
-                return
-        last, _ = _last_row(log, found.start, found.end)
-        if last != found.last:
-            raise StoreError(
-                f"{self.source}: expected {found.last} with CRC-32 {found.last.crc} at the end of the exported range, "
-                f"found {last} with CRC-32 {last.crc}: the log was truncated or replaced during the export: "
-                f"{self.job.advice}"
-            )
 
     def _notes(self, found: LogRange, now: StoreView, reports: Sequence[PartReport]) -> Iterator[str]:
         if not any(report.rows or report.skipped for report in reports):
@@ -268,6 +249,31 @@ class LogRange:
     def to_json(self) -> dict[str, Any]:
         """The fields of the manifest."""
         return {**fields_row(self), "last": self.last._asdict()}
+
+    @classmethod
+    def of_manifest(cls, manifest: Mapping[str, Any], target: Path) -> LogRange:
+        """The range in the manifest of a target. Raises StoreError without one."""
+        try:
+            found: LogRange = parsed(cls, {each.name: manifest[camel_case(each.name)] for each in fields(cls)})
+            if found.last.pos is None:
+                raise ValueError("a last row without a position")
+        except (KeyError, ValueError):
+            raise not_ours(target / MANIFEST) from None
+        return found
+
+
+def check_last_row(log: StoreView, found: LogRange, advice: str) -> None:
+    """Raises StoreError unless the last row of a range that was exported is unchanged in the log."""
+    if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
+        rows = (entry_ref(log, source, found.last.pos) for source in (DLEDGER, COMMITLOG))
+        if any(row is not None and row.offset == found.last for row in rows):
+            return
+    last, _ = _last_row(log, found.start, found.end)
+    if last != found.last:
+        raise StoreError(
+            f"{log.path}: expected {found.last} with CRC-32 {found.last.crc} at the end of the exported range, found "
+            f"{last} with CRC-32 {last.crc}: the log was truncated or replaced during the export: {advice}"
+        )
 
 
 def range_of(log: StoreView, options: ReadOptions) -> LogRange:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,17 +109,21 @@ class Job:
         earlier: Mapping[str, Any] | None,
         state: Mapping[str, Any] | None = None,
         stamp: str = "",
+        first_number: int | None = None,
     ) -> tuple[list[PartReport], int]:
         """Write all parts. Returns their reports in order, and how many of them are of earlier runs.
 
         The repr of a part is the same for the same plan; `stamp` says which sources it is of. `state` is kept in the
         manifest. `earlier` is what `earlier` returned; StoreError if its plan is another one. `total` are the bytes to
-        write.
+        write. With `first_number`, that of the first part, the plan may grow: parts that changed are written again, and
+        files of parts that it no longer has are deleted.
         """
         plan = "\n".join([stamp, *map(repr, parts)]).encode("utf-8", "surrogatepass")
         self._manifest |= {**(state or {}), "parts": len(parts), "plan": hashlib.sha256(plan).hexdigest()}
         if earlier is None:
             (self._target / STATE_FOLDER).mkdir()
+            write_manifest(self._target, self._manifest)
+        elif first_number is not None:
             write_manifest(self._target, self._manifest)
         elif earlier.get("plan") != self._manifest["plan"]:
             raise StoreError(
@@ -127,21 +131,36 @@ class Job:
                 f"{self._manifest['source']} changed, or another version wrote the plan: {self.advice}"
             )
         shutil.rmtree(temporary_folder(self._target), ignore_errors=True)
-        found = ((number, _complete_report(self._target, number)) for number in range(len(parts)))
+        numbered = dict(enumerate(parts, first_number or 0))
+        if first_number is not None:
+            self._delete_others({number: _key(part) for number, part in numbered.items()})
+        found = ((number, _complete_report(self._target, number)) for number in numbered)
         reports = {number: report for number, report in found if report is not None}
         resumed = len(reports)
-        remaining = [(number, part) for number, part in enumerate(parts) if number not in reports]
+        remaining = [(number, part) for number, part in numbered.items() if number not in reports]
         self._report_progress(reports, total)
         task = partial(_write_part, write, str(self._target), self._verb, self._manifest["plan"])
         for report in self._map_parts(task, remaining):
             reports[report.number] = report
             self._report_progress(reports, total)
-        missing = next((number for number in range(len(parts)) if number not in reports), None)
+        missing = next((number for number in numbered if number not in reports), None)
         if missing is not None:
             raise StoreError(
                 f"{self._target}: expected reports of {len(parts)} parts, part {missing} is missing: run it again"
             )
-        return [reports[number] for number in range(len(parts))], resumed
+        return [reports[number] for number in numbered], resumed
+
+    def _delete_others(self, keys: Mapping[int, str]) -> None:
+        """Delete the reports of parts with other keys or left out rows, and the files of parts without a key."""
+        for path in sorted((self._target / STATE_FOLDER).glob("part-*.json")):
+            number = int(path.stem.removeprefix("part-"))
+            report = _complete_report(self._target, number)
+            if report is not None and (report.key, report.skipped) == (keys.get(number), 0):
+                continue
+            if report is not None and number not in keys:
+                for file in report.all_files:
+                    (self._target / file.path).unlink(missing_ok=True)
+            path.unlink()
 
     def _report_progress(self, reports: Mapping[int, PartReport], total: int) -> None:
         if self._progress is not None:
@@ -190,8 +209,12 @@ def _complete_report(target: Path, number: int) -> PartReport | None:
             raise ValueError(report.left.path)
     except (StoreError, ValueError):
         raise StoreError(f"{file}: not a report of a part, or damaged: delete it to write the part again") from None
-    files = report.files if report.left is None else (*report.files, report.left)
-    return report if report.number == number and all(has_file(target, each) for each in files) else None
+    return report if report.number == number and all(has_file(target, each) for each in report.all_files) else None
+
+
+def _key(part: Any) -> str:
+    """What tells two versions of a part apart: its own ``key``, by default its repr."""
+    return hashlib.sha256(str(getattr(part, "key", part)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _write_part(write: WritePart, target: str, verb: str, plan: str, numbered: tuple[int, Any]) -> PartReport:
@@ -208,7 +231,7 @@ def _write_part(write: WritePart, target: str, verb: str, plan: str, numbered: t
         )
     check_running(folder)
     with target_errors(folder, verb):
-        report = write(part, number, folder)
+        report = replace(write(part, number, folder), key=_key(part))
         with new_file(folder, report_path(number)) as file:
             write_json(file, asdict(report))
     return report

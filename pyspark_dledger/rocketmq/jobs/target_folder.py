@@ -79,7 +79,7 @@ class PartReport:
 
     ``skipped`` counts rows that passed the filters and were left out; ``first_skipped`` lists the first of them as
     ``pos=... index=...: why``. ``problems`` counts written rows with a ``problem``. ``notes``, ``counts`` and the file
-    ``left`` are for the end of the job, when the file is deleted.
+    ``left`` are for the end of the job, when the file is deleted. ``key`` tells which version of the part was written.
     """
 
     number: Count
@@ -91,6 +91,12 @@ class PartReport:
     counts: dict[str, Count] = field(default_factory=dict)
     problems: Count = 0
     left: FileReport | None = None
+    key: str = ""
+
+    @property
+    def all_files(self) -> tuple[FileReport, ...]:
+        """Its files, and the one that it left."""
+        return self.files if self.left is None else (*self.files, self.left)
 
     @property
     def rows(self) -> int:

@@ -1,0 +1,315 @@
+"""Moves a DLedger group to brokers without DLedger: a store for each of them, all with the same CommitLog.
+
+While brokers of the group run, a run copies what is committed. When all are stopped, the same call adds the rest, and
+writes queues, index, configuration and epochs. Each store is an export to a CommitLog (`export.commit_log_form`): equal
+logs give equal files. Files that an earlier run has written stay, whichever replica they came from, because committed
+entries never change. Only the file with the end of the log is written again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.common.durable import write_durably
+from pyspark_dledger.common.plurals import counted, enumerated
+from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch, crc32, encode_epochs
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView, answer, with_end
+from pyspark_dledger.rocketmq.broker.config_files import read_config
+from pyspark_dledger.rocketmq.check import check_stores
+from pyspark_dledger.rocketmq.check.check_report import NOTHING, WITH_LOSS, CheckReport, MemberCheck
+from pyspark_dledger.rocketmq.check.store_facts import YES
+from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
+from pyspark_dledger.rocketmq.export.export_job import LogRange, check_last_row, range_of
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings
+from pyspark_dledger.rocketmq.jobs import Progress, map_here
+from pyspark_dledger.rocketmq.jobs.job import Job
+from pyspark_dledger.rocketmq.jobs.target_folder import (
+    FINISHED,
+    FileReport,
+    PartReport,
+    absolute_path,
+    check_apart,
+    locked_folder,
+    parsed,
+    read_manifest,
+    target_path,
+)
+
+CONTROLLER, SLAVES = "controller", "slaves"
+MODES = (CONTROLLER, SLAVES)
+_VERB = "migration"
+_FIRST_EPOCH = Epoch(0, 0)
+"""The epoch of all that the group has written. The first master of a controller has epoch 1.
+
+With it, a master finds an epoch for every position, also when an empty broker joins. A broker that was master and lost
+an election finds the point up to which it agrees with the next one. Source: RocketMQ 5.3.3 ``AutoSwitchHAClient``,
+``AutoSwitchHAConnection``, ``EpochFileCache``.
+"""
+
+
+class NotSafeError(StoreError):
+    """No replica has all that the group has written: ``report`` says what would be lost, and what to do."""
+
+    def __init__(self, report: CheckReport) -> None:
+        super().__init__("no replica has all of the log intact: nothing was written")
+        self.report = report
+
+
+@dataclass(frozen=True)
+class NewStore:
+    """A store that a migration wrote: the settings that its broker needs, and a checksum of its CommitLog."""
+
+    path: str
+    rows: int
+    skipped: int
+    first_skipped: tuple[str, ...]
+    files: int
+    bytes: int
+    log_crc32: int
+    notes: tuple[str, ...]
+    broker_conf: dict[str, str]
+
+
+@dataclass(frozen=True)
+class MigrationReport:
+    """A run of a migration, from the replica ``source``.
+
+    ``stores`` are finished; without any, brokers are ``in_use`` and the targets have the log up to index ``end_index``.
+    ``kept`` of all ``files`` of the log were there already. ``findings`` are what a check of the new stores has found.
+    """
+
+    source: str
+    targets: tuple[str, ...]
+    mode: str
+    in_use: tuple[str, ...]
+    end_index: int | None
+    files: int
+    kept: int
+    bytes: int
+    seconds: float
+    stores: tuple[NewStore, ...] = ()
+    notes: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+def migrate(
+    sources: Sequence[str | os.PathLike[str]],
+    targets: Sequence[str | os.PathLike[str]],
+    mode: str = CONTROLLER,
+    *,
+    progress: Progress | None = None,
+) -> MigrationReport:
+    """Write a store to each of the `targets` from the replicas of a group, for brokers of that `mode`.
+
+    The first target is the master's. The same call continues a migration, also one that was interrupted.
+
+    Raises NotSafeError if something would be lost, OptionError for wrong arguments, StoreError if a source or a target
+    cannot be used.
+    """
+    began = time.monotonic()
+    if mode not in MODES:
+        raise OptionError(f"expected a migration for {' or '.join(MODES)}, found {mode}")
+    folders = list(map(target_path, targets))
+    if not folders or len(set(folders)) < len(folders):
+        raise OptionError("expected a folder of its own for each new broker, found none or one twice")
+    first, *others = (absolute_path(os.fspath(source)) for source in sources)
+    group = answer(StoreView(first, _options(others)), with_end)
+    for store in (group, *group.replicas):
+        if not store.ledger_segments:
+            raise StoreError(f"{store.path}: expected a store of a broker in DLedger mode, found no DLedger log")
+        for folder in folders:
+            check_apart(store, (store.path,), folder)
+    checked = answer(group, check_stores)
+    donor = _donor(checked)
+    run = _Run(donor, checked, tuple(map(str, folders)), ", ".join((first, *others)), mode)
+    written = [run.write(number, folder, progress) for number, folder in enumerate(folders)]
+    report = run.report(written, time.monotonic() - began)
+    if not report.stores:
+        return report
+    if len({each.log_crc32 for each in report.stores}) > 1:
+        raise StoreError(f"{enumerated(report.targets)}: the CommitLogs differ: check the disks, migrate to new folders")
+    found = check_stores(StoreView(report.targets[0], _options(report.targets[1:])))
+    return replace(report, findings=_findings(found), seconds=round(time.monotonic() - began, 3))
+
+
+def _options(others: Sequence[str]) -> ReadOptions:
+    return ReadOptions(replicas=tuple(others) or None, unread=())
+
+
+def _findings(found: CheckReport) -> tuple[str, ...]:
+    """What is wrong with the new stores."""
+    names = (name for member in found.members if not member.is_clean for name in (member.name,))
+    wrong = enumerated(tuple(names)) or "their logs differ"
+    return () if found.is_clean else (f"{wrong}: {found.next.command or 'dledger check tells what is wrong'}",)
+
+
+def _donor(checked: CheckReport) -> MemberCheck:
+    """The replica to copy: one that may lead, with the last entry, and the furthest consumer offsets.
+
+    Brokers that are not the leader save consumer offsets up to 10 s later. Raises NotSafeError without a replica.
+    """
+    leaders = [member for member in checked.members if member.lead == YES or _loses_only_a_minority(member)]
+    if checked.lost_in_logs != NOTHING or not leaders:
+        raise NotSafeError(checked)
+    return max(leaders, key=_order)
+
+
+def _loses_only_a_minority(member: MemberCheck) -> bool:
+    """Whether an election of a member truncates entries of others, none of which can be acknowledged."""
+    losses = member.entries.losses if member.entries is not None else ()
+    return member.lead == WITH_LOSS and not any(loss.on_majority for loss in losses)
+
+
+def _order(member: MemberCheck) -> tuple[bool, int, int, int]:
+    state = member.facts.state
+    return member.lead == YES, state.end_term, state.end_index, _consumed(member.facts.path)
+
+
+def _consumed(path: str) -> int:
+    """The sum of all consumer offsets of a broker; -1 if its configuration has none."""
+    root = StoreView(path, ReadOptions()).paths.root
+    try:
+        offsets = read_config(root).offsets if root is not None else {}
+    except StoreError:
+        return -1
+    return sum(offset for queues in offsets.values() for offset in queues.values())
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What one run wrote to one target: of ``files`` of the log ``kept`` ones were there already."""
+
+    files: int
+    kept: int
+    bytes: int
+    store: NewStore | None = None
+
+
+class _Run:
+    """One run: the range of the log is the same for all targets."""
+
+    def __init__(
+        self, donor: MemberCheck, checked: CheckReport, targets: tuple[str, ...], source: str, mode: str
+    ) -> None:
+        self._donor, self._checked, self._targets, self._mode = donor, checked, targets, mode
+        self._in_use = tuple(member.name for member in checked.members if member.facts.is_in_use)
+        self._log = StoreView(donor.facts.path, ReadOptions())
+        options = ReadOptions(isolation_level="read_committed") if self._in_use else ReadOptions()
+        self._range = range_of(self._log, options)
+        self._settings = ExportSettings(options, self._range.start, self._range.end, self._range.committed_index)
+        self._request: dict[str, Any] = {"form": _VERB, "source": source, "mode": mode}
+        self._form = CommitLogForm()
+
+    def write(self, number: int, folder: Path, progress: Progress | None) -> _Written:
+        """Write or continue one target."""
+        with locked_folder(folder, _VERB):
+            if (done := self._finished(folder)) is not None:
+                return _Written(done.files, done.files, done.bytes, done)
+            job = Job(folder, _VERB, self._request, map_here, progress)
+            earlier = job.earlier()
+            if earlier is not None:
+                self._check_same_log(LogRange.of_manifest(earlier, folder), job.advice)
+            parts = self._form.plan(self._log, self._settings)
+            found, size = self._range, self._range.end - self._range.start
+            first = parts[0].segment.base // parts[0].segment.size
+            reports, kept = job.write(
+                self._form.write, parts, size, earlier=earlier, state=found.to_json(), first_number=first
+            )
+            files = [file for report in reports for file in report.files]
+            job.check_files(files)
+            check_last_row(self._log.refreshed(), found, job.advice)
+            written = _Written(len(files), kept, sum(file.size for file in files))
+            if self._in_use:
+                return written
+            store = self._finish(number, folder, reports, written)
+            job.end(asdict(store), reports)
+            return replace(written, store=store)
+
+    def _finished(self, folder: Path) -> NewStore | None:
+        """What an earlier run of the same wrote, if it has finished the target and the log has not changed since."""
+        manifest = read_manifest(folder) if folder.is_dir() else None
+        wanted = {**self._request, **self._range.to_json(), "state": FINISHED}
+        if self._in_use or manifest is None or any(manifest.get(name) != value for name, value in wanted.items()):
+            return None
+        found: NewStore = parsed(NewStore, manifest["report"])
+        return found
+
+    def _check_same_log(self, earlier: LogRange, advice: str) -> None:
+        """Raises StoreError unless the log has what an earlier run copied, except what has expired."""
+        first = self._log.segments[0].base
+        if earlier.last.pos is not None and earlier.last.pos >= first:
+            check_last_row(self._log, earlier, advice)
+
+    def _finish(self, number: int, folder: Path, reports: Sequence[PartReport], written: _Written) -> NewStore:
+        """Write all files but those of the log."""
+        done = self._form.finish(self._log, self._settings, folder, reports)
+        (folder / EPOCH_FILE).unlink(missing_ok=True)
+        if self._mode == CONTROLLER:
+            write_durably(folder / EPOCH_FILE, encode_epochs([_FIRST_EPOCH]))
+        log = [*(file for report in reports for file in report.files), *done.files]
+        return NewStore(
+            path=str(folder),
+            rows=sum(report.rows for report in reports),
+            skipped=sum(report.skipped for report in reports),
+            first_skipped=tuple(line for report in reports for line in report.first_skipped)[:MAX_SKIPPED],
+            files=written.files,
+            bytes=written.bytes,
+            log_crc32=_checksum(file for file in log if file.path.startswith("commitlog/")),
+            notes=done.notes,
+            broker_conf={**done.broker_conf, **self._role(number)},
+        )
+
+    def _role(self, number: int) -> dict[str, str]:
+        """The settings of a broker's role. As in DLedger mode, a majority has what is acknowledged."""
+        majority = str(len(self._targets) // 2 + 1)
+        if self._mode == CONTROLLER:
+            return {"enableControllerMode": "true", "allAckInSyncStateSet": "true", "minInSyncReplicas": majority}
+        if number > 0:
+            return {"brokerRole": "SLAVE", "brokerId": str(number)}
+        role = "SYNC_MASTER" if len(self._targets) > 1 else "ASYNC_MASTER"
+        return {"brokerRole": role, "brokerId": "0", "inSyncReplicas": majority}
+
+    def report(self, written: Sequence[_Written], seconds: float) -> MigrationReport:
+        stores = tuple(each.store for each in written if each.store is not None)
+        return MigrationReport(
+            source=self._donor.facts.path,
+            targets=self._targets,
+            mode=self._mode,
+            in_use=self._in_use,
+            end_index=self._range.last.index,
+            files=sum(each.files for each in written),
+            kept=sum(each.kept for each in written),
+            bytes=sum(each.bytes for each in written),
+            seconds=round(seconds, 3),
+            stores=stores,
+            notes=(*self._notes(), *dict.fromkeys(note for store in stores for note in store.notes)),
+        )
+
+    def _notes(self) -> list[str]:
+        """Notes on replicas that have something else."""
+        losses = self._donor.entries.losses if self._donor.entries is not None else ()
+        notes = [
+            f"left out: entries {loss.first_index} to {loss.last_index} of {loss.node}, which are on no majority and not "
+            f"in the log of {self._donor.name}"
+            for loss in losses
+        ]
+        wrong = [member.name for member in self._checked.members if member.is_damaged]
+        if wrong:
+            notes.append(f"{enumerated(wrong)}: damaged; {self._donor.name} has all of the log")
+        if self._range.beyond_committed and not self._in_use:
+            count = counted(self._range.beyond_committed, "entry")
+            notes.append(f"{count} after the committed index {self._range.committed_index} may not be acknowledged")
+        return notes
+
+
+def _checksum(files: Any) -> int:
+    """A checksum of names, sizes and contents of files."""
+    found = sorted((file.path, file.size, file.crc32) for file in files)
+    return crc32(repr(found).encode())
