@@ -33,6 +33,7 @@ import org.apache.rocketmq.remoting.netty.NettyServerConfig;
  * progress: the number of acknowledged ones. end FILE: ends the load and writes numbers, queue ids, queue offsets and
  * message ids of acknowledged messages to the file; returns how many were acknowledged and how many were not.
  * max TOPIC: the maximum offset of each queue. consume TOPIC FILE: writes every message of the topic to the file.
+ * committed GROUP TOPIC: the offset of each queue at which a consumer group continues.
  */
 public final class RunClients {
     private static final ConcurrentLinkedQueue<String> ACKNOWLEDGED = new ConcurrentLinkedQueue<>();
@@ -95,6 +96,8 @@ public final class RunClients {
                 return max(consumer, words[1]);
             case "consume":
                 return consume(consumer, words[1], words[2]);
+            case "committed":
+                return committed(consumer.getNamesrvAddr(), words[1], words[2]);
             default:
                 throw new IllegalArgumentException("no command " + words[0]);
         }
@@ -159,6 +162,22 @@ public final class RunClients {
             found.put("\"" + queue.getQueueId() + "\"", consumer.maxOffset(queue));
         }
         return found.toString().replace('=', ':');
+    }
+
+    private static String committed(String names, String group, String topic) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group);
+        consumer.setNamesrvAddr(names);
+        consumer.setInstanceName(group);
+        consumer.start();
+        try {
+            Map<String, Long> found = new TreeMap<>();
+            for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+                found.put("\"" + queue.getQueueId() + "\"", consumer.fetchConsumeOffset(queue, true));
+            }
+            return found.toString().replace('=', ':');
+        } finally {
+            consumer.shutdown();
+        }
     }
 
     private static String consume(DefaultMQPullConsumer consumer, String topic, String file) throws Exception {

@@ -18,6 +18,8 @@ VERSION = "5.3.3"
 GROUP = "g"
 PAUSE = 0.5
 """Seconds between two attempts to reach a broker. Its name server hears from it at most once a second."""
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of a JVM that runs for seconds only."""
 SMALL_FILES: dict[str, object] = {
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 20 * 2000,
@@ -61,7 +63,7 @@ class JavaBroker(JavaProcess):
             **settings,
         }
         file = write_settings(root.parent / f"{root.name}.conf", fields)
-        options = (f"-Drocketmq.home.dir={root.parent}", f"-Duser.home={root.parent}")
+        options = (*QUICK_START, f"-Drocketmq.home.dir={root.parent}", f"-Duser.home={root.parent}")
         super().__init__("RunBroker", version, str(file), compiled_with=VERSION, options=options)
 
     def state(self) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class JavaClients(JavaProcess):
         """Starts the processes. Skips the test without Java."""
         self.port = free_ports(1)[0]
         self._file = folder / "clients.tsv"
-        options = (f"-Duser.home={folder}",)
+        options = (*QUICK_START, f"-Duser.home={folder}")
         super().__init__("RunClients", VERSION, str(self.port), compiled_with=VERSION, options=options)
 
     def send_first(self, topic: str) -> None:
@@ -113,6 +115,11 @@ class JavaClients(JavaProcess):
     def max_offsets(self, topic: str) -> dict[int, int]:
         """Returns the maximum offset of each queue, as the broker reports it to consumers."""
         answer = self._ask_broker(f"max\t{topic}")
+        return {int(queue): offset for queue, offset in answer.items()}
+
+    def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Returns the offset of each queue at which a consumer group continues."""
+        answer = self._ask_broker(f"committed\t{group}\t{topic}")
         return {int(queue): offset for queue, offset in answer.items()}
 
     def consume(self, topic: str) -> list[Consumed]:
