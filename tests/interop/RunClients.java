@@ -10,6 +10,7 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.zip.CRC32;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
@@ -190,9 +191,12 @@ public final class RunClients {
                     PullResult result = consumer.pull(queue, "*", at, 32);
                     if (result.getPullStatus() == PullStatus.FOUND) {
                         for (MessageExt each : result.getMsgFoundList()) {
-                            String body = new String(each.getBody(), StandardCharsets.UTF_8);
+                            byte[] data = each.getBody() == null ? new byte[0] : each.getBody();
+                            String body = new String(data, StandardCharsets.UTF_8).replaceAll("\\p{Cntrl}", " ");
+                            CRC32 crc = new CRC32();
+                            crc.update(data);
                             out.write(body + "\t" + each.getQueueId() + "\t" + each.getQueueOffset() + "\t"
-                                + each.getCommitLogOffset() + "\n");
+                                + each.getCommitLogOffset() + "\t" + crc.getValue() + "\n");
                             count++;
                         }
                     }

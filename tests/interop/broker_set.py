@@ -20,6 +20,7 @@ _QUICK: dict[str, object] = {
     "syncControllerMetadataPeriod": 500,
     "haSendHeartbeatInterval": 300,
     "haHousekeepingInterval": 3000,
+    "haMaxTimeSlaveNotCatchup": 2000,
     # Its 35 MiB file is not part of the log.
     "timerWheelEnable": False,
 }
@@ -62,6 +63,7 @@ class BrokerSet:
         self, folder: Path, settings: Sequence[Mapping[str, Any]], version: str = VERSION, kernel: str | None = DLEDGER
     ) -> None:
         """Starts a name server, and a controller unless `kernel` is None, but no broker. Skips the test without Java."""
+        folder.mkdir(exist_ok=True)
         self._settings, self._version = settings, version
         self._added: dict[str, object] = dict(_QUICK)
         self.brokers: dict[int, JavaBroker] = {}

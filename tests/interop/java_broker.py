@@ -18,8 +18,11 @@ VERSION = "5.3.3"
 GROUP = "g"
 PAUSE = 0.5
 """Seconds between two attempts to reach a broker. Its name server hears from it at most once a second."""
-QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Options of a JVM that runs for seconds only."""
+QUICK_START = (
+    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+)
+"""Options of a JVM that runs for seconds only: most of their CPU time is that of loading classes."""
 SMALL_FILES: dict[str, object] = {
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 20 * 2000,
@@ -44,6 +47,8 @@ class Consumed(NamedTuple):
     queue_id: int
     queue_offset: int
     physical_offset: int
+    crc: int
+    """The CRC-32 of the body."""
 
 
 class JavaBroker(JavaProcess):
@@ -125,7 +130,7 @@ class JavaClients(JavaProcess):
     def consume(self, topic: str) -> list[Consumed]:
         """Returns every message of the topic that consumers can get."""
         self._ask_broker(f"consume\t{topic}\t{self._file}")
-        return [Consumed(text, int(queue), int(at), int(pos)) for text, queue, at, pos in self._lines()]
+        return [Consumed(text, *map(int, numbers)) for text, *numbers in self._lines()]
 
     def _ask_broker(self, command: str) -> dict[str, Any]:
         """Asks until a broker is known and answers."""

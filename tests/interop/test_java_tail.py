@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +46,8 @@ class Row(NamedTuple):
 
     @property
     def consumed(self) -> Consumed:
-        return Consumed(self.body.decode(), self.queue_id, self.queue_offset, self.physical_offset)
+        place = self.queue_id, self.queue_offset, self.physical_offset
+        return Consumed(self.body.decode(), *place, crc32(self.body))
 
 
 class Tail:

@@ -19,6 +19,7 @@ from pyspark_dledger.common.durable import write_durably
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch, crc32, encode_epochs
+from pyspark_dledger.log.diff.verdict import GroupVerdict
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView, answer, with_end
 from pyspark_dledger.rocketmq.broker.config_files import read_config
@@ -145,9 +146,21 @@ def _options(others: Sequence[str]) -> ReadOptions:
 
 def _findings(found: CheckReport) -> tuple[str, ...]:
     """What is wrong with the new stores."""
-    names = (name for member in found.members if not member.is_clean for name in (member.name,))
-    wrong = enumerated(tuple(names)) or "their logs differ"
-    return () if found.is_clean else (f"{wrong}: {found.next.command or 'dledger check tells what is wrong'}",)
+    wrong = [member.name for member in found.members if not member.is_clean]
+    if not wrong and not _is_lost(found):
+        return ()
+    return (f"{enumerated(wrong) or 'all'}: {found.next.command or 'dledger check tells what is wrong'}",)
+
+
+def _is_lost(checked: CheckReport) -> bool:
+    """Whether the logs lost something for good. What a salvage has replaced by fillers is known to be lost."""
+    logs = (checked.comparison, checked.commit_logs)
+    return any(each.verdict.answer != NOTHING and not _has_only_fillers(each.verdict) for each in logs if each is not None)
+
+
+def _has_only_fillers(found: GroupVerdict) -> bool:
+    others = found.lost_entries.entries + found.unclear_entries.entries
+    return found.filled_entries.entries > 0 and not (others or found.lost_end or found.lost_ends)
 
 
 def _donor(checked: CheckReport) -> MemberCheck:
@@ -156,7 +169,7 @@ def _donor(checked: CheckReport) -> MemberCheck:
     Brokers that are not the leader save consumer offsets up to 10 s later. Raises NotSafeError without a replica.
     """
     leaders = [member for member in checked.members if member.lead == YES or _loses_only_a_minority(member)]
-    if checked.lost_in_logs != NOTHING or not leaders:
+    if _is_lost(checked) or not leaders:
         raise NotSafeError(checked)
     return max(leaders, key=_order)
 
@@ -303,9 +316,12 @@ class _Run:
         wrong = [member.name for member in self._checked.members if member.is_damaged]
         if wrong:
             notes.append(f"{enumerated(wrong)}: damaged; {self._donor.name} has all of the log")
+        verdict = self._checked.comparison.verdict if self._checked.comparison is not None else None
+        if verdict is not None and (count := verdict.filled_entries.entries):
+            notes.append(f"{counted(count, 'entry')} lost for good: an earlier salvage wrote fillers instead")
         if self._range.beyond_committed and not self._in_use:
-            count = counted(self._range.beyond_committed, "entry")
-            notes.append(f"{count} after the committed index {self._range.committed_index} may not be acknowledged")
+            later = counted(self._range.beyond_committed, "entry")
+            notes.append(f"{later} after the committed index {self._range.committed_index} may not be acknowledged")
         return notes
 
 
