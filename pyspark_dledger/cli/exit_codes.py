@@ -27,7 +27,7 @@ SALVAGE_EXITS = (
 BACKUP_EXITS = "exit codes: 0 done; 1 done, but it lacks the state of expired messages; 2 error; 130 interrupted"
 MIGRATE_EXITS = (
     "exit codes: 0 done, or copied what is committed; 1 something would be lost and nothing was written, or rows were "
-    "left out, or a check of the new stores finds something; 2 error; 130 interrupted. The same command continues an "
+    "left out; 2 error; 130 interrupted. The same command continues an "
     "interrupted migration."
 )
 SERVE_EXITS = "exit codes: 0 stopped by SIGTERM; 2 error; 130 interrupted"

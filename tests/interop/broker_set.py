@@ -62,7 +62,7 @@ class BrokerSet:
     def __init__(
         self, folder: Path, settings: Sequence[Mapping[str, Any]], version: str = VERSION, kernel: str | None = DLEDGER
     ) -> None:
-        """Starts a name server, and a controller unless `kernel` is None, but no broker. Skips the test without Java."""
+        """Starts a name server, and a controller unless `kernel` is None. Skips the test without Java."""
         folder.mkdir(exist_ok=True)
         self._settings, self._version = settings, version
         self._added: dict[str, object] = dict(_QUICK)

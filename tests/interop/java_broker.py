@@ -145,7 +145,7 @@ class JavaClients(JavaProcess):
         return eventually(lambda: (answered(),), 180)[0]
 
     def _lines(self) -> Iterator[list[str]]:
-        for line in self._file.read_text().splitlines():
+        for line in self._file.read_text().rstrip("\n").split("\n"):
             yield line.split("\t")
 
 
@@ -166,7 +166,12 @@ class Cluster:
 
     def start(self, node: str = "n0") -> None:
         root, port = self.root(node), self.clients.port
-        dledger = {"enableDLegerCommitLog": True, "dLegerGroup": GROUP, "dLegerPeers": self._peers, "dLegerSelfId": node}
+        dledger = {
+            "enableDLegerCommitLog": True,
+            "dLegerGroup": GROUP,
+            "dLegerPeers": self._peers,
+            "dLegerSelfId": node,
+        }
         self.brokers[node] = JavaBroker(root, port, {**dledger, **self._settings})
 
     def kill(self, node: str = "n0") -> None:

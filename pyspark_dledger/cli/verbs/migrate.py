@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from pyspark_dledger.cli.output.rows import print_report
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.common.process_memory import keep_freed_memory
+from pyspark_dledger.log.next_step import as_given
 
 if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.migrate import MigrationReport, NewStore
@@ -53,7 +55,7 @@ def run_migrate(args: argparse.Namespace, out: Output) -> int:
         note("interrupted: the same command continues the migration")
         raise
     print_report(out, report, _lines(report), args.json, _next_lines(report))
-    return FINDINGS if report.findings or any(store.skipped for store in report.stores) else CLEAN
+    return FINDINGS if any(store.skipped for store in report.stores) else CLEAN
 
 
 def _lines(report: MigrationReport) -> Iterator[str]:
@@ -65,7 +67,6 @@ def _lines(report: MigrationReport) -> Iterator[str]:
     if report.stores:
         yield f"{counted(report.stores[0].rows, 'message')} in each store; the CommitLogs are equal"
         yield from _left_out(report.stores[0])
-        yield f"check of the new stores: {'; '.join(report.findings) or 'nothing is wrong'}"
 
 
 def _left_out(store: NewStore) -> Iterator[str]:
@@ -80,9 +81,13 @@ def _next_lines(report: MigrationReport) -> Iterator[str]:
         yield f"in use: {enumerated(report.in_use)}"
         yield "next: stop the producers, then all brokers of the group, and run the same command again"
         return
+    yield "broker.conf needs:"
+    first = report.stores[0].broker_conf
+    common = {name for name in first if all(store.broker_conf.get(name) == first[name] for store in report.stores)}
+    yield from (f"  {name}={first[name]}" for name in first if name in common)
     for store in report.stores:
-        yield f"broker.conf of {store.path} needs:"
-        yield from (f"  {name}={value}" for name, value in store.broker_conf.items())
+        own = (f"{name}={value}" for name, value in store.broker_conf.items() if name not in common)
+        yield f"  of {store.path}: {' '.join(own)}"
     yield "next (docs/migrate.md):"
     yield from (f"  {number}. {text}" for number, text in enumerate(_steps(report), 1))
 
@@ -90,7 +95,8 @@ def _next_lines(report: MigrationReport) -> Iterator[str]:
 def _steps(report: MigrationReport) -> Iterator[str]:
     """What to do with the new stores, in order."""
     is_controller = report.mode == _CONTROLLER
-    yield "move each folder to its machine; adjust its paths"
+    yield f"check the stores, also while they are moved: dledger check {shlex.join(map(as_given, report.targets))}"
+    yield "move each folder to its machine; adjust its paths in broker.conf"
     yield "broker.conf: keep the other lines, above all brokerName; remove those that begin with dLeger"
     if is_controller:
         yield "start the controllers; set controllerAddr in each broker.conf"
@@ -99,5 +105,6 @@ def _steps(report: MigrationReport) -> Iterator[str]:
     else:
         yield "start the broker with brokerId=0, then the slaves: mqbroker -c broker.conf"
         yield "check: mqadmin haStatus -n NAMESERVER lists all slaves, and none is behind"
-    yield "check: mqadmin clusterList, mqadmin topicStatus of some topics, one consumer of each group; then the producers"
-    yield f"way back: stop the new brokers and start the old ones: {report.source} is unchanged"
+    yield "check: mqadmin clusterList, mqadmin topicStatus of some topics, one consumer of each group"
+    yield "start the producers"
+    yield "way back: stop the new brokers, and start the old ones with their old broker.conf: nothing in them changed"

@@ -3,14 +3,15 @@
 While brokers of the group run, a run copies what is committed. When all are stopped, the same call adds the rest, and
 writes queues, index, configuration and epochs. Each store is an export to a CommitLog (`export.commit_log_form`): equal
 logs give equal files. Files that an earlier run has written stay, whichever replica they came from, because committed
-entries never change. Only the file with the end of the log is written again.
+entries never change. Only the file with the end of the log is written again. Likewise,
+only the first run checks all of the logs: a later one looks at what was appended since.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from typing import Any
 from pyspark_dledger.common.durable import write_durably
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch, crc32, encode_epochs
+from pyspark_dledger.log.committed import promised_end
 from pyspark_dledger.log.diff.verdict import GroupVerdict
 from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import plan_between, read_partition
+from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView, answer, with_end
 from pyspark_dledger.rocketmq.broker.config_files import read_config
 from pyspark_dledger.rocketmq.check import check_stores
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, WITH_LOSS, CheckReport, MemberCheck
-from pyspark_dledger.rocketmq.check.store_facts import YES
+from pyspark_dledger.rocketmq.check.store_facts import YES, watch_of
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.export.export_job import LogRange, check_last_row, range_of
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings
@@ -83,7 +88,7 @@ class MigrationReport:
     """A run of a migration, from the replica ``source``.
 
     ``stores`` are finished; without any, brokers are ``in_use`` and the targets have the log up to index ``end_index``.
-    ``kept`` of all ``files`` of the log were there already. ``findings`` are what a check of the new stores has found.
+    ``kept`` of all ``files`` of the log were there already.
     """
 
     source: str
@@ -97,7 +102,6 @@ class MigrationReport:
     seconds: float
     stores: tuple[NewStore, ...] = ()
     notes: tuple[str, ...] = ()
-    findings: tuple[str, ...] = ()
 
 
 def migrate(
@@ -121,57 +125,104 @@ def migrate(
     if not folders or len(set(folders)) < len(folders):
         raise OptionError("expected a folder of its own for each new broker, found none or one twice")
     first, *others = (absolute_path(os.fspath(source)) for source in sources)
-    group = answer(StoreView(first, _options(others)), with_end)
-    for store in (group, *group.replicas):
+    group = answer(StoreView(first, ReadOptions(replicas=tuple(others) or None, unread=())), with_end)
+    stores = [group, *group.replicas]
+    for store in stores:
         if not store.ledger_segments:
             raise StoreError(f"{store.path}: expected a store of a broker in DLedger mode, found no DLedger log")
         for folder in folders:
             check_apart(store, (store.path,), folder)
-    checked = answer(group, check_stores)
-    donor = _donor(checked)
-    run = _Run(donor, checked, tuple(map(str, folders)), ", ".join((first, *others)), mode)
-    written = [run.write(number, folder, progress) for number, folder in enumerate(folders)]
+    request = {"form": _VERB, "source": ", ".join((first, *others)), "mode": mode}
+    watches = list(map(watch_of, stores))
+    names = replica_names(stores)
+    source = _source_of_rest(stores, [_copied_range(folder, request) for folder in folders])
+    while True:
+        source = source if source is not None else _checked_source(answer(group, check_stores))
+        in_use = tuple(name for name, watch in zip(names, watches, strict=True) if watch.use() is not None)
+        run = _Run(source, in_use, folders, request)
+        try:
+            written = [run.write(number, folder, progress) for number, folder in enumerate(folders)]
+            break
+        except _LeftOutError:
+            source = None
     report = run.report(written, time.monotonic() - began)
-    if not report.stores:
-        return report
     if len({each.log_crc32 for each in report.stores}) > 1:
-        raise StoreError(f"{enumerated(report.targets)}: the CommitLogs differ: check the disks, migrate to new folders")
-    found = check_stores(StoreView(report.targets[0], _options(report.targets[1:])))
-    return replace(report, findings=_findings(found), seconds=round(time.monotonic() - began, 3))
+        raise StoreError(
+            f"{enumerated(report.targets)}: the CommitLogs differ: check the disks, migrate to new folders"
+        )
+    return report
 
 
-def _options(others: Sequence[str]) -> ReadOptions:
-    return ReadOptions(replicas=tuple(others) or None, unread=())
+def _copied_range(folder: Path, request: Mapping[str, Any]) -> LogRange | None:
+    """The range of the log that an earlier run of the same has written or begun to write."""
+    manifest = read_manifest(folder) if folder.is_dir() else None
+    if manifest is None or any(manifest.get(name) != value for name, value in request.items()):
+        return None
+    return LogRange.of_manifest(manifest, folder)
 
 
-def _findings(found: CheckReport) -> tuple[str, ...]:
-    """What is wrong with the new stores."""
-    wrong = [member.name for member in found.members if not member.is_clean]
-    if not wrong and not _is_lost(found):
-        return ()
-    return (f"{enumerated(wrong) or 'all'}: {found.next.command or 'dledger check tells what is wrong'}",)
+# The replica to copy
 
 
-def _is_lost(checked: CheckReport) -> bool:
-    """Whether the logs lost something for good. What a salvage has replaced by fillers is known to be lost."""
-    logs = (checked.comparison, checked.commit_logs)
-    return any(each.verdict.answer != NOTHING and not _has_only_fillers(each.verdict) for each in logs if each is not None)
+@dataclass(frozen=True)
+class _Source:
+    """The replica to copy, whether all of its log was checked, and notes on what others have."""
+
+    path: str
+    is_checked: bool
+    notes: tuple[str, ...] = ()
 
 
-def _has_only_fillers(found: GroupVerdict) -> bool:
-    others = found.lost_entries.entries + found.unclear_entries.entries
-    return found.filled_entries.entries > 0 and not (others or found.lost_end or found.lost_ends)
-
-
-def _donor(checked: CheckReport) -> MemberCheck:
-    """The replica to copy: one that may lead, with the last entry, and the furthest consumer offsets.
-
-    Brokers that are not the leader save consumer offsets up to 10 s later. Raises NotSafeError without a replica.
-    """
+def _checked_source(checked: CheckReport) -> _Source:
+    """The replica to copy, by a check of all of the logs: one that may lead. Raises NotSafeError without one."""
     leaders = [member for member in checked.members if member.lead == YES or _loses_only_a_minority(member)]
     if _is_lost(checked) or not leaders:
         raise NotSafeError(checked)
-    return max(leaders, key=_order)
+    states = {member.name: member.facts.state for member in leaders}
+    found = max(
+        leaders,
+        key=lambda each: (
+            each.lead == YES,
+            states[each.name].end_term,
+            states[each.name].end_index,
+            _consumed(each.facts.path),
+        ),
+    )
+    return _Source(found.facts.path, True, tuple(_notes(found, checked)))
+
+
+class _LeftOutError(Exception):
+    """Rows of a replica were left out of which only the end was checked."""
+
+
+def _source_of_rest(stores: Sequence[StoreView], copied: Sequence[LogRange | None]) -> _Source | None:
+    """The replica to copy if an earlier run has checked all of the logs up to the end of the ranges that it copied.
+
+    Of stopped members, the one with the highest term and index at its end has all committed entries. None without an
+    earlier run, or if the replica is not intact after the ranges, or was longer: then a check of all tells what to do.
+    """
+    ends = [found.last.pos for found in copied if found is not None and found.last.pos is not None]
+    if len(ends) < len(copied):
+        return None
+    last = max(stores, key=lambda store: (store.end.last_term, store.end.last_index, _consumed(store.argument)))
+    parts = plan_between(last, ("problem",), ReadOptions(), Filters(), None, min(ends), last.end.pos)
+    batches = (batch for part in parts for batch in read_partition(part))
+    is_intact = all(batch["problem"].null_count == batch.num_rows for batch in batches)
+    was_longer = any(promised_end(store) > last.end.last_index for store in stores)
+    return _Source(last.argument, False) if is_intact and not was_longer else None
+
+
+def _consumed(path: str) -> int:
+    """The sum of all consumer offsets of a broker; -1 if its configuration has none.
+
+    Brokers that are not the leader have those of up to 10 s before.
+    """
+    root = StoreView(path, ReadOptions()).paths.root
+    try:
+        offsets = read_config(root).offsets if root is not None else {}
+    except StoreError:
+        return -1
+    return sum(offset for queues in offsets.values() for offset in queues.values())
 
 
 def _loses_only_a_minority(member: MemberCheck) -> bool:
@@ -180,19 +231,34 @@ def _loses_only_a_minority(member: MemberCheck) -> bool:
     return member.lead == WITH_LOSS and not any(loss.on_majority for loss in losses)
 
 
-def _order(member: MemberCheck) -> tuple[bool, int, int, int]:
-    state = member.facts.state
-    return member.lead == YES, state.end_term, state.end_index, _consumed(member.facts.path)
+def _is_lost(checked: CheckReport) -> bool:
+    """Whether the logs lost something for good. What a salvage has replaced by fillers is known to be lost."""
+    logs = (checked.comparison, checked.commit_logs)
+    return any(
+        each.verdict.answer != NOTHING and not _has_only_fillers(each.verdict) for each in logs if each is not None
+    )
 
 
-def _consumed(path: str) -> int:
-    """The sum of all consumer offsets of a broker; -1 if its configuration has none."""
-    root = StoreView(path, ReadOptions()).paths.root
-    try:
-        offsets = read_config(root).offsets if root is not None else {}
-    except StoreError:
-        return -1
-    return sum(offset for queues in offsets.values() for offset in queues.values())
+def _has_only_fillers(found: GroupVerdict) -> bool:
+    others = found.lost_entries.entries + found.unclear_entries.entries
+    return found.filled_entries.entries > 0 and not (others or found.lost_end or found.lost_ends)
+
+
+def _notes(source: MemberCheck, checked: CheckReport) -> Iterator[str]:
+    """Notes on replicas that have something else."""
+    for loss in source.entries.losses if source.entries is not None else ():
+        yield (
+            f"left out: entries {loss.first_index} to {loss.last_index} of {loss.node}, which are on no majority and "
+            f"not in the log of {source.name}"
+        )
+    if wrong := [member.name for member in checked.members if member.is_damaged]:
+        yield f"{enumerated(wrong)}: damaged; {source.name} has all of the log"
+    filled = checked.comparison.verdict.filled_entries.entries if checked.comparison is not None else 0
+    if filled:
+        yield f"{counted(filled, 'entry')} lost for good: an earlier salvage wrote fillers instead"
+
+
+# The targets
 
 
 @dataclass(frozen=True)
@@ -209,15 +275,13 @@ class _Run:
     """One run: the range of the log is the same for all targets."""
 
     def __init__(
-        self, donor: MemberCheck, checked: CheckReport, targets: tuple[str, ...], source: str, mode: str
+        self, source: _Source, in_use: tuple[str, ...], folders: Sequence[Path], request: Mapping[str, Any]
     ) -> None:
-        self._donor, self._checked, self._targets, self._mode = donor, checked, targets, mode
-        self._in_use = tuple(member.name for member in checked.members if member.facts.is_in_use)
-        self._log = StoreView(donor.facts.path, ReadOptions())
-        options = ReadOptions(isolation_level="read_committed") if self._in_use else ReadOptions()
+        self._source, self._in_use, self._folders, self._request = source, in_use, folders, request
+        self._log = StoreView(source.path, ReadOptions())
+        options = ReadOptions(isolation_level="read_committed") if in_use else ReadOptions()
         self._range = range_of(self._log, options)
         self._settings = ExportSettings(options, self._range.start, self._range.end, self._range.committed_index)
-        self._request: dict[str, Any] = {"form": _VERB, "source": source, "mode": mode}
         self._form = CommitLogForm()
 
     def write(self, number: int, folder: Path, progress: Progress | None) -> _Written:
@@ -235,6 +299,8 @@ class _Run:
             reports, kept = job.write(
                 self._form.write, parts, size, earlier=earlier, state=found.to_json(), first_number=first
             )
+            if not self._source.is_checked and any(report.skipped for report in reports):
+                raise _LeftOutError
             files = [file for report in reports for file in report.files]
             job.check_files(files)
             check_last_row(self._log.refreshed(), found, job.advice)
@@ -264,7 +330,7 @@ class _Run:
         """Write all files but those of the log."""
         done = self._form.finish(self._log, self._settings, folder, reports)
         (folder / EPOCH_FILE).unlink(missing_ok=True)
-        if self._mode == CONTROLLER:
+        if self._request["mode"] == CONTROLLER:
             write_durably(folder / EPOCH_FILE, encode_epochs([_FIRST_EPOCH]))
         log = [*(file for report in reports for file in report.files), *done.files]
         return NewStore(
@@ -281,20 +347,20 @@ class _Run:
 
     def _role(self, number: int) -> dict[str, str]:
         """The settings of a broker's role. As in DLedger mode, a majority has what is acknowledged."""
-        majority = str(len(self._targets) // 2 + 1)
-        if self._mode == CONTROLLER:
+        majority = str(len(self._folders) // 2 + 1)
+        if self._request["mode"] == CONTROLLER:
             return {"enableControllerMode": "true", "allAckInSyncStateSet": "true", "minInSyncReplicas": majority}
         if number > 0:
             return {"brokerRole": "SLAVE", "brokerId": str(number)}
-        role = "SYNC_MASTER" if len(self._targets) > 1 else "ASYNC_MASTER"
+        role = "SYNC_MASTER" if len(self._folders) > 1 else "ASYNC_MASTER"
         return {"brokerRole": role, "brokerId": "0", "inSyncReplicas": majority}
 
     def report(self, written: Sequence[_Written], seconds: float) -> MigrationReport:
         stores = tuple(each.store for each in written if each.store is not None)
         return MigrationReport(
-            source=self._donor.facts.path,
-            targets=self._targets,
-            mode=self._mode,
+            source=self._source.path,
+            targets=tuple(map(str, self._folders)),
+            mode=self._request["mode"],
             in_use=self._in_use,
             end_index=self._range.last.index,
             files=sum(each.files for each in written),
@@ -305,27 +371,14 @@ class _Run:
             notes=(*self._notes(), *dict.fromkeys(note for store in stores for note in store.notes)),
         )
 
-    def _notes(self) -> list[str]:
-        """Notes on replicas that have something else."""
-        losses = self._donor.entries.losses if self._donor.entries is not None else ()
-        notes = [
-            f"left out: entries {loss.first_index} to {loss.last_index} of {loss.node}, which are on no majority and not "
-            f"in the log of {self._donor.name}"
-            for loss in losses
-        ]
-        wrong = [member.name for member in self._checked.members if member.is_damaged]
-        if wrong:
-            notes.append(f"{enumerated(wrong)}: damaged; {self._donor.name} has all of the log")
-        verdict = self._checked.comparison.verdict if self._checked.comparison is not None else None
-        if verdict is not None and (count := verdict.filled_entries.entries):
-            notes.append(f"{counted(count, 'entry')} lost for good: an earlier salvage wrote fillers instead")
+    def _notes(self) -> Iterator[str]:
+        yield from self._source.notes
         if self._range.beyond_committed and not self._in_use:
             later = counted(self._range.beyond_committed, "entry")
-            notes.append(f"{later} after the committed index {self._range.committed_index} may not be acknowledged")
-        return notes
+            yield f"{later} after the committed index {self._range.committed_index} may not be acknowledged"
 
 
-def _checksum(files: Any) -> int:
+def _checksum(files: Iterable[FileReport]) -> int:
     """A checksum of names, sizes and contents of files."""
     found = sorted((file.path, file.size, file.crc32) for file in files)
     return crc32(repr(found).encode())
