@@ -14,7 +14,7 @@ import org.apache.rocketmq.store.dledger.DLedgerCommitLog;
  * Argument: its configuration file. Each line of standard input is a command; the answer is a line with a JSON object.
  * The first answer line says that the broker runs:
  *
- * state: brokerRole, maxOffset, behind (bytes), brokerId; in DLedger mode also role, term, end and committed index.
+ * state: brokerRole, maxOffset, behind (bytes), brokerId, inSync (brokers that a master counts); in DLedger mode also role, term, end and committed index.
  * stop: a clean shutdown.
  */
 public final class RunBroker {
@@ -51,9 +51,10 @@ public final class RunBroker {
 
     private static String state(BrokerController controller, DefaultMessageStore store, DLedgerServer server) {
         String broker = String.format(
-            "\"brokerRole\": \"%s\", \"brokerId\": %d, \"maxOffset\": %d, \"behind\": %d",
+            "\"brokerRole\": \"%s\", \"brokerId\": %d, \"maxOffset\": %d, \"behind\": %d, \"inSync\": %d",
             controller.getMessageStoreConfig().getBrokerRole(), controller.getBrokerConfig().getBrokerId(),
-            store.getMaxPhyOffset(), store.dispatchBehindBytes());
+            store.getMaxPhyOffset(), store.dispatchBehindBytes(),
+            store.getHaService() == null ? 1 : store.getHaService().inSyncReplicasNums(store.getMaxPhyOffset()));
         if (server == null) {
             return "{" + broker + "}";
         }

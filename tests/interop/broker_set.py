@@ -94,11 +94,13 @@ class BrokerSet:
         return eventually(found, 90)[0]
 
     def wait_until_equal(self) -> None:
-        """Waits until all brokers have the same log, and queues for all of it."""
+        """Waits until all brokers have the same log, and queues for all of it, and the master counts them."""
 
         def are_equal() -> bool:
             states = [broker.state() for broker in self.brokers.values()]
-            return len({state["maxOffset"] for state in states}) == 1 and all(state["behind"] <= 0 for state in states)
+            counts = [state["inSync"] for state in states if state["brokerId"] == 0]
+            is_settled = counts == [len(states)] and all(state["behind"] <= 0 for state in states)
+            return is_settled and len({state["maxOffset"] for state in states}) == 1
 
         assert eventually(are_equal, 90)
 
