@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from zlib import crc32
 
@@ -14,13 +15,16 @@ from pyspark_dledger.rocketmq.broker.config_files import BrokerConfig, read_conf
 from pyspark_dledger.rocketmq.jobs.store_files import write_topics
 from pyspark_dledger.rocketmq.migrate import MigrationReport, migrate
 from tests.interop.broker_set import DLEDGER, JRAFT, BrokerSet, broker_set
-from tests.interop.java_broker import cluster
+from tests.interop.java_broker import SMALL_FILES, cluster
+from tests.interop.java_store import serving_store
+from tests.interop.plain_stores import PlainStores
 from tests.support.sparse_copy import copy_tree
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 MEMBERS = ("n0", "n1", "n2")
 TARGETS = ("a", "b", "c")
 TOPIC, GROUP = "OrderTopic", "billing"
+ROLE = ("brokerRole", "brokerId", "inSyncReplicas")
 Unpack = Callable[[str], Path]
 Messages = dict[tuple[int, int], int]
 """The CRC-32 of bodies by queue id and queue offset."""
@@ -76,6 +80,20 @@ def test_each_message_of_each_group_is_consumed(case_folder: Unpack, tmp_path: P
 
 
 @takes_long
+@pytest.mark.parametrize("version", ["5.1.4", "5.4.0"])
+def test_group_of_another_version_continues(tmp_path: Path, version: str) -> None:
+    source = tmp_path / "source"
+    with serving_store(version, source, SMALL_FILES) as java:
+        java.put(3000, TOPIC, 4)
+        java.settle()
+        java.stop()
+    list(write_topics([], source))
+    report = migrated([source], tmp_path)
+    assert report.stores[0].rows >= 3000
+    check_that_brokers_continue(report, tmp_path)
+
+
+@takes_long
 def test_damaged_group_is_salvaged_first(case_folder: Unpack, tmp_path: Path) -> None:
     sources = with_topics(case_folder("mq-53-three"), tmp_path / "sources")
     for number, source in enumerate(sources):
@@ -121,6 +139,20 @@ def test_slaves_follow_the_master(case_folder: Unpack, tmp_path: Path, version: 
         assert (before | sent).items() <= consumed(brokers, TOPIC).items()
         brokers.stop()
     check(report)
+
+
+@takes_long
+def test_oldest_version_reads_each_store(case_folder: Unpack, tmp_path: Path) -> None:
+    """Brokers of 4.9.8 are not in Maven Central, but their store is."""
+    report = migrated([case_folder("mq-498-single")], tmp_path, "slaves")
+    with closing(PlainStores("4.9.8", tmp_path)) as plain:
+        for store in report.stores:
+            role = store.broker_conf["brokerRole"]
+            plain.open({name: value for name, value in store.broker_conf.items() if name not in ROLE}, role)
+            found = plain.dump().messages
+            topics = {message.topic for message in found}
+            assert len(found) == sum(len(stored(report.source, topic)) for topic in topics) > 1000
+            plain.close_store()
 
 
 @takes_long
