@@ -13,6 +13,7 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.io.state_files import read_epochs, read_store_checkpoint
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
+from pyspark_dledger.rocketmq.jobs import store_files
 from pyspark_dledger.rocketmq.migrate import MigrationReport, NotSafeError, migrate, migration
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.support.damage import flip
@@ -49,6 +50,12 @@ def commit_log(target: Path | str) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted((Path(target) / "commitlog").iterdir())}
 
 
+def contents(target: str) -> dict[str, bytes]:
+    """All files but those of the job."""
+    files = [file for file in Path(target).rglob("*") if file.is_file() and "_export" not in str(file)]
+    return {str(file.relative_to(target)): file.read_bytes() for file in files}
+
+
 def is_clean(targets: tuple[str, ...]) -> bool:
     return dl.check(targets).is_clean
 
@@ -71,7 +78,7 @@ def test_each_new_store_has_every_message_of_the_group(case_folder: Unpack, tmp_
     expected = messages(report.source)
     assert [store.rows for store in report.stores] == [len(expected)] * 3
     assert [messages(target) == expected for target in report.targets] == [True] * 3
-    first, *others = map(commit_log, report.targets)
+    first, *others = map(contents, report.targets)
     assert others == [first, first]
     assert is_clean(report.targets)
 
@@ -135,14 +142,14 @@ def send(group: MessageNodes, count: int) -> None:
         assert len(list(client.put_messages(puts(rows(count, size=200), job=None)))) == count
 
 
-@pytest.mark.parametrize("parts", range(0, 9, 2))
+@pytest.mark.parametrize("parts", [0, 1, 2, 4, 5, 8, 13])
 def test_a_killed_migration_continues(
     case_folder: Unpack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
-    """After any number of files, and while queues are written."""
+    """After any number of files of the log, before queues are built, and after some of them are copied."""
     sources = replicas(case_folder("mq-498-three-diverged"))
     expected = migrated(sources, tmp_path / "whole")
-    count, write, finish = 0, CommitLogForm.write, CommitLogForm.finish
+    count = 0
 
     def die(method: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -155,12 +162,14 @@ def test_a_killed_migration_continues(
         return run
 
     with monkeypatch.context() as patch:
-        patch.setattr(CommitLogForm, "write", die(write))
-        patch.setattr(CommitLogForm, "finish", die(finish))
+        for owner, name in ((CommitLogForm, "write"), (CommitLogForm, "finish"), (store_files, "_copy_file")):
+            patch.setattr(owner, name, die(getattr(owner, name)))
         with pytest.raises(Killed):
             migrated(sources, tmp_path)
     report = migrated(sources, tmp_path)
     assert [store.log_crc32 for store in report.stores] == [store.log_crc32 for store in expected.stores]
+    first, *others = map(contents, report.targets)
+    assert others == [first, first]
     assert is_clean(report.targets)
 
 

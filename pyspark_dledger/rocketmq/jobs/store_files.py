@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections import Counter
@@ -26,7 +27,7 @@ from pyspark_dledger.format.state_files import EPOCH_FILE as EPOCHS
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.broker_config import MAX_QUEUES, TOPICS, ConfigFile, read_config_file
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
-from pyspark_dledger.log.io.files import is_remote_path, is_there
+from pyspark_dledger.log.io.files import data_extents, is_remote_path, is_there
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import queues
@@ -37,13 +38,14 @@ from pyspark_dledger.log.io.state_files import (
     read_current_term,
     read_epochs,
 )
+from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.config_files import TOPIC_NAME, BrokerMetadata
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.broker.root_files import ABORT, write_store_checkpoint
-from pyspark_dledger.rocketmq.jobs.new_files import file_report, read_back_error
-from pyspark_dledger.rocketmq.jobs.target_folder import FileReport
+from pyspark_dledger.rocketmq.jobs.new_files import BLOCK_BYTES, BlockFile, file_report, read_back_error
+from pyspark_dledger.rocketmq.jobs.target_folder import STATE_FOLDER, FileReport, new_file
 from pyspark_dledger.rocketmq.rebuild import builder
 from pyspark_dledger.rocketmq.rebuild.builder import BuildReport, BuildSettings
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
@@ -225,10 +227,38 @@ def broker_conf(target: Path, file_size: int, sizes: BuildSettings) -> dict[str,
     }
     return {
         "enableDLegerCommitLog": "false",
-        "storePathRootDir": str(target),
-        "storePathCommitLog": str(target / "commitlog"),
+        **paths_in_conf(target),
         **{name: str(value) for name, (value, default) in sizes_and_defaults.items() if value != default},
     }
+
+
+def paths_in_conf(target: Path) -> dict[str, str]:
+    """The settings of a broker that name its store."""
+    return {"storePathRootDir": str(target), "storePathCommitLog": str(target / "commitlog")}
+
+
+def copy_rest(source: Path, target: Path) -> None:
+    """Copy all files of a finished job that another one with the same log has not, and read them back.
+
+    Holes stay holes. Raises StoreError for a copy that differs, OSError.
+    """
+    clear(target)
+    for file in sorted(source.rglob("*")):
+        name = file.relative_to(source)
+        if file.is_file() and name.parts[0] not in (MANIFEST, STATE_FOLDER) and not (target / name).exists():
+            with new_file(target, str(name)) as temporary:
+                _copy_file(file, temporary, str(target / name))
+                shutil.copymode(file, temporary)
+
+
+def _copy_file(source: Path, target: Path, name: str) -> None:
+    size = source.stat().st_size
+    with source.open("rb") as file, BlockFile(target) as copy:
+        for start, end in data_extents(file.fileno(), 0, size):
+            copy.skip_to(start)
+            for offset in range(start, end, BLOCK_BYTES):
+                copy.write(os.pread(file.fileno(), min(BLOCK_BYTES, end - offset), offset))
+        copy.finish(name, size, size)
 
 
 INDEX_FILE_SIZE = 32 * 5 * 1024 * 1024

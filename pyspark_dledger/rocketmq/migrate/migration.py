@@ -36,6 +36,7 @@ from pyspark_dledger.rocketmq.export.export_job import LogRange, check_last_row,
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, ExportSettings
 from pyspark_dledger.rocketmq.jobs import Progress, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
+from pyspark_dledger.rocketmq.jobs.store_files import copy_rest, paths_in_conf
 from pyspark_dledger.rocketmq.jobs.target_folder import (
     FINISHED,
     FileReport,
@@ -145,12 +146,7 @@ def migrate(
             break
         except _LeftOutError:
             source = None
-    report = run.report(written, time.monotonic() - began)
-    if len({each.log_crc32 for each in report.stores}) > 1:
-        raise StoreError(
-            f"{enumerated(report.targets)}: the CommitLogs differ: check the disks, migrate to new folders"
-        )
-    return report
+    return run.report(written, time.monotonic() - began)
 
 
 def _copied_range(folder: Path, request: Mapping[str, Any]) -> LogRange | None:
@@ -283,11 +279,13 @@ class _Run:
         self._range = range_of(self._log, options)
         self._settings = ExportSettings(options, self._range.start, self._range.end, self._range.committed_index)
         self._form = CommitLogForm()
+        self._first: NewStore | None = None
 
     def write(self, number: int, folder: Path, progress: Progress | None) -> _Written:
         """Write or continue one target."""
         with locked_folder(folder, _VERB):
             if (done := self._finished(folder)) is not None:
+                self._first = self._first or done
                 return _Written(done.files, done.files, done.bytes, done)
             job = Job(folder, _VERB, self._request, map_here, progress)
             earlier = job.earlier()
@@ -309,6 +307,7 @@ class _Run:
                 return written
             store = self._finish(number, folder, reports, written)
             job.end(asdict(store), reports)
+            self._first = self._first or store
             return replace(written, store=store)
 
     def _finished(self, folder: Path) -> NewStore | None:
@@ -327,12 +326,22 @@ class _Run:
             check_last_row(self._log, earlier, advice)
 
     def _finish(self, number: int, folder: Path, reports: Sequence[PartReport], written: _Written) -> NewStore:
-        """Write all files but those of the log."""
-        done = self._form.finish(self._log, self._settings, folder, reports)
-        (folder / EPOCH_FILE).unlink(missing_ok=True)
-        if self._request["mode"] == CONTROLLER:
-            write_durably(folder / EPOCH_FILE, encode_epochs([_FIRST_EPOCH]))
-        log = [*(file for report in reports for file in report.files), *done.files]
+        """Write all files but those of the log. Those of the first target are built, the others get copies."""
+        log = _checksum(file for report in reports for file in report.files)
+        if self._first is None:
+            done = self._form.finish(self._log, self._settings, folder, reports)
+            (folder / EPOCH_FILE).unlink(missing_ok=True)
+            if self._request["mode"] == CONTROLLER:
+                write_durably(folder / EPOCH_FILE, encode_epochs([_FIRST_EPOCH]))
+            notes, conf = done.notes, done.broker_conf
+        else:
+            if self._first.log_crc32 != log:
+                raise StoreError(
+                    f"{folder}: expected the CommitLog of {self._first.path}, found another one: check the disks, and "
+                    "migrate to new folders"
+                )
+            copy_rest(Path(self._first.path), folder)
+            notes, conf = (), {**self._first.broker_conf, **paths_in_conf(folder)}
         return NewStore(
             path=str(folder),
             rows=sum(report.rows for report in reports),
@@ -340,9 +349,9 @@ class _Run:
             first_skipped=tuple(line for report in reports for line in report.first_skipped)[:MAX_SKIPPED],
             files=written.files,
             bytes=written.bytes,
-            log_crc32=_checksum(file for file in log if file.path.startswith("commitlog/")),
-            notes=done.notes,
-            broker_conf={**done.broker_conf, **self._role(number)},
+            log_crc32=log,
+            notes=notes,
+            broker_conf={**conf, **self._role(number)},
         )
 
     def _role(self, number: int) -> dict[str, str]:
