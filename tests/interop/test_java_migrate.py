@@ -11,7 +11,7 @@ from zlib import crc32
 import pytest
 
 import pyspark_dledger as dl
-from pyspark_dledger.rocketmq.broker.config_files import BrokerConfig, read_config
+from pyspark_dledger.log.io.broker_config import BrokerConfig, read_config
 from pyspark_dledger.rocketmq.jobs.store_files import write_topics
 from pyspark_dledger.rocketmq.migrate import MigrationReport, migrate
 from tests.interop.broker_set import DLEDGER, JRAFT, BrokerSet, broker_set

@@ -139,7 +139,8 @@ def test_a_run_after_the_stop_adds_only_the_rest(tmp_path: Path) -> None:
 def send(group: MessageNodes, count: int) -> None:
     group.ready_leader()
     with dl.connect("g", group.peers) as client:
-        assert len(list(client.put_messages(puts(rows(count, size=200), job=None)))) == count
+        batch = rows(count, size=200, keys=[f"key-{number}" for number in range(count)])
+        assert len(list(client.put_messages(puts(batch, job=None)))) == count
 
 
 @pytest.mark.parametrize("parts", [0, 1, 2, 4, 5, 8, 13])

@@ -23,11 +23,11 @@ from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch, crc32, encode_epochs
 from pyspark_dledger.log.committed import promised_end
 from pyspark_dledger.log.diff.verdict import GroupVerdict
+from pyspark_dledger.log.io.broker_config import read_config
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView, answer, with_end
-from pyspark_dledger.rocketmq.broker.config_files import read_config
 from pyspark_dledger.rocketmq.check import check_stores
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, WITH_LOSS, CheckReport, MemberCheck
 from pyspark_dledger.rocketmq.check.store_facts import YES, watch_of
