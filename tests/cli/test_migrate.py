@@ -14,7 +14,6 @@ from pyspark_dledger.cli.main import main
 from tests.support.damage import flip
 from tests.support.sparse_copy import copy_tree
 
-MEMBERS = ("n0", "n1", "n2")
 Unpack = Callable[[str], Path]
 # Holds the lock of a broker until its standard input ends.
 HOLD_LOCK = """
@@ -32,7 +31,7 @@ def test_a_finished_migration_lists_settings_and_steps(
     case_folder: Unpack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = case_folder("mq-53-live")
-    arguments = ["migrate", *(str(group / node) for node in MEMBERS), "--to", str(tmp_path / "a"), str(tmp_path / "b")]
+    arguments = ["migrate", str(group), "--to", str(tmp_path / "a"), str(tmp_path / "b")]
     assert main([*arguments, "--for", "slaves"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("migrated from ")

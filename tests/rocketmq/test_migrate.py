@@ -17,6 +17,7 @@ from pyspark_dledger.rocketmq.jobs import store_files
 from pyspark_dledger.rocketmq.migrate import MigrationReport, NotSafeError, migrate, migration
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.support.damage import flip
+from tests.support.long_runs import mostly_slow
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
 from tests.support.sparse_copy import copy_tree
 
@@ -72,7 +73,7 @@ def interrupted(sources: list[Path], targets: list[Path], monkeypatch: pytest.Mo
             migrate(sources, targets)
 
 
-@pytest.mark.parametrize("case", GOLDENS)
+@pytest.mark.parametrize("case", mostly_slow(GOLDENS, 2, 4))
 def test_each_new_store_has_every_message_of_the_group(case_folder: Unpack, tmp_path: Path, case: str) -> None:
     report = migrated(replicas(case_folder(case)), tmp_path)
     expected = messages(report.source)
@@ -143,7 +144,7 @@ def send(group: MessageNodes, count: int) -> None:
         assert len(list(client.put_messages(puts(batch, job=None)))) == count
 
 
-@pytest.mark.parametrize("parts", [0, 1, 2, 4, 5, 8, 13])
+@pytest.mark.parametrize("parts", mostly_slow([1, 2, 8, 0, 4, 5, 13], 2, 4))
 def test_a_killed_migration_continues(
     case_folder: Unpack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:

@@ -11,6 +11,7 @@ from pyspark_dledger.cli.arguments import add_json
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, MIGRATE_EXITS
 from pyspark_dledger.cli.output.rows import print_report
 from pyspark_dledger.cli.output.stream import Output, note
+from pyspark_dledger.cli.stores.open_stores import replica_paths
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.common.process_memory import keep_freed_memory
 from pyspark_dledger.log.next_step import as_given
@@ -29,7 +30,7 @@ def add_migrate(parser: argparse.ArgumentParser) -> None:
         "copy what is committed. When they are stopped, the same command adds the rest and finishes."
     )
     parser.epilog = MIGRATE_EXITS
-    parser.add_argument("path", nargs="+", metavar="PATH", help="a store of the group; give all replicas")
+    parser.add_argument("path", nargs="+", metavar="PATH", help="a store of the group; give all, or their folder")
     text = "a new folder for each new broker, the first for the master, or folders that this command has written"
     parser.add_argument("--to", nargs="+", metavar="TARGET", required=True, help=text)
     text = "controller (default): brokers in controller mode; slaves: a master, and slaves that nothing makes a master"
@@ -43,7 +44,7 @@ def run_migrate(args: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.rocketmq.migrate import NotSafeError, migrate
 
     try:
-        report = migrate(args.path, args.to, args.mode, progress=out.progress)
+        report = migrate(replica_paths(args.path), args.to, args.mode, progress=out.progress)
     except NotSafeError as error:
         from pyspark_dledger.cli.stores.check_text import check_lines
 
