@@ -24,6 +24,7 @@ from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch, crc32, encode_
 from pyspark_dledger.log.committed import promised_end
 from pyspark_dledger.log.diff.verdict import GroupVerdict
 from pyspark_dledger.log.io.broker_config import read_config
+from pyspark_dledger.log.io.store_use import StoreWatch
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_between, read_partition
 from pyspark_dledger.log.replicas import replica_names
@@ -139,14 +140,20 @@ def migrate(
     source = _source_of_rest(stores, [_copied_range(folder, request) for folder in folders])
     while True:
         source = source if source is not None else _checked_source(answer(group, check_stores))
-        in_use = tuple(name for name, watch in zip(names, watches, strict=True) if watch.use() is not None)
-        run = _Run(source, in_use, folders, request)
+        members = zip(names, stores, watches, strict=True)
+        in_use = (name for name, store, watch in members if _is_in_use(store, watch))
+        run = _Run(source, tuple(in_use), folders, request)
         try:
             written = [run.write(number, folder, progress) for number, folder in enumerate(folders)]
             break
         except _LeftOutError:
             source = None
     return run.report(written, time.monotonic() - began)
+
+
+def _is_in_use(store: StoreView, watch: StoreWatch) -> bool:
+    """Whether a process uses a store, or its log has grown since the view was opened."""
+    return watch.use() is not None or store.refreshed().end.pos != store.end.pos
 
 
 def _copied_range(folder: Path, request: Mapping[str, Any]) -> LogRange | None:
