@@ -71,10 +71,10 @@ class BrokerSet:
         self.controller = Controller(folder / "controller", kernel, version) if kernel is not None else None
         if self.controller is not None:
             self._added["controllerAddr"] = f"{HOST}:{self.controller.port}"
-            assert eventually(self.controller.is_leader)
 
     def start(self, *numbers: int) -> None:
-        """Starts brokers, by default all."""
+        """Starts brokers, by default all, once the controller can answer them."""
+        assert self.controller is None or eventually(self.controller.is_leader)
         for number in numbers or range(len(self._settings)):
             settings = {**self._settings[number], **self._added}
             root = Path(settings["storePathRootDir"])
