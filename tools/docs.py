@@ -39,6 +39,7 @@ SPARK_NAMES = {
     "map<string, int64>": "map<string,long>",
     "list<item: string>": "array<string>",
     "list<item: int32>": "array<int>",
+    "list<item: int64>": "array<long>",
 }
 
 # Kinds of values that a page explains once, or that the meaning names.

@@ -51,6 +51,7 @@ TABLES = (
     "consumers",
     "lost",
     "diff",
+    "controllerEvents",
 )
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 COMMITTED_BOUNDS = ("auto", "checkpoint", "consumeQueue", "quorum", "end")
@@ -341,6 +342,7 @@ _OF_TABLES = {
     "consumers": _STORE | _QUEUES | {"maxBatchRows"},
     "lost": _STORE | {"replicas", "maxBatchRows"},
     "diff": _STORE | {"replicas", "groupSize"},
+    "controllerEvents": _STORE | _BOUND | {"maxBatchRows"},
 }
 SPARK_LOG = "spark.read of table log"
 STREAM = "a stream"

@@ -22,6 +22,7 @@ _SPARK_TYPES: dict[pa.DataType, sql.DataType] = {
     PROPERTIES: sql.MapType(sql.StringType(), sql.StringType()),
     pa.list_(pa.string()): sql.ArrayType(sql.StringType()),
     pa.list_(pa.int32()): sql.ArrayType(sql.IntegerType()),
+    pa.list_(pa.int64()): sql.ArrayType(sql.LongType()),
     pa.map_(pa.string(), pa.int64()): sql.MapType(sql.StringType(), sql.LongType()),
     pa.map_(pa.int64(), pa.int64()): sql.MapType(sql.LongType(), sql.LongType()),
 }

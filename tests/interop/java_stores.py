@@ -27,7 +27,8 @@ _POMS = {
         ("LoadBroker", "LoadPlainStores", "RunStore", "RunPlainStores", "EncodeMessages"), ("broker.xml", "rocketmq")
     ),
     **dict.fromkeys(
-        ("RunBroker", "RunClients", "RunConfig", "RunController", "RunTraffic"), ("cluster.xml", "cluster")
+        ("RunBroker", "RunClients", "RunConfig", "RunController", "RunLives", "RunTraffic", "WriteControllerLog"),
+        ("cluster.xml", "cluster"),
     ),
 }
 _SUITE_VERSIONS = {

@@ -123,7 +123,8 @@ def make(target: Path) -> None:
         lines = sorted((folder / "acknowledged.tsv").read_text().splitlines())
         meta = _meta(scenario.events, lines, again)
         (target / f"{CASE}.meta.json").write_text(json.dumps(meta, indent=1) + "\n")
-        (target / f"{CASE}.tar.gz").write_bytes(_packed(folder))
+        kept = [path for node in NODES for path in _kept(folder / node)]
+        (target / f"{CASE}.tar.gz").write_bytes(packed(folder.parent, kept))
 
 
 def _meta(events: list[dict[str, Any]], lines: list[str], again: int) -> dict[str, Any]:
@@ -145,12 +146,12 @@ def _meta(events: list[dict[str, Any]], lines: list[str], again: int) -> dict[st
     }
 
 
-def _packed(folder: Path) -> bytes:
-    """Packs the stores in `folder` without files unrelated to the log. Holes stay holes."""
-    kept = sorted(str(path.relative_to(folder.parent)) for node in NODES for path in _kept(folder / node))
+def packed(base: Path, paths: list[Path]) -> bytes:
+    """Packs files and folders below `base`. Holes stay holes."""
+    kept = sorted(str(path.relative_to(base)) for path in paths)
     words = ("--sparse", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu")
-    packed = subprocess.run(["tar", *words, "-C", folder.parent, "-c", *kept], stdout=subprocess.PIPE, check=True)
-    return subprocess.run(["gzip", "-9n"], input=packed.stdout, stdout=subprocess.PIPE, check=True).stdout
+    archive = subprocess.run(["tar", *words, "-C", base, "-c", *kept], stdout=subprocess.PIPE, check=True)
+    return subprocess.run(["gzip", "-9n"], input=archive.stdout, stdout=subprocess.PIPE, check=True).stdout
 
 
 def _kept(root: Path) -> list[Path]:

@@ -28,6 +28,7 @@ _MODULES = {
     "consumers": "rocketmq.tables.broker_tables:CONSUMERS",
     "lost": "rocketmq.tables.lost_table",
     "diff": "log.tables.store_tables:DIFF",
+    "controllerEvents": "rocketmq.tables.controller_table",
 }
 
 
