@@ -134,6 +134,10 @@ PROPERTY_CRC_SIZE = 20
 # A delayed message waits here, in the queue of its level - 1 (ScheduleMessageService).
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 MAX_DELAY_LEVEL = 18
+# Prepared messages of transactions, and what ended them (TransactionalMessageUtil).
+HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+# Messages with a time of delivery (TimerMessageStore).
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 # One unit of a ConsumeQueue file.
 CONSUME_QUEUE_UNIT = (
@@ -175,6 +179,29 @@ INDEX_FILE_UNIT = (
 )
 INDEX_FILE_UNIT_SIZE = 20
 
+# A unit of the timer log: a message that waits, TimerLog. A slot of the timer wheel: the units of one time, Slot.
+TIMER_UNIT = (
+    Field("size", 0, 4, ">i4"),
+    Field("previous", 4, 8, ">i8"),
+    Field("magic", 12, 4, ">i4"),
+    Field("writtenTime", 16, 8, ">i8"),
+    Field("delay", 24, 4, ">i4"),
+    Field("commitLogOffset", 28, 8, ">i8"),
+    Field("messageSize", 36, 4, ">i4"),
+    Field("topicHash", 40, 4, ">i4"),
+    Field("reserved", 44, 8, ">i8"),
+)
+TIMER_UNIT_SIZE = 52
+TIMER_BLANK_MAGIC = 0xBBCCDDEE ^ (1880681586 + 8)
+TIMER_SLOT = (
+    Field("time", 0, 8, ">i8"),
+    Field("first", 8, 8, ">i8"),
+    Field("last", 16, 8, ">i8"),
+    Field("count", 24, 4, ">i4"),
+    Field("magic", 28, 4, ">i4"),
+)
+TIMER_SLOT_SIZE = 32
+
 LAYOUTS = {
     "DLedger entry header": ENTRY_HEADER,
     "DLedger blank": BLANK,
@@ -188,5 +215,7 @@ ROCKETMQ_LAYOUTS = {
     "BatchConsumeQueue unit": BATCH_UNIT,
     "IndexFile header": INDEX_FILE_HEADER,
     "IndexFile unit": INDEX_FILE_UNIT,
+    "Timer log unit": TIMER_UNIT,
+    "Timer wheel slot": TIMER_SLOT,
 }
 """Of RocketMQ's other files."""

@@ -51,6 +51,9 @@ TABLES = (
     "consumers",
     "lost",
     "diff",
+    "transactions",
+    "timers",
+    "pop",
     "controllerEvents",
 )
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
@@ -342,6 +345,7 @@ _OF_TABLES = {
     "consumers": _STORE | _QUEUES | {"maxBatchRows"},
     "lost": _STORE | {"replicas", "maxBatchRows"},
     "diff": _STORE | {"replicas", "groupSize"},
+    **dict.fromkeys(("transactions", "timers", "pop"), _STORE | {"maxBatchRows"}),
     "controllerEvents": _STORE | _BOUND | {"maxBatchRows"},
 }
 SPARK_LOG = "spark.read of table log"

@@ -55,6 +55,11 @@ COLUMNS = {
     "lost": "source index term pos size topic queueId queueOffset tagsCode keyHashes firstStoreTimestamp "
     "lastStoreTimestamp entries witnesses problem lostOn intactOn unclearOn restorableFrom committed",
     "diff": "firstIndex lastIndex firstPos lastPos verdict nodes terms damaged intact firstByte firstDifference",
+    "transactions": "uniqKey state producerGroup topic queueId commitLogOffset preparedTimestamp checks "
+    "lastCheckTimestamp endTimestamp endCommitLogOffset ageMs",
+    "timers": "file position kind topic queueId uniqKey writtenTimestamp dueTimestamp commitLogOffset size problem",
+    "pop": "topic queueId queueOffset consumerGroup state popTimestamp visibleTimestamp checkpointOffset ackOffset "
+    "problem",
     "controllerEvents": "index term pos committed event clusterName brokerName brokerIds brokerAddress "
     "masterBrokerId masterAddress masterEpoch syncStateSet syncStateSetEpoch problem",
 }
@@ -65,6 +70,10 @@ SPARK_TYPES = {
     **dict.fromkeys(("severity", "code", "expected", "found", "javaDoes", "problem", "topic", "kind"), "string"),
     **dict.fromkeys(("consumerGroup", "verdict"), "string"),
     **dict.fromkeys(("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp"), "timestamp"),
+    **dict.fromkeys(("uniqKey", "state", "producerGroup"), "string"),
+    **dict.fromkeys(("preparedTimestamp", "lastCheckTimestamp", "endTimestamp"), "timestamp"),
+    **dict.fromkeys(("writtenTimestamp", "dueTimestamp", "popTimestamp", "visibleTimestamp"), "timestamp"),
+    "checks": "int",
     "abort": "boolean",
     "epochs": "map<bigint,bigint>",
     **dict.fromkeys(
@@ -83,7 +92,8 @@ SPARK_TYPES = {
 def spark_type(table: str, column: str) -> str:
     if column == "committed":
         return "boolean"
-    is_long = (table, column) in (("indexUnits", "position"), ("lost", "size"), ("findings", "size"))
+    positions = (("indexUnits", "position"), ("timers", "position"))
+    is_long = (table, column) in (*positions, ("lost", "size"), ("findings", "size"))
     return "bigint" if is_long else SPARK_TYPES.get(column, "bigint")
 
 
@@ -631,7 +641,7 @@ def test_rows_in_spark_are_those_of_the_python_api(
     else:
         expected = rows_of(broker, table, engine="python")
     assert in_spark(frame) == comparable(expected)
-    assert expected or table in ("audit", "lost", "controllerEvents")
+    assert expected or table in ("audit", "lost", "transactions", "timers", "pop", "controllerEvents")
 
 
 @pytest.mark.skipif(PYSPARK < (4, 3), reason="older versions do not compare Arrow schemas")

@@ -22,6 +22,8 @@ from pyspark_dledger.log.io.files import read_start, unreadable
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 TOPICS, _, OFFSETS, DELAYS = FILES
+LIGHT_OFFSETS = "lmqConsumerOffset.json"
+"""The offsets of all queues with ``enableLmq``, in place of consumerOffset.json (``LmqConsumerOffsetManager``)."""
 SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 """RocketMQ's own consumer group of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
 MAX_QUEUES = 65_536
@@ -56,7 +58,7 @@ class ConfigFile(NamedTuple):
 def read_config(root: Path) -> BrokerConfig:
     """The config of the broker at `root`. Raises StoreError without one, or if a file and its .bak are damaged."""
     folder = root / FOLDER
-    files = [read_config_file(folder / name) for name in FILES]
+    files = [_read_offsets(folder) if name == OFFSETS else read_config_file(folder / name) for name in FILES]
     if all(file is None for file in files):
         raise StoreError(
             f"{folder}: expected {', '.join(FILES[:-1])} or {FILES[-1]}, found none of them: a broker writes them "
@@ -72,12 +74,31 @@ def read_config(root: Path) -> BrokerConfig:
         groups=tuple(group for group, _ in _table(groups, "subscriptionGroupTable")),
         offsets={
             (topic, group): _numbers(queues)
-            for key, queues in _table(offsets, "offsetTable")
+            for key, queues in (*_table(offsets, "offsetTable"), *_light_queues(offsets))
             for topic, separator, group in [key.partition("@")]
             if separator
         },
         delay_offsets=_numbers(delays.get("offsetTable")),
     )
+
+
+def _read_offsets(folder: Path) -> ConfigFile | None:
+    """The file of consumer offsets; of two, the one that the broker wrote for its last start."""
+    found = [file for name in (OFFSETS, LIGHT_OFFSETS) if (file := read_config_file(folder / name)) is not None]
+    return max(found, key=_started, default=None)
+
+
+def _started(file: ConfigFile) -> int:
+    """The time in a file's dataVersion, which a start sets."""
+    version = file.content.get("dataVersion")
+    time = version.get("timestamp") if isinstance(version, dict) else None
+    return time if isinstance(time, int) else -1
+
+
+def _light_queues(offsets: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The offsets of light queues, which have one queue each, as those of other topics."""
+    table = offsets.get("lmqOffsetTable")
+    yield from ((key, {"0": offset}) for key, offset in table.items()) if isinstance(table, dict) else ()
 
 
 def read_config_file(file: Path) -> ConfigFile | None:

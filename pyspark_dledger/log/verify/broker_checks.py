@@ -45,6 +45,7 @@ from pyspark_dledger.log.io.state_files import (
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.io.store_paths import file_size
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.verify.life_checks import check_timers, check_transactions
 from pyspark_dledger.log.verify.report import Report
 
 _SAMPLE, _REMOTE_SAMPLE = 500, 50
@@ -56,6 +57,9 @@ def check_broker_files(store: StoreView, root: Path, log_end: int, report: Repor
     last = _last_message(store)
     _check_store_checkpoint(root, last.store_timestamp if last is not None else None, log_end, report)
     _check_config(root, report)
+    if last is not None:
+        check_transactions(store, root, last.store_timestamp, report)
+    check_timers(root, log_end, report)
     files = key_files.index_files(root)
     if not files and (root / FOLDER).is_dir() and _have_keys(store):
         report.add("keyIndexMissing", root / key_files.FOLDER, "expected IndexFiles of the messages' keys, found none")

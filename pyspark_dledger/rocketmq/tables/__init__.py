@@ -28,6 +28,9 @@ _MODULES = {
     "consumers": "rocketmq.tables.broker_tables:CONSUMERS",
     "lost": "rocketmq.tables.lost_table",
     "diff": "log.tables.store_tables:DIFF",
+    "transactions": "rocketmq.tables.life_tables:TRANSACTIONS",
+    "timers": "rocketmq.tables.life_tables:TIMERS",
+    "pop": "rocketmq.tables.life_tables:POP",
     "controllerEvents": "rocketmq.tables.controller_table",
 }
 
