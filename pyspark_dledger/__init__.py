@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which this module does not load
 if TYPE_CHECKING:
-    from pyspark_dledger.api import backup, check, connect, export, open_log, rebuild, restore, salvage
+    from pyspark_dledger.api import backup, check, connect, export, open_log, rebuild, restore, salvage, trace
     from pyspark_dledger.errors import (
         DLedgerError,
         GroupError,
@@ -47,6 +47,7 @@ __all__ = [
     "rebuild",
     "restore",
     "salvage",
+    "trace",
 ]
 
 _MODULES = {
@@ -70,6 +71,7 @@ _MODULES = {
     "rebuild": "api",
     "restore": "api",
     "salvage": "api",
+    "trace": "api",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.backup import BackupReport, RestoreReport
     from pyspark_dledger.rocketmq.check import CheckReport
     from pyspark_dledger.rocketmq.export.forms import ExportReport
+    from pyspark_dledger.rocketmq.lives.trace import Traced
     from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
     from pyspark_dledger.rocketmq.salvage import SalvageReport
 
-__all__ = ["backup", "check", "connect", "export", "open_log", "rebuild", "restore", "salvage"]
+__all__ = ["backup", "check", "connect", "export", "open_log", "rebuild", "restore", "salvage", "trace"]
 
 
 def backup(source: str | os.PathLike[str], target: str | os.PathLike[str], **options: Any) -> BackupReport:
@@ -159,6 +160,22 @@ def salvage(
     request = SalvageRequest.of(sources, **options)
     run = _map_parts(spark)
     return plan(request, run) if target is None else salvage_stores(request, target, run=run)
+
+
+def trace(path: str | os.PathLike[str], names: str | Iterable[str], *, scan: bool = False, **options: Any) -> Traced:
+    """The lives of messages in the store at `path`, each in order of time, and the names for which there is none.
+
+    A name is a key, a uniqKey (the client's msgId), an offsetMsgId or TOPIC/QUEUE/OFFSET. With `scan` the whole log is
+    read, because an index of keys can lack messages. `options` are those of the table ``trace``. Raises OptionError
+    for wrong options and without names, StoreError for a store that cannot be read.
+    """
+    from pyspark_dledger.log.options import check_use, parse_options
+    from pyspark_dledger.log.store_view import StoreView
+    from pyspark_dledger.rocketmq.lives.trace import trace as trace_messages
+
+    parsed = parse_options(options)
+    check_use(parsed, "table trace")
+    return trace_messages(StoreView(os.fspath(path), parsed), [names] if isinstance(names, str) else names, scan=scan)
 
 
 def _map_parts(spark: SparkSession | None) -> MapParts:

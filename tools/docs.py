@@ -24,7 +24,7 @@ from pyspark_dledger.raft.node.metrics.catalogue import GROUPS, Metric
 from pyspark_dledger.raft.node.settings import SETTINGS
 from pyspark_dledger.raft.wire import binary_layout
 from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS, LAKES
-from pyspark_dledger.rocketmq.lives import pops, timers, transactions
+from pyspark_dledger.rocketmq.lives import pops, timers, trace, transactions
 from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
@@ -57,6 +57,7 @@ VALUES = {
     "transactions": ("state", transactions.STATES),
     "timers": ("kind", timers.KINDS),
     "pop": ("state", pops.STATES),
+    "trace": ("event", trace.EVENTS),
 }
 
 WIRE_TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64"}

@@ -29,6 +29,7 @@ GROUPS = {
         "audit": "print where log and ConsumeQueue contradict each other",
         "consumers": "print how far consumer groups lag",
         "find": "print the rows with an id, a key, an index or a time",
+        "trace": "print the life of a message: stored, delayed, delivered, retried, consumed",
         "dump": "print rows of the log or of another table",
         "segments": "print the log's files and what their bytes are",
         "stats": "print counts, sizes, rates and latencies by topic, and entries by term",

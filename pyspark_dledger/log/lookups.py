@@ -181,7 +181,7 @@ def _covered(store: StoreView, path: Path, hashes: set[int]) -> tuple[tuple[RowR
         file = KeyFile.opened(path)
         if file is None:
             return None
-        units, linked = _ordered(file, hashes, store.min_offset), _linked(file, hashes)
+        units, linked = _ordered(file, hashes, store.min_offset), linked_units(file, hashes)
         if units is None or linked is None:
             return None
         linked = {number: unit for number, unit in linked.items() if unit.offset >= store.min_offset}
@@ -237,8 +237,8 @@ def _ordered(file: KeyFile, hashes: set[int], min_offset: int) -> _OrderedUnits 
     return _OrderedUnits((first, last), wanted)
 
 
-def _linked(file: KeyFile, hashes: set[int]) -> dict[int, KeyUnit] | None:
-    """The units in these hashes' slots by their numbers; None if a slot's chain is broken."""
+def linked_units(file: KeyFile, hashes: set[int]) -> dict[int, KeyUnit] | None:
+    """The units in these hashes' slots by their numbers, also of other hashes; None if a slot's chain is broken."""
     found: dict[int, KeyUnit] = {}
     slots = file.slots
     for slot in {value % slots for value in hashes}:

@@ -54,6 +54,7 @@ TABLES = (
     "transactions",
     "timers",
     "pop",
+    "trace",
     "controllerEvents",
 )
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
@@ -345,6 +346,7 @@ _OF_TABLES = {
     "consumers": _STORE | _QUEUES | {"maxBatchRows"},
     "lost": _STORE | {"replicas", "maxBatchRows"},
     "diff": _STORE | {"replicas", "groupSize"},
+    "trace": _STORE | _PARTITIONS | {"maxBatchRows"},
     **dict.fromkeys(("transactions", "timers", "pop"), _STORE | {"maxBatchRows"}),
     "controllerEvents": _STORE | _BOUND | {"maxBatchRows"},
 }

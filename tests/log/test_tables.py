@@ -60,6 +60,8 @@ COLUMNS = {
     "timers": "file position kind topic queueId uniqKey writtenTimestamp dueTimestamp commitLogOffset size problem",
     "pop": "topic queueId queueOffset consumerGroup state popTimestamp visibleTimestamp checkpointOffset ackOffset "
     "problem",
+    "trace": "uniqKey keys timestamp event topic queueId queueOffset commitLogOffset untilTimestamp attempt "
+    "consumerGroup isInQueue passedBy",
     "controllerEvents": "index term pos committed event clusterName brokerName brokerIds brokerAddress "
     "masterBrokerId masterAddress masterEpoch syncStateSet syncStateSetEpoch problem",
 }
@@ -73,7 +75,11 @@ SPARK_TYPES = {
     **dict.fromkeys(("uniqKey", "state", "producerGroup"), "string"),
     **dict.fromkeys(("preparedTimestamp", "lastCheckTimestamp", "endTimestamp"), "timestamp"),
     **dict.fromkeys(("writtenTimestamp", "dueTimestamp", "popTimestamp", "visibleTimestamp"), "timestamp"),
-    "checks": "int",
+    **dict.fromkeys(("timestamp", "untilTimestamp"), "timestamp"),
+    **dict.fromkeys(("checks", "attempt"), "int"),
+    "keys": "string",
+    "isInQueue": "boolean",
+    "passedBy": "array<string>",
     "abort": "boolean",
     "epochs": "map<bigint,bigint>",
     **dict.fromkeys(

@@ -25,6 +25,7 @@ from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.options import FIND, option_filters, parse_options
 from pyspark_dledger.log.plan import plan_read, read_known
 from pyspark_dledger.log.store_view import RowRange, answer
+from pyspark_dledger.rocketmq.lives.message_names import OFFSET_MSG_ID, QUEUE_OFFSET
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 # Both ids are the hex digits of 16 bytes, of 28 with IPv6 addresses; the port of an offsetMsgId takes two of its four.
 _ID = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}")
-_OFFSET_MSG_ID = re.compile(r"(?:[0-9A-Fa-f]{8}|[0-9A-Fa-f]{32})0000[0-9A-Fa-f]{4}([0-7][0-9A-Fa-f]{15})")
-_QUEUE_OFFSET = re.compile(r"([^/]+)/(\d{1,10})/(\d{1,18})")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
 
@@ -118,9 +117,9 @@ def kinds_of(what: str) -> list[str]:
         return ["index" if int(what) < MIN_EPOCH_MS else "time"]
     if _TIME.fullmatch(what):
         return ["time"]
-    if _QUEUE_OFFSET.fullmatch(what):
+    if QUEUE_OFFSET.fullmatch(what):
         return ["queueOffset", "key"]
-    return ["offsetMsgId", "key"] if _OFFSET_MSG_ID.fullmatch(what) else ["key"]
+    return ["offsetMsgId", "key"] if OFFSET_MSG_ID.fullmatch(what) else ["key"]
 
 
 class _Search(NamedTuple):
@@ -168,7 +167,7 @@ def _add_entry(search: _Search, index: int) -> None:
 
 
 def _by_offset_msg_id(search: _Search) -> str:
-    match = _OFFSET_MSG_ID.fullmatch(search.what)
+    match = OFFSET_MSG_ID.fullmatch(search.what)
     if match is None:
         raise OptionError(f"expected an offsetMsgId of 32 or 56 hex digits, host, port and offset, found {search.what}")
     log, offset = search.log, int(match[1], 16)
@@ -273,7 +272,7 @@ def _upper_id(text: str) -> list[str]:
 def _by_queue_offset(search: _Search) -> str:
     from pyspark_dledger.rocketmq.lost.known_units import pointers_to, unit_at
 
-    match = _QUEUE_OFFSET.fullmatch(search.what)
+    match = QUEUE_OFFSET.fullmatch(search.what)
     if match is None:
         raise OptionError(f"expected TOPIC/QUEUE/OFFSET such as Orders/3/17, found {search.what}")
     log, wanted = search.log, (match[1], int(match[2]), int(match[3]))

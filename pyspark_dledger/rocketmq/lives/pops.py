@@ -29,7 +29,7 @@ STATES = {
     REVIVED: "not acknowledged in time and delivered again, in the group's retry topic",
 }
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
-_CHECKPOINT, _ACK, _BATCH_ACK = "ck", "ack", "bAck"
+_CHECKPOINT, _ACK, _BATCH_ACK = TAGS = "ck", "ack", "bAck"
 # PopMessageProcessor pops at most 32; a checkpoint has as many bits.
 _MAX_MESSAGES = 32
 _MAX_BODY = 64 * 1024

@@ -6,12 +6,13 @@ Sources: RocketMQ 5.3.3 ``TopicValidator``, ``TransactionalMessageUtil``, ``Time
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.arrow_functions import values_of
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC
@@ -52,18 +53,20 @@ def stored_times(log: StoreView) -> tuple[int | None, int | None]:
     return next(iter(first), None), max(last, default=None)
 
 
-def queue_messages(log: StoreView, topics: Container[str], first: int = 0) -> Iterator[tuple[int, Message]]:
-    """The messages of some topics by their queues, from position `first` of the log on: each queue in order.
+def queue_messages(
+    log: StoreView, prefixes: Iterable[str], first: int, tags: Iterable[str]
+) -> Iterator[tuple[int, Message]]:
+    """The messages with some tags of topics with some prefixes, by their queues, with their commitLogOffsets.
 
-    With the commitLogOffset. Messages that are no longer in the log are left out. Raises StoreError.
+    They begin at position `first` of the log or later, each queue in order. Messages that are no longer in the log are
+    left out. Raises StoreError.
     """
-    root = log.paths.root
+    codes = np.array([java_hash(each) for each in tags], np.int64)
+    root, starts = log.paths.root, tuple(prefixes)
     for queue in queues(root) if root is not None else ():
-        if queue.topic not in topics:
-            continue
-        units = QueueUnits(queue)
-        for _, block in units.chunks(units.lower_bound(first), units.count):
-            for offset in block["commitLogOffset"][is_possible(block)].tolist():
+        units = QueueUnits(queue) if queue.topic.startswith(starts) else None
+        for _, block in units.chunks(units.lower_bound(first), units.count) if units is not None else ():
+            for offset in block["commitLogOffset"][is_possible(block) & np.isin(block["tagsCode"], codes)].tolist():
                 message = message_at(log.segments, offset, log.segment_end) if offset >= first else None
                 if message is not None and message.topic == queue.topic:
                     yield offset, message

@@ -36,7 +36,7 @@ STATES = {
     ROLLED_BACK: "ended without a message in its topic",
     CHECKED_TOO_OFTEN: "given up by the broker, in TRANS_CHECK_MAX_TIME_TOPIC",
 }
-_REMOVE_TAG = "d"
+OP_TAG = "d"
 # An op message has at most 4 KiB of offsets.
 _MAX_OFFSETS = 100_000
 
@@ -134,7 +134,7 @@ class TransactionJoin:
 
 def ended_offsets(tags: str | None, body: bytes) -> list[int]:
     """The queue offsets of half messages in an op message; before 5.0 it has one."""
-    parts = body.split(b",", _MAX_OFFSETS) if tags == _REMOVE_TAG else []
+    parts = body.split(b",", _MAX_OFFSETS) if tags == OP_TAG else []
     numbers = (integer(part.decode("ascii", "replace")) for part in parts)
     return [number for number in numbers if number is not None]
 

@@ -31,6 +31,7 @@ _MODULES = {
     "transactions": "rocketmq.tables.life_tables:TRANSACTIONS",
     "timers": "rocketmq.tables.life_tables:TIMERS",
     "pop": "rocketmq.tables.life_tables:POP",
+    "trace": "rocketmq.tables.trace_table",
     "controllerEvents": "rocketmq.tables.controller_table",
 }
 
