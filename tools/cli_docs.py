@@ -43,7 +43,7 @@ def _shared(takers: Mapping[tuple[str, str], list[str]], verbs: Iterable[str]) -
     for names, arguments in sorted(groups.items(), key=lambda group: -len(group[0])):
         others = [verb for verb in verbs if verb not in names]
         shown = f"All but {_codes(others)}" if len(others) < len(names) // 2 else _codes(names)
-        yield f"{shown}:\n\n{_lines(arguments)}"
+        yield f"{_wrapped(shown + ':', '')}\n\n{_lines(arguments)}"
 
 
 def _codes(names: Iterable[str]) -> str:
