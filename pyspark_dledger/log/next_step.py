@@ -58,7 +58,7 @@ _TARGET = "healthy"
 QUEUE_CODES = frozenset(
     (
         *("consumeQueueUnit", "consumeQueueTags", "consumeQueuePlace", "consumeQueueGap", "consumeQueueFileSize"),
-        *("messageNotInQueue", "messagesNotDispatched"),
+        *("messageNotInQueue", "messagesNotDispatched", "consumeQueueEmptyFile"),
     )
 )
 NO_UNIT_CODES = frozenset(("queueOffsetRepeated", "queueOffsetTooFar"))

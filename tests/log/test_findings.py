@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import struct
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -647,6 +648,54 @@ def cut_queue_file(root: Path) -> None:
     os.truncate(root / "consumequeue/Orders/0" / f"{2000:020}", 1000)
 
 
+def last_file_without_a_unit(root: Path) -> None:
+    queue_in_files(root)
+    (root / "consumequeue/Orders/0" / f"{4000:020}").write_bytes(bytes(2000))
+
+
+def topics_of(*topics: str) -> Callable[[Path], None]:
+    """A queue of the topic Orders, and a broker's config of some topics."""
+
+    def write(root: Path) -> None:
+        broker(root)
+        (root / "config").mkdir()
+        (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": {name: {} for name in topics}}))
+
+    return write
+
+
+def half_messages_over(hours: int) -> Callable[[Path], None]:
+    """Half messages stored in so many hours, of which the broker checked none."""
+
+    def write(root: Path) -> None:
+        times = (NOW, NOW + hours * 3_600_000 + 1)
+        halves = [
+            mq_message(layout.HALF_TOPIC, queue_offset=n, store_timestamp=time, born_timestamp=time)
+            for n, time in enumerate(times)
+        ]
+        write_consume_queue(root, write_dledger(root, halves).rows)
+        (root / "config").mkdir()
+        table = json.dumps({"offsetTable": {f"{layout.HALF_TOPIC}@CID_RMQ_SYS_TRANS": {0: 0}}})
+        (root / "config" / "consumerOffset.json").write_text(table)
+
+    return write
+
+
+def timers(*, offset: int = 48, queue_offset: int = 60) -> Callable[[Path], None]:
+    """A unit of the timer log of a message at `offset`, and a checkpoint with a queue offset of the timer topic."""
+
+    def write(root: Path) -> None:
+        payloads = [mq_message(layout.TIMER_TOPIC, queue_offset=n) for n in range(60)]
+        write_consume_queue(root, write_dledger(root, payloads).rows)
+        for name in ("timerlog", "config"):
+            (root / name).mkdir()
+        unit = struct.pack(">iqiqiqiiq", layout.TIMER_UNIT_SIZE, -1, 1, NOW, 1000, offset, 100, 0, 0)
+        (root / "timerlog" / f"{0:020}").write_bytes(unit.ljust(4096, b"\0"))
+        (root / "config" / "timercheck").write_bytes(struct.pack(">4q", NOW, 52, queue_offset, queue_offset))
+
+    return write
+
+
 def messages_after_the_last_unit(root: Path) -> None:
     store = write_dledger(root, messages(60))
     write_consume_queue(root, store.rows[:50])
@@ -787,6 +836,13 @@ CASES: dict[str, Case] = {
     "another tags code": Case({"consumeQueueTags"}, another_tags_code, broker),
     "a unit of zeros": Case({"consumeQueueGap", "messageNotInQueue"}, unit_of_zeros, broker),
     "a queue file of another size": Case({"consumeQueueFileSize"}, cut_queue_file, queue_in_files),
+    "a last queue file without a unit": Case({"consumeQueueEmptyFile"}, last_file_without_a_unit, queue_in_files),
+    "a topic that no config names": Case({"topicWithoutConfig"}, topics_of("Other"), topics_of("Other", "Orders")),
+    "half messages that are not checked": Case(
+        {"transactionsUnchecked"}, half_messages_over(24), half_messages_over(23)
+    ),
+    "a timer after the end": Case({"timerBeyondEnd"}, timers(offset=1 << 40), timers()),
+    "a timer checkpoint after the end": Case({"timerQueueBeyondEnd"}, timers(queue_offset=61), timers()),
     "a queue that is missing": Case({"messageNotInQueue"}, missing_queue, two_queues),
     "all queues are missing": Case({"messageNotInQueue"}, no_queues, messages_of_a_node_without_a_broker),
     "a queue without its last units": Case({"messageNotInQueue"}, zeroed_last_units, two_queues),

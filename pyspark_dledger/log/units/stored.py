@@ -110,7 +110,7 @@ class StoredQueues:
     """The queues of a storePathRootDir by number. `on_unreadable` is called for what cannot be read."""
 
     def __init__(self, root: Path, on_unreadable: OnUnreadable = raise_error) -> None:
-        self._root, self._folder = root, root / FOLDER
+        self.root, self._folder = root, root / FOLDER
         self._on_unreadable = on_unreadable
         self._unread: list[tuple[str, ...]] = []
         self.queues = [QueueUnits(queue, self._note) for queue in queues(root, self._note)]
@@ -127,7 +127,7 @@ class StoredQueues:
     def _topics(self) -> frozenset[str] | None:
         """The topics that the broker knows; None if its file is missing or damaged."""
         try:
-            data = read_existing(str(self._root / "config" / "topics.json"), 0, MAX_FILE_SIZE + 1)
+            data = read_existing(str(self.root / "config" / "topics.json"), 0, MAX_FILE_SIZE + 1)
             known = parse_fastjson(data).get("topicConfigTable")
         except (StoreError, ValueError):
             return None
@@ -165,6 +165,18 @@ class StoredQueues:
         sizes = Counter(file.size for _, file in found)
         usual = usual or max(sizes, key=lambda size: (sizes[size], size), default=0)
         yield from ((queue, file, usual) for queue, file in found if file.size != usual)
+
+    def files_after_the_end(self) -> Iterator[QueueFile]:
+        """The first file after the last unit of each queue; a file without a byte is none for Java."""
+        for queue in self.queues:
+            following = queue.queue.files[len(queue.files) :] if queue.count and not queue.has_failed else ()
+            yield from (file for file in following[:1] if file.size)
+
+    def topics_without_config(self) -> list[str]:
+        """The topics with units that the broker does not know, in order; empty if its file of topics is not known."""
+        known = self._topics
+        names = {queue.queue.topic for queue in self.queues if queue.count}
+        return sorted(name for name in names - (known or names) if not name.startswith((*_SYSTEM_PREFIXES, "%")))
 
     def bounds(self, position: int) -> list[int]:
         """The rank of the first unit of each queue that points to a position of the log, or after it.

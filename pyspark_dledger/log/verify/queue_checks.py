@@ -22,7 +22,7 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
-from pyspark_dledger.log.io.broker_config import DELAYS, OFFSETS, SCHEDULE_GROUP
+from pyspark_dledger.log.io.broker_config import DELAYS, OFFSETS, SCHEDULE_GROUP, TOPICS
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.queue_files import FOLDER, Units
@@ -327,10 +327,16 @@ def report_failed_read(report: Report, error: UnreadableError) -> None:
 
 
 def check_queue_files(stored: StoredQueues, report: Report) -> None:
-    """Check that all files have one size."""
+    """Check that all files have one size and a unit, and that their topics are known."""
     for _, file, usual in stored.files_of_other_sizes():
         text = f"expected {usual} bytes, found {file.size}"
         report.add("consumeQueueFileSize", file.path, text, offset=min(file.size, usual))
+    for file in stored.files_after_the_end():
+        report.add("consumeQueueEmptyFile", file.path, "expected a unit in the queue's last file, found none")
+    for topic in stored.topics_without_config():
+        report.add(
+            "topicWithoutConfig", stored.root / CONFIG / TOPICS, f"expected the topic {topic}, found it only in queues"
+        )
 
 
 def check_consumer_offsets(root: Path, found: Iterable[PassedEnd], report: Report) -> None:

@@ -46,7 +46,7 @@ from pyspark_dledger.rocketmq.check.store_facts import (
 )
 
 WITH_LOSS = "withLoss"
-_QUEUE_FILES = "consumeQueueFileSize"
+_QUEUE_FILES = frozenset(("consumeQueueFileSize", "consumeQueueEmptyFile"))
 _STARTS = {"yes": YES, MASTER: YES, SLAVE: YES, "no": NO, "unknown": UNKNOWN}
 
 
@@ -150,7 +150,7 @@ class MemberCheck:
     @property
     def has_wrong_queue_files(self) -> bool:
         """Whether a broker does not load its ConsumeQueue files, although its log is intact."""
-        return self.has_other_queue_files or _QUEUE_FILES in self.facts.faults
+        return self.has_other_queue_files or not _QUEUE_FILES.isdisjoint(self.facts.faults)
 
     @property
     def start(self) -> str:

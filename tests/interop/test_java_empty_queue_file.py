@@ -1,0 +1,48 @@
+"""What RocketMQ does with a ConsumeQueue whose last file has no unit, which verify and check find."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import pyspark_dledger as dl
+from tests.interop.plain_stores import PlainStores
+from tests.support.generate import mq_message, write_commitlog, write_consume_queue
+
+UNITS = 100
+SETTINGS = {"mappedFileSizeConsumeQueue": str(20 * UNITS), "maxHashSlotNum": "100", "maxIndexNum": "400"}
+
+
+def store(root: Path, *, behind: bool) -> Path:
+    """A store with a full queue and an empty file; with `behind` a last message that was not dispatched."""
+    payloads = [mq_message("T", queue_offset=number) for number in range(UNITS)]
+    log = write_commitlog(root, [*payloads, *[mq_message("U")] * behind], file_size=1 << 17)
+    write_consume_queue(root, log.rows[:UNITS], file_size=20 * UNITS)
+    (root / "consumequeue" / "T" / "0" / f"{20 * UNITS:020}").write_bytes(bytes(20 * UNITS))
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "loads"), [("5.3.3", False), ("5.5.0", True)])
+def test_the_queue_has_one_message_more_or_the_broker_does_not_start(tmp_path: Path, version: str, loads: bool) -> None:
+    even, behind = store(tmp_path / "even", behind=False), store(tmp_path / "behind", behind=True)
+    for root in (even, behind):
+        assert "consumeQueueEmptyFile" in {finding.code for finding in dl.open_log(root).findings()}
+        shutil.copytree(root, root.with_name(f"{root.name}-rebuilt"))
+        dl.rebuild(root.with_name(f"{root.name}-rebuilt"), "consumequeue", unitsPerFile=UNITS)
+    java = PlainStores(version, tmp_path)
+    try:
+        java.open_root(even, SETTINGS)
+        assert java.queues() == {("T", 0): (0, UNITS + 1)}
+        if loads:
+            java.open_root(behind, SETTINGS)
+        else:
+            with pytest.raises(AssertionError, match="does not load"):
+                java.open_root(behind, SETTINGS)
+        for name in ("even", "behind"):
+            java.open_root(tmp_path / f"{name}-rebuilt", SETTINGS)
+            assert java.queues()["T", 0] == (0, UNITS)
+    finally:
+        java.close()
