@@ -42,8 +42,8 @@ def _shared(takers: Mapping[tuple[str, str], list[str]], verbs: Iterable[str]) -
             groups.setdefault(tuple(takers_of), []).append(argument)
     for names, arguments in sorted(groups.items(), key=lambda group: -len(group[0])):
         others = [verb for verb in verbs if verb not in names]
-        shown = f"All but {_codes(others)}" if len(others) < len(names) // 2 else _codes(names)
-        yield f"{_wrapped(shown + ':', '')}\n\n{_lines(arguments)}"
+        shown = f"All but {_codes(others)}" if len(others) < len(names) else _codes(names)
+        yield f"{shown}:\n\n{_lines(arguments)}"
 
 
 def _codes(names: Iterable[str]) -> str:

@@ -864,6 +864,9 @@ CASES: dict[str, Case] = {
     "confirmed after the end": Case(
         {"confirmedBeyondEnd"}, controller("1\n0\n1-0\n", 99999), controller("1\n0\n1-0\n", 1)
     ),
+    "messages after the confirmed offset": Case(
+        {"unconfirmedTail"}, controller("1\n0\n1-0\n", 1), controller("1\n0\n1-0\n")
+    ),
     "a header of zeros": Case({"keyIndexHeader"}, zeroed_key_header, keyed),
     "a header of other keys": Case({"keyIndexHeader"}, wrong_key_header, keyed),
     "no index of keys": Case({"keyIndexMissing"}, no_key_files, broker),

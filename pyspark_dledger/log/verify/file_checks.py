@@ -286,6 +286,9 @@ def _check_controller(store: StoreView, root: Path, report: Report) -> None:
     if confirmed > store.max_offset:
         text = f"expected a confirmed offset up to {store.max_offset}, found {confirmed}"
         report.add("confirmedBeyondEnd", root / CHECKPOINT, text)
+    elif 0 < confirmed < store.max_offset:
+        text = f"expected a confirmed offset of {store.max_offset}, where the log ends, found {confirmed}"
+        report.add("unconfirmedTail", root / CHECKPOINT, text)
 
 
 def _check_checkpoint(store: StoreView, node_dir: Path, report: Report) -> None:

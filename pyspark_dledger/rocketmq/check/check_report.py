@@ -208,7 +208,7 @@ class MemberCheck:
 NOTHING, SOME = "nothing", "some"
 NOT_CHECKED = (
     "other versions (dledger recovery)",
-    "files of timers and compaction",
+    "files of compaction",
     "if the configuration of a broker fits",
 )
 """What no check looks at."""
