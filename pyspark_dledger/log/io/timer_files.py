@@ -27,7 +27,7 @@ from pyspark_dledger.format.layout import (
     is_segment_name,
 )
 from pyspark_dledger.log.io.entry_reads import read_existing
-from pyspark_dledger.log.io.files import opened_existing
+from pyspark_dledger.log.io.files import is_there, opened_existing
 from pyspark_dledger.log.io.queue_files import folder_entries
 
 FOLDER = "timerlog"
@@ -118,6 +118,8 @@ class TimerWheel:
     @classmethod
     def opened(cls, root: Path) -> TimerWheel | None:
         """The wheel of a storePathRootDir; None without one. Holes are not read. Raises UnreadableError."""
+        if not is_there(root / WHEEL):
+            return None
         numbers, records = [np.empty(0, np.int64)], [decode_records(b"", TIMER_SLOT)]
         with opened_existing(str(root / WHEEL)) as opened:
             if opened is None:
