@@ -417,7 +417,7 @@ def test_stats_count_the_problems_that_dump_prints(tmp_path: Path, run: Callable
 
 
 def test_verify_says_what_it_does_not_check(
-    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran]
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = run("verify", case_folder("mq-53-single")).out.splitlines()[-1]
     assert last.startswith("not checked: ")
@@ -430,7 +430,9 @@ def test_verify_says_what_it_does_not_check(
     assert found.code == 0 and found.out.splitlines()[-1].endswith(expected)
     (tmp_path / "consumequeue").mkdir()
     (tmp_path / "consumequeue" / "CURRENT").write_text("MANIFEST-000005")
-    assert run("verify", tmp_path).out.splitlines()[-1].endswith("; queues in RocksDB")
+    monkeypatch.setattr("pyspark_dledger.log.verify.verify_store.find_spec", lambda _: None)
+    expected = "; queues in RocksDB: reading RocksDB needs rocksdict: pip install 'pyspark_dledger[rocksdb]'"
+    assert run("verify", tmp_path).out.splitlines()[-1].endswith(expected)
 
 
 def test_a_log_that_lost_its_end_makes_a_comparison_exit_with_1(tmp_path: Path, run: Callable[..., Ran]) -> None:

@@ -113,7 +113,7 @@ public final class RunStore {
     }
 
     static DefaultMessageStore create(MessageStoreConfig config, BrokerConfig broker) throws Exception {
-        Constructor<?> constructor = DefaultMessageStore.class.getConstructors()[0];
+        Constructor<?> constructor = kindOf(config).getConstructors()[0];
         Object[] given = new Object[constructor.getParameterCount()];
         for (int i = 0; i < given.length; i++) {
             Class<?> type = constructor.getParameterTypes()[i];
@@ -131,6 +131,21 @@ public final class RunStore {
             }
         }
         return (DefaultMessageStore) constructor.newInstance(given);
+    }
+
+    /** The store that a broker creates for storeType. */
+    private static Class<?> kindOf(MessageStoreConfig config) throws Exception {
+        boolean isRocks = Boolean.TRUE.equals(get(config, "isEnableRocksDBStore"));
+        return isRocks ? Class.forName("org.apache.rocketmq.store.RocksDBMessageStore") : DefaultMessageStore.class;
+    }
+
+    /** What a method of any version says; null if this version does not have it. */
+    private static Object get(Object object, String method) throws Exception {
+        try {
+            return object.getClass().getMethod(method).invoke(object);
+        } catch (NoSuchMethodException older) {
+            return null;
+        }
     }
 
     /** Before 4.9.3 its constructor has no second parameter. */

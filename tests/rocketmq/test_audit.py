@@ -434,13 +434,6 @@ def test_a_folder_without_a_root(store: Store) -> None:
         rows_of(lone)
 
 
-def test_queues_in_rocksdb(store: Store) -> None:
-    (store.path / "consumequeue").mkdir()
-    (store.path / "consumequeue" / "CURRENT").write_text("MANIFEST-000005\n")
-    with pytest.raises(StoreError, match="expected ConsumeQueue files, found a RocksDB"):
-        rows_of(store.path)
-
-
 def test_messages_written_during_an_audit_are_no_disagreement(tmp_path: Path) -> None:
     """The queues are newer than the plan."""
     made = payloads()

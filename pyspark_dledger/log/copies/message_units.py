@@ -14,18 +14,16 @@ from pyspark_dledger.common.integers import INT64_MAX, MAX_TIMESTAMP, MIN_TIMEST
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.arrow_functions import distinct
-from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_consume_queue_unit
+from pyspark_dledger.format.codec import ConsumeQueueUnit
 from pyspark_dledger.format.layout import (
-    CONSUME_QUEUE_UNIT_SIZE,
     FLAG_TRANSACTION_MASK,
     PROPERTY_TAGS,
     TRANSACTIONS_OUTSIDE_QUEUES,
 )
 from pyspark_dledger.format.message import Message, message_in
-from pyspark_dledger.log.io.entry_reads import read_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import hash_of_tags, hashes_of_keys, key_units
-from pyspark_dledger.log.io.queue_files import Queue, last_units, queues
+from pyspark_dledger.log.io.queue_files import Queue, last_units, queues, readable_units
 from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 
 # Messages that are looked up; further ones stay undecided.
@@ -159,6 +157,6 @@ def _unit_of(by_name: dict[tuple[str, int], Queue], message: Message) -> Consume
     """The unit at the queueOffset of a message; None if its queue does not reach so far."""
     queue, offset = by_name.get((message.topic, message.queue_id)), message.queue_offset
     file = next((file for file in (queue.files if queue else ()) if 0 <= offset - file.first < file.units), None)
-    size = CONSUME_QUEUE_UNIT_SIZE
-    found = read_at(file.path, (offset - file.first) * size, size) if file is not None else b""
-    return decode_consume_queue_unit(found) if len(found) == size else None
+    rank = offset - file.first if file is not None else 0
+    units = next(readable_units(file, rank, rank + 1), None) if file is not None else None
+    return ConsumeQueueUnit(*units[0].tolist()) if units is not None else None

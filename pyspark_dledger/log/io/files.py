@@ -172,10 +172,13 @@ def unreadable(path: str | Path, error: OSError) -> UnreadableError | None:
 
 
 @contextmanager
-def opened_existing(path: str) -> Iterator[OpenFile | None]:
-    """A file that is open for reading; None if it does not exist. Errors of its reads become an UnreadableError."""
+def opened_existing(path: str, opens: Callable[[], OpenFile] | None = None) -> Iterator[OpenFile | None]:
+    """A file that is open for reading; None if it does not exist. Errors of its reads become an UnreadableError.
+
+    `opens` opens it, by default as a file of this path.
+    """
     try:
-        file = open_file(path)
+        file = open_file(path) if opens is None else opens()
     except OSError as error:
         if problem := unreadable(path, error):
             raise problem from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from pyspark_dledger.format.layout import (
     is_segment_name,
 )
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.format.store_file import OpenFile
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
 from pyspark_dledger.log.io.files import (
     FolderEntry,
@@ -36,12 +38,14 @@ from pyspark_dledger.log.io.files import (
     ignore_error,
     last_data,
     map_reads,
+    open_file,
     opened_existing,
     path_of,
     raise_error,
     scan_folder,
     unreadable,
 )
+from pyspark_dledger.log.io.rocks_queues import OpenRocksUnits, rocks_folders, rocks_queues
 
 Units = npt.NDArray[Any]
 """Units as a numpy array with the fields of `layout.CONSUME_QUEUE_UNIT`, big-endian as on disk."""
@@ -66,13 +70,23 @@ _MAX_AT_END = 1_000_000
 
 @dataclass(frozen=True)
 class QueueFile:
-    """One file of a queue: ``first`` is the queue offset of its first unit, ``units`` its capacity in units."""
+    """One file of a queue: ``first`` is the queue offset of its first unit, ``units`` its capacity in units.
+
+    All units of a queue in a RocksDB are as one file. ``database`` is the folder of that, ``prefix`` begins their keys,
+    and no file has the path, which names the queue.
+    """
 
     path: str
     name: str
     first: int
     units: int
     size: int
+    database: str = ""
+    prefix: bytes = b""
+
+    def offset_of(self, queue_offset: int) -> int | None:
+        """The byte where a unit begins; None in a RocksDB."""
+        return None if self.database else (queue_offset - self.first) * CONSUME_QUEUE_UNIT_SIZE
 
 
 class TooLargeError(UnreadableError):
@@ -100,6 +114,43 @@ class Queue:
 
 
 def queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]:
+    """The queues of a storePathRootDir that have units, by topic and queue id: those in files, and those in a RocksDB.
+
+    Of a queue that is in both, the one that ends later. `on_unreadable` is as for `file_queues`.
+    """
+    found = {queue.name: queue for queue in file_queues(root, on_unreadable)}
+    for queue in database_queues(root, on_unreadable):
+        other = found.get(queue.name)
+        if other is None or _end_of(other) < _end_of(queue):
+            found[queue.name] = queue
+    return sorted(found.values(), key=lambda queue: queue.name)
+
+
+def _end_of(queue: Queue) -> int:
+    """The queueOffset after the last written unit; 0 without one that can be read."""
+    for file in reversed(queue.files):
+        with suppress(UnreadableError):
+            if written := written_units(file):
+                return file.first + written
+    return 0
+
+
+def database_queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]:
+    """The queues of a storePathRootDir that are in a RocksDB."""
+    found = []
+    for folder in rocks_folders(root):
+        try:
+            for each in rocks_queues(folder):
+                units = each.end - each.first
+                path, size = str(folder / each.topic / str(each.queue_id)), units * CONSUME_QUEUE_UNIT_SIZE
+                file = QueueFile(path, "", each.first, units, size, str(folder), each.prefix)
+                found.append(Queue(each.topic, each.queue_id, (file,)))
+        except UnreadableError as error:
+            on_unreadable(error)
+    return found
+
+
+def file_queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]:
     """The queues below ``root/consumequeue`` that have files, by topic and queue id.
 
     Folders that cannot be of a topic or queue are ignored. No file is read. `on_unreadable` is called for what cannot
@@ -175,7 +226,7 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
     file becomes shorter or is deleted. Raises UnreadableError.
     """
     stop = written_units(file) if stop is None else min(stop, file.units)
-    with opened_existing(file.path) as opened:
+    with opened_existing(file.path, partial(open_units, file)) as opened:
         while start < stop and opened is not None:
             size = min(UNITS_AT_ONCE, stop - start) * CONSUME_QUEUE_UNIT_SIZE
             units = decode_records(opened.read(start * CONSUME_QUEUE_UNIT_SIZE, size), CONSUME_QUEUE_UNIT)
@@ -185,10 +236,17 @@ def read_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iter
             start += len(units)
 
 
-def readable_units(file: QueueFile) -> Iterator[Units]:
+def open_units(file: QueueFile) -> OpenFile:
+    """Open a file of units for reading. Raises OSError, for a remote file StoreError, for a RocksDB UnreadableError."""
+    if file.database:
+        return OpenRocksUnits(path_of(file.database), file.prefix, file.first, file.units)
+    return open_file(file.path)
+
+
+def readable_units(file: QueueFile, start: int = 0, stop: int | None = None) -> Iterator[Units]:
     """As `read_units`, for a witness: ends early where the file cannot be read."""
     try:
-        yield from read_units(file)
+        yield from read_units(file, start, stop)
     except UnreadableError:
         return
 
@@ -198,7 +256,7 @@ def written_units(file: QueueFile) -> int:
 
     Searched from the end; holes are skipped. Raises UnreadableError.
     """
-    with opened_existing(file.path) as opened:
+    with opened_existing(file.path, partial(open_units, file)) as opened:
         end = last_data(opened, 0, opened.size()) if opened is not None else 0
     return min(-(-end // CONSUME_QUEUE_UNIT_SIZE), file.units)
 

@@ -20,7 +20,7 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import decode_records
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.store_file import OpenFile
-from pyspark_dledger.log.io.files import OnUnreadable, ignore_error, map_reads, open_file, raise_error
+from pyspark_dledger.log.io.files import OnUnreadable, ignore_error, map_reads, raise_error
 from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     UNIT_DTYPE,
@@ -28,6 +28,7 @@ from pyspark_dledger.log.io.queue_files import (
     Queue,
     QueueFile,
     Units,
+    open_units,
     queues,
     read_units,
     written_units,
@@ -193,7 +194,7 @@ class QueueUnits:
 
             def file(number: int) -> OpenFile:
                 if number not in files:
-                    files[number] = opened.enter_context(open_file(self.files[number].path))
+                    files[number] = opened.enter_context(open_units(self.files[number]))
                 return files[number]
 
             # Leading fillers are skipped.
@@ -230,7 +231,7 @@ class QueueUnits:
         at, wanted = (rank - first) * CONSUME_QUEUE_UNIT_SIZE, min(count, end - rank) * CONSUME_QUEUE_UNIT_SIZE
         try:
             data = file(number).read(at, wanted)
-        except OSError:
+        except (OSError, UnreadableError):
             self.has_failed = True
             return _NO_UNITS
         return decode_records(data, CONSUME_QUEUE_UNIT)

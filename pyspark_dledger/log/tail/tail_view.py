@@ -24,9 +24,9 @@ from pyspark_dledger.log.io.queue_files import (
     FILLER_SIZE,
     FOLDER,
     Queue,
+    file_queues,
     folders_in,
     index_proven_by,
-    queues,
     written_units,
 )
 from pyspark_dledger.log.io.store_paths import Stamps, folder_stamps, is_settled
@@ -138,7 +138,7 @@ class QueueTails:
         """List the queues again if a topic or a queue was added or removed."""
         if self._stamps is not None and folder_stamps(self._folders) == self._stamps:
             return
-        found = queues(self.root, ignore_error)
+        found = file_queues(self.root, ignore_error)
         self._folders = tuple(_watched(self.root / FOLDER, found))
         stamps = folder_stamps(self._folders)
         self._stamps = stamps if is_settled(stamps) else None

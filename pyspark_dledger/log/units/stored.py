@@ -35,27 +35,14 @@ _MAX_SEARCHED_UNITS = 4_000_000
 
 
 def queue_root(log: StoreView) -> Path:
-    """The storePathRootDir that has the queues. Raises StoreError if it is unknown, or if they are in RocksDB."""
+    """The storePathRootDir that has the queues. Raises StoreError if it is unknown."""
     root = log.paths.root
     if root is None:
         raise StoreError(
             f"{log.path}: expected a storePathRootDir with the folder {FOLDER}, found a log folder without its root: "
             "give the root's path"
         )
-    if are_in_rocksdb(root):
-        raise StoreError(
-            f"{root / FOLDER}: expected ConsumeQueue files, found a RocksDB (storeType=defaultRocksDB): its queues "
-            "cannot be read"
-        )
     return root
-
-
-def are_in_rocksdb(root: Path) -> bool:
-    """Whether the queues of a storePathRootDir are in RocksDB; false if that cannot be read."""
-    try:
-        return (root / FOLDER / "CURRENT").is_file()
-    except OSError:
-        return False
 
 
 def are_missing(root: Path) -> bool:
@@ -160,7 +147,7 @@ class StoredQueues:
 
         A broker does not start with them. Java deletes a last file that is empty.
         """
-        found = [(queue, file) for queue in self.queues for file in queue.queue.files]
+        found = [(queue, file) for queue in self.queues for file in queue.queue.files if not file.database]
         found = [(queue, file) for queue, file in found if file.size or file != queue.queue.files[-1]]
         sizes = Counter(file.size for _, file in found)
         usual = usual or max(sizes, key=lambda size: (sizes[size], size), default=0)

@@ -19,7 +19,7 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.engine import Engine
-from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.broker_config import DELAYS, OFFSETS, SCHEDULE_GROUP, TOPICS
@@ -268,7 +268,7 @@ def _place_of(stored: StoredQueues, root: Path, name: QueueName, queue_offset: i
     file = queue.file_of(queue_offset) if queue is not None else None
     if file is None:
         return root / FOLDER / name[0] / str(name[1]), None
-    return file.path, (queue_offset - file.first) * CONSUME_QUEUE_UNIT_SIZE
+    return file.path, file.offset_of(queue_offset)
 
 
 def look_up(
@@ -288,7 +288,7 @@ def look_up(
             file.path,
             f"expected a message of {size} bytes at commitLogOffset {offset} (queue offset {queue_offset}), "
             f"found {there}",
-            offset=(queue_offset - file.first) * CONSUME_QUEUE_UNIT_SIZE,
+            offset=file.offset_of(queue_offset),
             index=index,
             pos=offset,
         )

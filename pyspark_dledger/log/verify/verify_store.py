@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError, UnreadableError
@@ -17,6 +18,7 @@ from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
+from pyspark_dledger.log.io.rocks_queues import NEEDS, rocks_folders
 from pyspark_dledger.log.io.state_files import CHECKPOINT, confirmed_end
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
@@ -24,7 +26,7 @@ from pyspark_dledger.log.io.unread_files import unreadable_files
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.consumer_offsets import PassedEnd, passed_ends
-from pyspark_dledger.log.units.stored import StoredQueues, are_in_rocksdb, are_missing
+from pyspark_dledger.log.units.stored import StoredQueues, are_missing
 from pyspark_dledger.log.verify.broker_checks import check_broker_files
 from pyspark_dledger.log.verify.file_checks import (
     check_divided_offset,
@@ -144,8 +146,8 @@ def not_checked(store: StoreView) -> Iterator[str]:
         yield "queues and index of keys, because the root has several nodes"
         return
     has = {name for name in _NOT_CHECKED_BY if _is_there(root / name)}
-    if are_in_rocksdb(root):
-        yield "queues in RocksDB"
+    if rocks_folders(root) and find_spec("rocksdict") is None:
+        yield f"queues in RocksDB: {NEEDS}"
     elif CHECKPOINT in has and FOLDER not in has and not are_missing(root):
         yield "queues, because there are none: a broker builds them when it starts"
     elif (FOLDER in has or are_missing(root)) and store.ledger_segments and not _committed_end(store, root):
@@ -218,7 +220,7 @@ def _log_end(store: StoreView) -> int:
 def _queue_root(paths: StorePaths) -> Path | None:
     """The root whose ConsumeQueues belong to the log at `paths`, and only to it."""
     root = _broker_root(paths)
-    if root is None or are_in_rocksdb(root):
+    if root is None:
         return None
     return root if (root / FOLDER).is_dir() or are_missing(root) else None
 

@@ -39,7 +39,7 @@ from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
 from pyspark_dledger.log.io.files import open_file, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.io.queue_files import QueueFile, queues, read_units
+from pyspark_dledger.log.io.queue_files import QueueFile, file_queues, read_units
 from pyspark_dledger.log.io.state_files import CHECKPOINT, read_store_checkpoint
 from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
 from pyspark_dledger.log.store_view import StoreView
@@ -405,7 +405,7 @@ class MemberFiles:
 
     def copy_queues(self, end: int) -> None:
         """Copy the ConsumeQueues: units of messages before `end`. Raises ExpiredError, OSError, StoreError."""
-        for queue in queues(self._root) if self._root is not None else ():
+        for queue in file_queues(self._root) if self._root is not None else ():
             for file in queue.files:
                 path = f"{ROOT}/{QUEUES}/{queue.topic}/{queue.queue_id}/{file.name}"
                 self._write(path, _units_before(file, end), file.units * CONSUME_QUEUE_UNIT_SIZE)

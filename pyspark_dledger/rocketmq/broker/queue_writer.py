@@ -42,7 +42,7 @@ from pyspark_dledger.log.io.queue_files import (
     Queue,
     QueueFile,
     Units,
-    queues,
+    file_queues,
     read_units,
     usual_units,
     written_units,
@@ -181,7 +181,7 @@ class QueueWriter:
     ) -> None:
         self._root = root
         self._folder = root / FOLDER
-        found = queues(root)
+        found = file_queues(root)
         self.units_per_file = usual_units(found) or units_per_file
         _check_sizes(found, self.units_per_file)
         self._states = {(queue.topic, queue.queue_id): QueueState(queue) for queue in found}
@@ -375,7 +375,7 @@ class QueueWriter:
     def delete_before(self, min_offset: int) -> int:
         """Delete files of messages before a position of the log, but not a queue's last file. Returns how many."""
         count = 0
-        for queue in queues(self._root):
+        for queue in file_queues(self._root):
             for file in queue.files[:-1]:
                 last = last_offset(file)
                 if last is None or last >= min_offset:

@@ -12,7 +12,7 @@ from pyspark_dledger.format.json_text import rows_of
 from pyspark_dledger.log.diff.salvage_doubts import SalvageDoubts, salvage_doubts
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import index_files
-from pyspark_dledger.log.io.queue_files import FOLDER, queues, usual_units
+from pyspark_dledger.log.io.queue_files import FOLDER, file_queues, usual_units
 from pyspark_dledger.log.io.store_use import KnownLoss, StoreWatch, known_loss
 from pyspark_dledger.log.recovery.recovery_preview import SILENT_CODES
 from pyspark_dledger.log.state import State, state_of
@@ -149,7 +149,7 @@ def store_facts(
         unreadable=tuple(alone.unread.texts()),
         not_checked=tuple(not_checked(alone)),
         examples=_of(found.examples, findings),
-        queue_file_units=usual_units(queues(root, ignore_error)) if root is not None else 0,
+        queue_file_units=usual_units(file_queues(root, ignore_error)) if root is not None else 0,
         key_files=len(index_files(root)) if root is not None else 0,
         had_key_files=findings["keyIndexMissing"] > 0 and (state.index_msg_timestamp or 0) > 0,
         known_loss=known_loss(log.path),

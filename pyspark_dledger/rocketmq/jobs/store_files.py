@@ -30,7 +30,7 @@ from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import data_extents, is_remote_path, is_there
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_files import file_queues
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
     StoreCheckpoint,
@@ -196,7 +196,7 @@ def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:
     if (target / CONFIG / TOPICS).exists():
         return
     counts: dict[str, int] = {}
-    for queue in (queue for root in (target, *roots) for queue in queues(root, lambda _: None)):
+    for queue in (queue for root in (target, *roots) for queue in file_queues(root, lambda _: None)):
         if TOPIC_NAME.fullmatch(queue.topic) and not _SYSTEM_TOPICS.fullmatch(queue.topic):
             counts[queue.topic] = max(counts.get(queue.topic, 0), min(queue.queue_id + 1, MAX_QUEUES))
     BrokerMetadata(target).add_topics(counts)

@@ -22,7 +22,7 @@ from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.io.queue_files import batch_queues, queues, usual_units
+from pyspark_dledger.log.io.queue_files import batch_queues, file_queues, usual_units
 from pyspark_dledger.log.io.salvage_fillers import decided_offsets
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
@@ -109,7 +109,7 @@ MAX_UNITS = 2**31 // CONSUME_QUEUE_UNIT_SIZE
 
 def common_units_per_file(roots: Iterable[Path]) -> int | None:
     """How many units the ConsumeQueue files of most storePathRootDirs have, of equally many the first; None without."""
-    counts = Counter(filter(None, (usual_units(queues(root, ignore_error)) for root in roots)))
+    counts = Counter(filter(None, (usual_units(file_queues(root, ignore_error)) for root in roots)))
     return max(counts, key=counts.__getitem__, default=None)
 
 

@@ -18,7 +18,7 @@ from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT, CONSUME_QUEUE_UNIT
 from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Units, queues, skip_too_large
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, UNIT_DTYPE, Units, file_queues, skip_too_large
 from pyspark_dledger.log.io.queue_units import LAST_EXT_ADDRESS, QueueUnits, has_message, is_filler
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import StoredQueues
@@ -221,7 +221,7 @@ class ExpiredUnits:
 
     def __init__(self, root: Path, begin: int) -> None:
         self._begin = begin
-        self._queues = {(queue.topic, queue.queue_id): queue for queue in queues(root, skip_too_large)}
+        self._queues = {(queue.topic, queue.queue_id): queue for queue in file_queues(root, skip_too_large)}
 
     def __contains__(self, name: QueueName) -> bool:
         return name in self._queues

@@ -19,7 +19,8 @@ from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
-from pyspark_dledger.log.io.queue_files import queues, skip_too_large
+from pyspark_dledger.log.io.queue_files import file_queues, skip_too_large
+from pyspark_dledger.log.io.rocks_queues import rocks_folders
 from pyspark_dledger.log.io.state_files import read_store_checkpoint
 from pyspark_dledger.log.options import REBUILD, check_use, parse_options
 from pyspark_dledger.log.store_view import StoreView
@@ -196,6 +197,12 @@ class _Store:
         self.what = what
         self.log = StoreView(os.fspath(path), read_options)
         self.root = queue_root(self.log)
+        databases = rocks_folders(self.root) if what == QUEUES else []
+        if databases:
+            raise StoreError(
+                f"{databases[0]}: expected ConsumeQueue files, found a RocksDB, which only a broker can build: stop "
+                "the broker, move the folder away, and start it"
+            )
         self._roots = [self.root]
         if files.broker_conf is None:
             # The members of a group have files of one size, unless a broker.conf says otherwise.
@@ -258,7 +265,7 @@ class _Store:
             )
         swap.check_replaceable(self.root, self.what)
         light = next(
-            (queue for queue in queues(self.root, skip_too_large) if queue.topic.startswith(_LIGHT_PREFIX)), None
+            (queue for queue in file_queues(self.root, skip_too_large) if queue.topic.startswith(_LIGHT_PREFIX)), None
         )
         if self.what == QUEUES and light is not None:
             raise StoreError(

@@ -29,8 +29,8 @@ from pyspark_dledger.log.io.queue_files import (
     UNIT_DTYPE,
     QueueFile,
     Units,
+    file_queues,
     folders_in,
-    queues,
     read_units,
     usual_units,
 )
@@ -330,7 +330,7 @@ class RecoveredQueues:
     """The queues of a store, by topic and queue id."""
 
     def __init__(self, root: Path) -> None:
-        found = queues(root)
+        found = file_queues(root)
         usual = usual_units(found) * CONSUME_QUEUE_UNIT_SIZE or _DEFAULT_FILE_SIZE
         self.by_key: dict[tuple[str, int], RecoveredQueue] = {
             (queue.topic, queue.queue_id): RecoveredQueue(
@@ -438,7 +438,7 @@ class BrokerStart:
         """
         if self.release < (4, 9) or self.release == (4, 9, 2):
             return None
-        found = queues(self.root)
+        found = file_queues(self.root)
         usual = usual_units(found) * CONSUME_QUEUE_UNIT_SIZE
         for queue in found:
             for file in queue.files:

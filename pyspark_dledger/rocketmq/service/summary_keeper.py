@@ -21,7 +21,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.encode.encoded import Rejected
 from pyspark_dledger.format.layout import PROPERTY_ID
 from pyspark_dledger.format.spec import COMMITLOG
-from pyspark_dledger.log.io.queue_files import queues
+from pyspark_dledger.log.io.queue_files import file_queues
 from pyspark_dledger.log.io.store_paths import list_segments
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
 from pyspark_dledger.rocketmq.broker.root_files import OLD_FOLDER
@@ -132,7 +132,7 @@ class SummaryKeeper:
 
     def _is_of_broker(self, store: RunningStore) -> bool:
         """Whether a Java broker served this store, so that its queues have all ends, and no message has an identity."""
-        if not queues(self._root):
+        if not file_queues(self._root):
             return False
         last = max(store.ledger_end_index - 100, store.ledger_begin_index)
         try:

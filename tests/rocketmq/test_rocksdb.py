@@ -1,0 +1,179 @@
+"""ConsumeQueues in a RocksDB are read as those in files. The stores and their units are from real message stores."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger import open_log
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.log.io.queue_files import QueueFile, Units, database_queues, queues, read_units
+from pyspark_dledger.rocketmq.rebuild.rebuild_job import rebuild
+from pyspark_dledger.rocketmq.tables import TABLES
+
+GOLDENS = Path(__file__).parent.parent / "goldens" / "rocksdb"
+NAMES = ("rocks-533", "double-540", "separate-550")
+DATABASES = {"rocks-533": "consumequeue", "double-540": "consumequeue", "separate-550": "consumequeue_rocksdb"}
+Unpack = Callable[[str], Path]
+
+
+@pytest.fixture
+def unpack(tmp_path: Path) -> Unpack:
+    """Unpacks a store."""
+
+    def unpacked(name: str) -> Path:
+        with tarfile.open(GOLDENS / f"{name}.tar.gz") as packed:
+            packed.extractall(tmp_path / name, filter="data")
+        return tmp_path / name
+
+    return unpacked
+
+
+@pytest.fixture
+def needs_rocksdict() -> None:
+    pytest.importorskip("rocksdict")
+
+
+def units_of(root: Path) -> dict[tuple[str, int, int], int]:
+    """The commitLogOffset of each unit, by topic, queueId and queueOffset."""
+    log = open_log(root)
+    table = TABLES["consumeQueue"]
+    rows = (row for part in table.plan(log, log.options) for batch in table.read(part) for row in batch.to_pylist())
+    return {(row["topic"], row["queueId"], row["queueOffset"]): row["commitLogOffset"] for row in rows}
+
+
+def units_by_java(name: str) -> dict[tuple[str, int, int], int]:
+    with gzip.open(GOLDENS / f"{name}.units.json.gz", "rt") as file:
+        return {(topic, queue_id, offset): position for topic, queue_id, offset, position in json.load(file)}
+
+
+def files_of(root: Path) -> Iterator[tuple[str, int, int, int, bytes]]:
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        data = path.read_bytes() if path.is_file() else b""
+        yield str(path), status.st_mtime_ns, status.st_ctime_ns, status.st_nlink, data
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+@pytest.mark.parametrize("name", NAMES)
+def test_units_are_those_that_java_reads(name: str, unpack: Unpack) -> None:
+    assert units_of(unpack(name)) == units_by_java(name)
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+@pytest.mark.parametrize("name", NAMES)
+def test_log_and_queues_agree(name: str, unpack: Unpack, capsys: pytest.CaptureFixture[str]) -> None:
+    root = unpack(name)
+    assert main(["audit", str(root)]) == 0
+    assert "log and ConsumeQueue agree" in capsys.readouterr().out
+    assert main(["verify", str(root)]) == 0
+    assert "queues in RocksDB" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+@pytest.mark.parametrize("name", NAMES)
+def test_reading_leaves_the_store_as_it_is(name: str, unpack: Unpack) -> None:
+    root = unpack(name)
+    before = list(files_of(root))
+    assert len(units_of(root)) == 350
+    for verb in ("verify", "audit", "stats", "check", "recovery"):
+        main([verb, str(root)])
+    assert list(files_of(root)) == before
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_a_message_without_a_unit_is_found(unpack: Unpack, capsys: pytest.CaptureFixture[str]) -> None:
+    import rocksdict
+
+    root = unpack("rocks-533")
+    folder = root / "consumequeue"
+    families = {each: rocksdict.Options(raw_mode=True) for each in rocksdict.Rdict.list_cf(str(folder))}
+    database = rocksdict.Rdict(str(folder), rocksdict.Options(raw_mode=True), column_families=families)
+    key = (6).to_bytes(4, "big") + b"\1Orders\1" + bytes(4) + b"\1" + (40).to_bytes(8, "big")
+    del database[key]
+    database.close()
+    assert main(["audit", str(root)]) == 1
+    assert "Orders" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_the_queue_that_ends_later_is_read(unpack: Unpack) -> None:
+    """After the switch to a RocksDB, the files stay as they were."""
+    root = unpack("double-540")
+    file = root / "consumequeue" / "Orders" / "0" / f"{0:020d}"
+    file.write_bytes(file.read_bytes()[:1000] + bytes(1000))
+    found = {queue.name: queue.files[0].database for queue in queues(root)}
+    assert found["Orders", 0] == str(root / "consumequeue")
+    assert not found["Orders", 1]
+    assert units_of(root) == units_by_java("double-540")
+
+
+def readable(file: QueueFile, errors: list[str]) -> Iterator[Units]:
+    try:
+        yield from read_units(file)
+    except UnreadableError as error:
+        errors.append(str(error))
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_database_is_an_error_or_is_read_as_a_whole(seed: int, unpack: Unpack) -> None:
+    chosen = random.Random(seed)
+    name = chosen.choice(NAMES)
+    root = unpack(name)
+    files = [path for path in sorted((root / DATABASES[name]).iterdir()) if path.is_file() and path.stat().st_size]
+    file = chosen.choice(files)
+    data = bytearray(file.read_bytes())
+    if seed % 3 == 0:
+        data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+    elif seed % 3 == 1:
+        del data[chosen.randrange(len(data)) :]
+    else:
+        data[:] = chosen.randbytes(len(data))
+    file.write_bytes(data)
+    errors: list[str] = []
+    found = [
+        len(units)
+        for queue in database_queues(root, lambda error: errors.append(str(error)))
+        for each in queue.files
+        for units in readable(each, errors)
+    ]
+    assert bool(errors) or sum(found) == 350
+    for error in errors:
+        assert str(root / DATABASES[name]) in error
+        assert "copy the folder from a replica, or move it away" in error
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_a_database_without_current_is_damaged(unpack: Unpack) -> None:
+    root = unpack("rocks-533")
+    (root / "consumequeue" / "CURRENT").unlink()
+    with pytest.raises(StoreError, match="cannot be read"):
+        queues(root)
+
+
+def test_without_rocksdict_the_extra_is_named(
+    unpack: Unpack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    root = unpack("rocks-533")
+    with pytest.raises(StoreError, match=r"pip install 'pyspark_dledger\[rocksdb\]'"):
+        units_of(root)
+    main(["verify", str(root)])
+    assert "messageNotInQueue" not in capsys.readouterr().out
+
+
+def test_only_a_broker_rebuilds_a_database(unpack: Unpack, tmp_path: Path) -> None:
+    root = unpack("rocks-533")
+    with pytest.raises(StoreError, match="found a RocksDB, which only a broker can build"):
+        rebuild(root, "consumequeue", out=tmp_path / "out")
+    shutil.rmtree(root)
