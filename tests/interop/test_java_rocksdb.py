@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.interop.plain_stores import PlainStores
 from tests.rocketmq.test_rocksdb import units_of
+from tests.support.groups import eventually
 
 ROCKSDB = {"storeType": "defaultRocksDB"}
 SMALL = {"mappedFileSizeCommitLog": "65536", "maxHashSlotNum": "100", "maxIndexNum": "400"}
@@ -29,12 +31,11 @@ def test_units_are_those_that_java_reads(version: str, settings: dict[str, str],
     pytest.importorskip("rocksdict")
     root = tmp_path / "root"
     paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
-    with PlainStores(version, tmp_path) as stores:
+    with closing(PlainStores(version, tmp_path)) as stores:
         stores.open({**paths, **SMALL, **settings}, "ASYNC_MASTER")
         stores.put(300, "Orders", 3)
         stores.put(50, "Payments", 1)
-        stores.close_store()
-        stores.open({**paths, **SMALL, **settings}, "ASYNC_MASTER")
+        eventually(lambda: sum(end for _, end in stores.queues().values()) == 350)
         received, queues = stores.dump().messages, stores.queues()
         stores.close_store()
     found = units_of(root)

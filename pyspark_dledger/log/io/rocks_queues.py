@@ -213,11 +213,11 @@ def _errors_of(folder: Path) -> Iterator[None]:
     except ModuleNotFoundError:
         raise UnreadableError(str(folder), NEEDS) from None
     except Exception as error:  # noqa: BLE001 - rocksdict has no class for what RocksDB reports
-        text = re.sub(r"\S*/" + _LINKS + r"\w+", lambda _: str(folder), str(error))
-        raise UnreadableError(str(folder), _advice(text)) from None
+        raise UnreadableError(str(folder), _advice(error)) from None
 
 
 def _advice(problem: object) -> str:
+    """What RocksDB reports, and what to do; the links have the names of the files."""
     return (
         f"RocksDB: {problem}; copy the folder from a replica, or move it away while the broker is stopped: a broker "
         "builds it from the log when it starts"

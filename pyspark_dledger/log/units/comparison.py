@@ -3,7 +3,8 @@
 Messages are in the order of the log, and so are the units of a queue, so that nothing has to be shuffled. Units that do
 not ascend are looked up one by one.
 
-Not covered: units that ``INNER_MULTI_DISPATCH`` (LMQ) should have written and ``batchconsumequeue/``. Their messages are not reported as missing. Existing units of LMQ are checked against the message's own list.
+Not covered: units that ``INNER_MULTI_DISPATCH`` (LMQ) should have written, and ``batchconsumequeue/``. Their messages
+are not reported as missing. Existing units of LMQ are checked against the message's own list.
 """
 
 from __future__ import annotations
