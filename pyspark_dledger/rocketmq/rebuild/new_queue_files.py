@@ -205,7 +205,7 @@ def kept_ends(root: Path, written: Mapping[QueueName, int]) -> Iterator[tuple[Qu
 
     `written` are the ends by the messages of the log: the last unit before is that of the queue's end.
     """
-    for queue in queues(root, skip_too_large):
+    for queue in file_queues(root, skip_too_large):
         units, end = QueueUnits(queue), written.get(queue.name, 0)
         if 0 < end < units.end:
             own, last = units.at(end - 1, 1), units.at(units.end - 1, 1)
