@@ -909,7 +909,8 @@ def test_a_similar_sound_store_has_no_such_code(tmp_path: Path, engine: str, nam
 
 
 def test_every_code_has_a_case() -> None:
-    assert set().union(*(case.codes for case in CASES.values())) == set(CODES)
+    # Queues in a RocksDB need an extra: tests/rocketmq/test_rocksdb.py has this case.
+    assert set().union(*(case.codes for case in CASES.values())) == set(CODES) - {"consumeQueuesDiffer"}
 
 
 @pytest.mark.parametrize("is_listed", [False, True])

@@ -76,6 +76,7 @@ def test_log_and_queues_agree(name: str, unpack: Unpack, capsys: pytest.CaptureF
     assert main(["audit", str(root)]) == 0
     assert "log and ConsumeQueue agree" in capsys.readouterr().out
     assert main(["verify", str(root)]) == 0
+    assert "consumeQueuesDiffer" not in [each.code for each in open_log(root).findings()]
     assert "queues in RocksDB" not in capsys.readouterr().out
 
 
@@ -115,6 +116,9 @@ def test_the_queue_that_ends_later_is_read(unpack: Unpack) -> None:
     assert found["Orders", 0] == str(root / "consumequeue")
     assert not found["Orders", 1]
     assert units_of(root) == units_by_java("double-540")
+    (finding,) = [each for each in open_log(root).findings() if each.code == "consumeQueuesDiffer"]
+    assert finding.found == "(0, 0)"
+    assert "at queue offset 50" in str(finding)
 
 
 def readable(file: QueueFile, errors: list[str]) -> Iterator[Units]:

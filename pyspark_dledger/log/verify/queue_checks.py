@@ -25,7 +25,8 @@ from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.log.io.broker_config import DELAYS, OFFSETS, SCHEDULE_GROUP, TOPICS
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
-from pyspark_dledger.log.io.queue_files import FOLDER, Units
+from pyspark_dledger.log.io.files import ignore_error
+from pyspark_dledger.log.io.queue_files import FOLDER, UNITS_AT_ONCE, Units, database_queues, file_queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler, is_written
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units import comparison
@@ -348,6 +349,31 @@ def check_consumer_offsets(root: Path, found: Iterable[PassedEnd], report: Repor
         )
         name = DELAYS if each.group == SCHEDULE_GROUP else OFFSETS
         report.add("consumerOffsetBeyondEnd", root / CONFIG / name, text)
+
+
+def check_databases(root: Path, report: Report) -> None:
+    """Check that the queues that are in files and in a RocksDB have the same units."""
+    files = {queue.name: queue for queue in file_queues(root, ignore_error)}
+    for queue in database_queues(root, ignore_error):
+        if queue.name in files:
+            ours, theirs = QueueUnits(files[queue.name], ignore_error), QueueUnits(queue, ignore_error)
+            offset = _first_difference(ours, theirs)
+            if offset is not None:
+                units = [each.at(offset, 1)[0].tolist()[:2] for each in (ours, theirs)]
+                text = f"expected commitLogOffset and size {units[1]} of the RocksDB at queue offset {offset}"
+                report.add("consumeQueuesDiffer", files[queue.name].files[0].path, f"{text}, found {units[0]}")
+
+
+def _first_difference(ours: QueueUnits, theirs: QueueUnits) -> int | None:
+    """The first queueOffset at which two copies of a queue differ, where both have begun."""
+    start = max(each.queue_offset(0) if each.count else 0 for each in (ours, theirs))
+    end = min(ours.end, theirs.end)
+    for first in range(start, end, UNITS_AT_ONCE):
+        count = min(UNITS_AT_ONCE, end - first)
+        different = np.flatnonzero(ours.at(first, count) != theirs.at(first, count))
+        if len(different):
+            return first + int(different[0])
+    return max(start, end) if ours.end != theirs.end else None
 
 
 def check_outside(

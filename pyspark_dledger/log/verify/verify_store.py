@@ -38,6 +38,7 @@ from pyspark_dledger.log.verify.findings import AFTER_END, INFO, Finding
 from pyspark_dledger.log.verify.queue_checks import (
     QueueScope,
     check_consumer_offsets,
+    check_databases,
     check_outside,
     check_queue_files,
     dispatched_end,
@@ -321,5 +322,6 @@ def _check_queues(store: StoreView, root: Path, stored: StoredQueues, report: Re
     is_old_part_left_out = not store.paths.commitlog_dirs and (root / "commitlog").is_dir()
     low = store.segments[0].base if store.segments and not is_old_part_left_out else None
     check_queue_files(stored, report)
+    check_databases(root, report)
     check_consumer_offsets(root, passed_queue_ends(store, root, stored), report)
     check_outside(stored, store.segments, low, _log_end(store), root, report)
