@@ -477,7 +477,7 @@ def test_only_a_part_of_a_large_segment_is_fetched(big: Path, mount: Callable[[P
     last = log.state.end_index
     fetched_before = place.system.requests.bytes_of("/data/")
     assert fetched_before < 4 * MIB, "index and checkpoint have the end of the log"
-    assert place.system.requests.count < 40
+    assert place.system.requests.count <= 40
     found = [batch.num_rows for batch in log.scan(columns=["index"], startingOffsets=last - 99)]
     assert sum(found) == 100
     assert place.system.requests.bytes_of("/data/") - fetched_before < 4 * MIB

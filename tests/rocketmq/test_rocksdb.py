@@ -32,7 +32,7 @@ def unpack(tmp_path: Path) -> Unpack:
 
     def unpacked(name: str) -> Path:
         with tarfile.open(GOLDENS / f"{name}.tar.gz") as packed:
-            packed.extractall(tmp_path / name, filter="data")
+            packed.extractall(tmp_path / name)
         return tmp_path / name
 
     return unpacked

@@ -53,12 +53,13 @@ class RocksQueue(NamedTuple):
 
 def rocks_folders(root: Path) -> list[Path]:
     """The folders below a storePathRootDir that are a RocksDB of queues."""
-    found = []
-    for name in FOLDERS:
-        # A database that lost a file of these is a damaged one.
-        with suppress(OSError):
-            if any(map(_HEAD_FILE.fullmatch, names_in(root / name))):
-                found.append(root / name)
+    found: list[Path] = []
+    with suppress(OSError):
+        for name in sorted({*FOLDERS} & {*names_in(root)}):
+            # A database that lost a file of these is a damaged one.
+            with suppress(OSError):
+                if any(map(_HEAD_FILE.fullmatch, names_in(root / name))):
+                    found.append(root / name)
     return found
 
 

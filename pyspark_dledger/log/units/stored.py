@@ -156,7 +156,8 @@ class StoredQueues:
     def files_after_the_end(self) -> Iterator[QueueFile]:
         """The first file after the last unit of each queue; a file without a byte is none for Java."""
         for queue in self.queues:
-            following = queue.queue.files[len(queue.files) :] if queue.count and not queue.has_failed else ()
+            is_whole = queue.count and not self.is_unread(queue.queue.name)
+            following = queue.queue.files[len(queue.files) :] if is_whole else ()
             yield from (file for file in following[:1] if file.size)
 
     def topics_without_config(self) -> list[str]:
