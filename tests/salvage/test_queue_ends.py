@@ -103,3 +103,19 @@ def test_consumer_offsets_show_where_a_queue_ended_whose_units_are_lost(tmp_path
         salvage(SalvageRequest.of(roots, undecided="majority"), target)
         assert ends(target)[name] == wanted
         shutil.rmtree(target)
+
+
+def test_lost_lists_the_same_messages_of_a_store_without_a_file_and_of_what_a_salvage_makes_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The filler of a missing file of a CommitLog stands for all its messages."""
+    (root,) = stores("mq-plain", tmp_path)
+    sorted((root / "commitlog").iterdir())[1].unlink()
+    salvage(SalvageRequest.of([root]), tmp_path / "healthy")
+    found = []
+    for path in (root, tmp_path / "healthy"):
+        assert main(["lost", str(path), "--json"]) == 1
+        rows = map(json.loads, capsys.readouterr().out.splitlines())
+        names = ("pos", "size", "topic", "queueId", "queueOffset", "keyHashes", "lastStoreTimestamp")
+        found.append([tuple(map(row.get, names)) for row in rows if row["topic"] is not None])
+    assert found[0] == found[1] and len(found[0]) > 100

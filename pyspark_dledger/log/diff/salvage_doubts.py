@@ -36,6 +36,7 @@ def _doubts_of(store: StoreView) -> SalvageDoubts:
                 continue
             pos, index, size = row["pos"], row.get("index"), row.get("size") or 1
             first, last = (pos, pos + size - 1) if index is None else (index, row.get("lastIndex", index))
-            counter.add(first, last, size)
-            reasons.add(_REASONS.get(row.get("why", ""), ALIKE))
+            if all(isinstance(each, int) for each in (first, last, size)):  # the list is not damaged
+                counter.add(first, last, size)
+                reasons.add(_REASONS.get(row.get("why", ""), ALIKE))
     return SalvageDoubts(entries.ranges_found(), positions.ranges_found(), tuple(sorted(reasons)))

@@ -56,6 +56,15 @@ class SalvageFillers:
         known = messages[0] if len(messages) == 1 else {}
         return {name: known.get(name) for name in ("topic", "queueId", "queueOffset")}
 
+    def is_of_many(self, pos: int) -> bool:
+        """Whether the filler at a position stands for several messages."""
+        return len(self._listed.get(pos, {}).get("messages", ())) > 1
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What was known of each message of the fillers that stand for several ones."""
+        for row in self._listed.values():
+            yield from row["messages"] if self.is_of_many(row["pos"]) else ()
+
     def queue_offsets(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int, int]]:
         """Topic, queue id and queue offset of the messages for which entries in ranges of indexes stand."""
         indexed = [row for row in self._listed.values() if isinstance(row.get("index"), int)]

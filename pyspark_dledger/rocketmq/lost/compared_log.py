@@ -344,7 +344,10 @@ class ComparedLog:
             yield self._with_problem(replace(place, is_exact=place.is_exact or is_one))
 
     def _headers(self, place: Place) -> dict[int, Row]:
-        """The rows of damaged copies in a place, by position; of several those of the first replica, no filler."""
+        """The rows of damaged copies in a place, by position; of several those of the first replica, no filler.
+
+        A filler that stands for several messages is the header of none.
+        """
         found: dict[int, Row] = {}
         for number in self._order if not self._has_places else ():
             for damage in self._damages[number].within(place.start, place.end):
@@ -352,6 +355,8 @@ class ComparedLog:
                 if damage.end - damage.start > MAX_ENTRY_SIZE or (self._is_ledger and damage.index is None):
                     continue
                 for row in self._rows(number, damage.start, damage.end):
+                    if row.get("isFiller") and self._fillers[number].is_of_many(row["pos"]):
+                        continue
                     if row["pos"] not in found or (row.get("isFiller") and row["topic"]):
                         found[row["pos"]] = row
         return found

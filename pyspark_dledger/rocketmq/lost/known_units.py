@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +27,8 @@ from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
 from pyspark_dledger.log.io.key_files import key_units
 from pyspark_dledger.log.io.queue_files import FOLDER, folders_in, queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler, messages_by_queue
-from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
+from pyspark_dledger.log.options import ReadOptions, microseconds
 from pyspark_dledger.log.plan import plan_between, read_judged
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units.stored import queue_root
@@ -105,6 +108,28 @@ def entry_of(unit: IndexUnit) -> KnownMessage:
     found = KnownMessage(unit.pos + ENTRY_HEADER_SIZE, unit.index, unit.term, unit.size - ENTRY_HEADER_SIZE)
     found.seen_by(INDEX_UNITS)
     return found
+
+
+def listed_messages(store: StoreView) -> Iterator[KnownMessage]:
+    """What the salvage that wrote a store knew of messages of which several have one filler."""
+    for row in SalvageFillers(store.paths).messages():
+        with suppress(KeyError, TypeError, ValueError):  # the list is damaged
+            yield KnownMessage(
+                offset=int(row["commitLogOffset"]),
+                size=row["storeSize"],
+                topic=row["topic"],
+                queue_id=row["queueId"],
+                queue_offset=row["queueOffset"],
+                tags_code=row["tagsCode"],
+                key_hashes=set(row["keyHashes"]),
+                first_stored=_time(row["firstStoreTimestamp"]),
+                last_stored=_time(row["lastStoreTimestamp"]),
+                witnesses=list(row["witnesses"]),
+            )
+
+
+def _time(text: str | None) -> int | None:
+    return microseconds(datetime.fromisoformat(text)) if text is not None else None
 
 
 def known_messages(

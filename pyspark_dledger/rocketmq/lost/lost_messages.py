@@ -38,6 +38,7 @@ from pyspark_dledger.rocketmq.lost.known_units import (
     Places,
     entries_of_index,
     known_messages,
+    listed_messages,
     merged,
     topics_of,
 )
@@ -155,6 +156,7 @@ def _known(places: list[Place], stores: list[StoreView], on_unreadable: OnUnread
     entries: list[KnownMessage] = []
     for store in stores:
         entries += entries_of_index(store.index_files, merged(indexes), on_unreadable)
+        entries += listed_messages(store)
     roots = [store.paths.root for store in stores]
     return known_messages(roots, ((each.start, each.end) for each in places), on_unreadable, known=entries).values()
 
