@@ -40,7 +40,8 @@ from tests.salvage import groups as salvage_groups
 from tests.salvage.heal import heal_differences
 from tests.support.sparse_copy import copy_tree
 
-MAX_COMMANDS = 6
+MAX_COMMANDS = 3 * 2 * 3 + 1
+"""Three commands rebuild the queues, or the keys, of one of three members; the last one finds nothing more to do."""
 STARTS = ("yes", "master", "slave")
 
 
