@@ -123,7 +123,8 @@ class _Tail:
         rows = [np.empty((4, 0), np.int64)]
         rows += [np.stack([numbers_of(column, -1) for column in batch]) for batch, _ in self._engine.scan(request)]
         index, term, pos, size = np.concatenate(rows, axis=1)
-        is_entry = index >= 0
+        # The index of an entry that the index files have otherwise is damaged.
+        is_entry = (index >= 0) & ~np.isin(pos, self._known.pos[~self._known.is_whole])
         found = _Entries(*(column[is_entry] for column in (index, term, pos, pos + size)))
         before = self._segment.before or ((-1, -1, 0) if self._segment.base == 0 else None)
         if self._start != self._segment.base or before is None:
