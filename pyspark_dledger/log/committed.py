@@ -8,7 +8,9 @@ from functools import partial
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.format.codec import EntryHeader, IndexUnit
 from pyspark_dledger.format.spec import Segment
+from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import Terms, agreement, entry_of, majority_index, same_entry, superseding
 from pyspark_dledger.log.store_view import StoreView
@@ -71,12 +73,25 @@ def promised_committed(store: StoreView) -> int:
 def promised_end(store: StoreView) -> int:
     """The last index that the log had, as its files say; -1 without one.
 
-    That is the committed one; the last one of the checkpoint if files after the end of the log lost entries.
+    That is the committed one, or the one after the log's end of which only the index is damaged; the last one of the
+    checkpoint if files after the end of the log lost entries.
     """
     files = [each for each in store.ledger_segments if each.base >= store.end.pos]
     is_lost = store.checkpoint is not None and any(store.segment_end(each) > each.base for each in files)
     last = store.checkpoint.end_index if is_lost and store.checkpoint is not None else None
-    return max(promised_committed(store), -1 if last is None else last)
+    damaged = damaged_after_end(store)
+    return max(promised_committed(store), -1 if last is None else last, -1 if damaged is None else damaged[1].index)
+
+
+def damaged_after_end(store: StoreView) -> tuple[Segment, IndexUnit, EntryHeader] | None:
+    """The entry after the log's end, if it has another index than its unit, and nothing else wrong; None without it."""
+    index = store.end.last_index + 1
+    unit = store.index_files.unit(index)
+    segment = segment_at(store.ledger_segments, unit.pos) if unit is not None else None
+    header = entry_at(segment, unit.pos) if unit is not None and segment is not None else None
+    if unit is None or segment is None or header is None or header.index == index:
+        return None
+    return (segment, unit, header) if (header.size, header.term) == (unit.size, unit.term) else None
 
 
 def _dispatched_after_end(store: StoreView) -> int:

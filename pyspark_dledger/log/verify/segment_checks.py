@@ -23,7 +23,8 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.facts import Fact, ProblemCode
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import DLEDGER, ScanRequest, Segment, Survey, SurveyRequest
-from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at, segment_at
+from pyspark_dledger.log.committed import damaged_after_end
+from pyspark_dledger.log.io.entry_reads import DLedgerIndex, entry_at
 from pyspark_dledger.log.io.salvage_fillers import TIE, UNCONFIRMED, unproven_entries
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.io.store_paths import StorePaths
@@ -148,16 +149,13 @@ def check_units_beyond(index: DLedgerIndex, last_index: int, report: Report) -> 
             )
 
 
-def check_entry_beyond(index_files: DLedgerIndex, segments: list[Segment], index: int, report: Report) -> None:
-    """Add a finding if the log ends before an entry that has another index than its unit, and nothing else wrong."""
-    unit = index_files.unit(index)
-    segment = segment_at(segments, unit.pos) if unit is not None else None
-    if unit is None or segment is None:
-        return
-    header = entry_at(segment, unit.pos)
-    if header is not None and (header.size, header.term) == (unit.size, unit.term) and header.index != index:
-        text, offset = f"expected index {index}, found {header.index}", unit.pos - segment.base
-        report.add("indexGap", segment.path, text, offset=offset, index=index, pos=unit.pos)
+def check_entry_beyond(store: StoreView, report: Report) -> None:
+    """Add a finding if the log ends before an entry of which only the index is damaged."""
+    found = damaged_after_end(store)
+    if found is not None:
+        segment, unit, header = found
+        text, offset = f"expected index {unit.index}, found {header.index}", unit.pos - segment.base
+        report.add("indexGap", segment.path, text, offset=offset, index=unit.index, pos=unit.pos)
 
 
 def _span(first: int, last: int) -> str:

@@ -315,7 +315,7 @@ def _check_index(store: StoreView, report: Report) -> None:
     check_units_beyond(store.index_files, store.end.last_index, report)
     if store.checkpoint_committed_index <= store.end.last_index:
         # Else it is a finding of the segment.
-        check_entry_beyond(store.index_files, store.ledger_segments, store.end.last_index + 1, report)
+        check_entry_beyond(store, report)
 
 
 def _check_queues(store: StoreView, root: Path, stored: StoredQueues, report: Report) -> None:
