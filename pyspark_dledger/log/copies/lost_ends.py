@@ -192,9 +192,11 @@ def _equal_bytes(one: CommitLogReplica, other: CommitLogReplica, start: int, end
 
 
 class OwnEnd(NamedTuple):
-    """The last index of a source's own log, and the end index in its checkpoint; -1 where unknown."""
+    """The last entry of a source's own log, and the end index in its checkpoint; -1 where unknown."""
 
     last_index: int
+    last_pos: int
+    last_term: int
     checkpoint_end: int
 
     def is_at(self, index: int) -> bool:
@@ -205,7 +207,7 @@ class OwnEnd(NamedTuple):
 def own_end(store: StoreView) -> OwnEnd:
     """The ends of a store's log, as it and its checkpoint say."""
     end = store.checkpoint.end_index if store.checkpoint is not None else None
-    return OwnEnd(store.end.last_index, -1 if end is None else end)
+    return OwnEnd(store.end.last_index, store.end.last_pos, store.end.last_term, -1 if end is None else end)
 
 
 def current_terms(stores: Iterable[StoreView]) -> dict[int, int]:

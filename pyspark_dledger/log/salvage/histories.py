@@ -195,10 +195,14 @@ class _Decider:
         return Histories(self._source, tuple(found), lasts, ends, self._why_not, self._is_choice, self._rivals)
 
     def _has_old_index(self, number: int) -> bool:
-        """Whether the log ends as its checkpoint says, and the units before: the index is of another time."""
+        """Whether the log ends as its checkpoint says, and the index does not: it is of another time.
+
+        A unit of which position and term differ is no damaged one, but of another entry.
+        """
         end = self._witnesses.ends[number]
-        is_at_end = end.last_index == end.checkpoint_end
-        return is_at_end and self._witnesses.index_files[number].unit(end.last_index) is None
+        unit = self._witnesses.index_files[number].unit(end.last_index)
+        is_other = unit is None or (unit.pos != end.last_pos and unit.term != end.last_term)
+        return is_other and end.last_index == end.checkpoint_end
 
     def _begins_damaged(self, number: int, runs: Sequence[Run]) -> bool:
         """Whether a replica has no intact entry, or damage before the first one."""
@@ -220,7 +224,15 @@ class _Decider:
         if leader is None:
             leader, self._rivals = LastMaster(runs, self._witnesses).found(lasts)
         members, ends = self._commit_log_of(runs, leader, lasts)
-        if log_of is None and ends:
+        diverged = LastMaster(runs, self._witnesses).diverged
+        if log_of is not None and any(
+            lasts[log_of].end <= end and diverged(log_of, other)[0] is None for other, end in ends.items()
+        ):
+            # The chosen log can be the begin of either one.
+            members = self._main_commit_log(runs, lasts, None)
+            self._why_not = f"{names[log_of]} ends before the others diverged. {self._why_not}"
+            self._is_choice = False
+        elif log_of is None and ends:
             number = min(ends, key=lambda number: names[number])
             self._is_choice = True
             which = ", and nothing tells which one the last master wrote" if self._rivals else ""
@@ -457,8 +469,9 @@ def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
         is_one = run.start == run.last_pos
         found = {expected.get((number, run.start)), before.get((number, run.end))} - {None}
         is_odd = run.term > highest and (number in terms or (is_one and alike[number, run.term] == 1))
-        low, high = term_before.get((number, run.start), INT64_MAX), term_after.get((number, run.end), -1)
-        is_odd = is_odd or (is_one and low <= high and not low <= run.term <= high)
+        low, high = term_before.get((number, run.start)), term_after.get((number, run.end))
+        if is_one and low is not None and high is not None:
+            is_odd = is_odd or (low <= high and not low <= run.term <= high)
         return is_odd or (is_one and len(found) == 1 and run.first_index >= 0 and run.first_index not in found)
 
     return [
