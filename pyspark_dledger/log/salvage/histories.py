@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from pyspark_dledger.common.integers import INT64_MAX
@@ -453,7 +454,8 @@ def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
     """The runs; those of one source that no unit confirms are suspect if damage changed their term or index.
 
     No entry has a higher term than every current one; but several with the same one are suspect only if their node
-    knows its current term. A term must be between those of adjacent entries, and an index the one between theirs.
+    knows its current term. A term must be between those of the intact entries around it, an index the one between those
+    of adjacent entries.
     """
     terms, ends = witnesses.terms, witnesses.ends
     highest = max(terms.values(), default=INT64_MAX)
@@ -462,8 +464,13 @@ def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
     sure = [(number, run) for number, run in intact if run.confirmed or run.start < run.last_pos]
     expected = {(number, run.end): run.last_index + 1 for number, run in sure}
     before = {(number, run.start): run.first_index - 1 for number, run in sure}
-    term_before = {(number, run.end): run.term for number, run in intact}
-    term_after = {(number, run.start): run.term for number, run in intact if run.first_index <= ends[number].last_index}
+    term_before: dict[tuple[int, int], int] = {}
+    term_after: dict[tuple[int, int], int] = {}
+    for (number, run), (other, following) in pairwise(sorted(intact)):
+        if number == other:
+            term_before[number, following.start] = run.term
+            if following.first_index <= ends[number].last_index:
+                term_after[number, run.end] = following.term
 
     def is_changed(run: Run, number: int) -> bool:
         is_one = run.start == run.last_pos
