@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Run, SegmentPart
@@ -153,7 +154,9 @@ def plan_salvage(
             raise StoreError(decided.why_not) if chosen is None else ChoiceError(decided.why_not, chosen)
         if decided is not None:
             log = decided.found[0].log
-            logs.append(log if source == DLEDGER else _with_lost_end(log, stores, log_of))
+            diverged = {number for each in decided.found[1:] for number in each.since}
+            own = [store for number, store in enumerate(stores) if number not in diverged]
+            logs.append(log if source == DLEDGER else _with_lost_end(log, own))
     if not logs:
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
     _check_taken(take, logs)
@@ -170,13 +173,14 @@ def plan_salvage(
     return SalvagePlan(names, paths, tuple(logs), found.committed, notes, refused, unreadable, unread)
 
 
-def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView], log_of: int | None) -> RestoredLog:
-    """A restored CommitLog; others than the chosen one can have diverged."""
-    replicas = commit_log_replicas([stores[log_of]] if log_of is not None else stores)
+def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView]) -> RestoredLog:
+    """A restored CommitLog with what its replicas lost after its end."""
+    replicas = commit_log_replicas(stores)
     until = max((each.proven_end for each in replicas if not each.is_old), default=-1)
     ends = lost_ends_of(replicas, {each.pos for each in log.undecided})
     after = tuple(each for each in ends if each.is_after_all)
-    return replace(log, lost_until=until if until > log.end else None, lost_ends=after)
+    is_longer = until >= log.end + MIN_MESSAGE_SIZE
+    return replace(log, lost_until=until if is_longer else None, lost_ends=after)
 
 
 def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:
