@@ -365,7 +365,7 @@ def _is_elsewhere(run: Run, source: int, read: ReadSource, units: MessageUnits) 
     """Whether the queues of a source have other messages where most of a run say that they are."""
     messages = list(_messages(run, source, read))
     elsewhere = sum(units.is_elsewhere(at, data) for at, data in messages)
-    return elsewhere > sum(units.place_of(at, data) == at for at, data in messages)
+    return elsewhere > len(messages) - elsewhere
 
 
 def _repeats(run: Run, before: Sequence[Run], read: ReadSource, place_of: PlaceOf) -> bool:
