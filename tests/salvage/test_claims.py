@@ -322,3 +322,19 @@ def put_back(old: Path, new: Path) -> None:
         if (old / file.name).read_bytes() != file.read_bytes():
             file.write_bytes((old / file.name).read_bytes())
             return
+
+
+def test_messages_of_another_history_that_a_file_brought_back_are_left_out_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are whole, and may be the last copy of what a former master acknowledged."""
+    root = unpack("mq-53-controller", tmp_path)
+    b1, b2, b3 = (root / f"b{number}" for number in (1, 2, 3))
+    file = min((b1 / "commitlog").iterdir()).name
+    shutil.copyfile(b1 / "commitlog" / file, b2 / "commitlog" / file)
+    assert main(["salvage", str(b2), str(b3), "--plan"]) == 0
+    said = capsys.readouterr()
+    (row,) = (line for line in said.out.splitlines() if line.startswith("leftOut "))
+    pos = int(row.split()[2])
+    assert f"""--to jsonl --option 'startingOffsets={{"pos": {pos}}}'""" in said.out + said.err
+    assert row.endswith("of another history than the log of b3, as queues of b2 show")

@@ -162,8 +162,9 @@ class _Decider:
         dropped = {*stale, *others}
         runs, after = without_old_bytes([run for run in runs if run not in dropped], self._units)
         stale += after
+        old_messages: list[Run] = []
         if self._source != DLEDGER:
-            runs = without_old_messages(runs, witnesses.read, witnesses.units)
+            runs, old_messages = without_old_messages(runs, witnesses.read, witnesses.units)
         lasts = last_entries(runs, range(len(witnesses.names)))
         if not lasts:
             names = ", ".join(witnesses.names)
@@ -191,7 +192,8 @@ class _Decider:
             found.append(History(self._log(members, lasts, base, first), since))
             rest = members.rest
         ends = tuple(tails(stale, {}, -1))
-        left_out = (*(tail for each in found[1:] for tail in tails_of(each.log)), *ends)
+        put_back = (Tail(run.sources, -1, -1, -1, run.start, run.end, True) for run in old_messages)
+        left_out = (*(tail for each in found[1:] for tail in tails_of(each.log)), *ends, *put_back)
         found[0] = replace(found[0], log=replace(log, tails=left_out))
         return Histories(self._source, tuple(found), lasts, ends, self._why_not, self._is_choice, self._rivals)
 

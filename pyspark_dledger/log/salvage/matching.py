@@ -30,7 +30,10 @@ class LastEntry(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """Entries that only the sources with these numbers have, and that are not of the restored log."""
+    """Entries that only the sources with these numbers have, and that are not of the restored log.
+
+    With ``is_put_back``, these are old messages, of a file that is of another time or of another replica.
+    """
 
     sources: tuple[int, ...]
     first_index: int
@@ -38,6 +41,7 @@ class Tail(NamedTuple):
     term: int
     start: int
     end: int
+    is_put_back: bool = False
 
 
 def last_entries(runs: Sequence[Run], sources: Iterable[int]) -> dict[int, LastEntry]:
@@ -343,8 +347,10 @@ def repeating(runs: Sequence[Run], read: ReadSource, place_of: PlaceOf, log_of: 
     return found
 
 
-def without_old_messages(runs: Sequence[Run], read: ReadSource, units: Sequence[MessageUnits]) -> list[Run]:
-    """The runs without what a source has of a file that was put back, or is of another replica.
+def without_old_messages(
+    runs: Sequence[Run], read: ReadSource, units: Sequence[MessageUnits]
+) -> tuple[list[Run], list[Run]]:
+    """The runs without what a source has of a file that was put back, or is of another replica; and that.
 
     Where sources have different messages, those are old of which the source's own queues have another one at the place
     of most. `units` are those of each source.
@@ -355,10 +361,12 @@ def without_old_messages(runs: Sequence[Run], read: ReadSource, units: Sequence[
         contested |= {reached, run} if reached is not None and run.start < reached.end else set()
         reached = run if reached is None or run.end > reached.end else reached
     found: list[Run] = []
+    dropped: list[Run] = []
     for run in runs:
         old = {source for source in run.sources if run in contested and _is_elsewhere(run, source, read, units[source])}
         found += [run.of({*run.sources} - old)] if old < {*run.sources} else []
-    return found
+        dropped += [run.of(old)] if old else []
+    return found, dropped
 
 
 def _is_elsewhere(run: Run, source: int, read: ReadSource, units: MessageUnits) -> bool:

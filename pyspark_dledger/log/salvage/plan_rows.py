@@ -56,7 +56,10 @@ def plan_rows(plan: SalvagePlan) -> Iterator[PlanRow]:
         yield from sorted(rows, key=lambda row: row.pos)
         for tail in log.tails:
             names = tuple(plan.names[number] for number in tail.sources)
-            why = f"of another history than the log of {plan.names[log.leader]}; --log-of {names[0]} restores this one"
+            reason = (
+                f", as queues of {names[0]} show" if tail.is_put_back else f"; --log-of {names[0]} restores this one"
+            )
+            why = f"of another history than the log of {plan.names[log.leader]}{reason}"
             size = tail.end - tail.start
             indexes = _index(tail.first_index), _index(tail.last_index)
             yield PlanRow(LEFT_OUT, log.source, *indexes, tail.start, size, _index(tail.term), None, names, why, {})
