@@ -530,6 +530,9 @@ def test_diverged_commit_logs_are_not_mixed(tmp_path: Path) -> None:
         salvage(SalvageRequest.of(members, log_of=str(member)), target)
         for file in (member / "commitlog").iterdir():
             assert (target / "commitlog" / file.name).read_bytes() == file.read_bytes()
+    write_commitlog(tmp_path / "short", group(0, 10)[:8], file_size=4096)
+    with pytest.raises(StoreError, match="short ends before the others diverged"):
+        plan(SalvageRequest.of([*members, tmp_path / "short"], log_of=str(tmp_path / "short")))
 
 
 @pytest.mark.parametrize("case", ["mq-53-three", "mq-53-upgrade"])
