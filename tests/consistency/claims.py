@@ -324,11 +324,15 @@ def surely_damaged(replica: Replica) -> set[Number]:
 
 
 def of_others(group: Group, replica: Replica) -> set[Number]:
-    """The entries of a replica where it has intact ones of another history, from a file that was put back."""
+    """The entries of a replica instead of which it has intact ones of another history, from a file that was put back.
+
+    Those are at the same place, or have the same index: the log can be that of the other replica.
+    """
     own = {*replica.entries}
     known = {entry for each in group.world.replicas for entry in (*each.entries, *each.before)} - own
     found = replica.intact(known)
-    return {each.number for each in own if any(one.pos < each.end and each.pos < one.end for one in found)}
+    at = {each.number for each in own if any(one.pos < each.end and each.pos < one.end for one in found)}
+    return at | ({each.number for each in own} & {each.number for each in found})
 
 
 def since_put_back(group: Group, replica: Replica) -> set[Number]:
