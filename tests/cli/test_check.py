@@ -359,8 +359,10 @@ def test_a_member_without_its_first_files(case_folder: Callable[[str], Path], tm
     (group / "n2" / "dledger-n2" / "data" / ("0" * 20)).unlink()
     paths = [group / name for name in ("n0", "n1", "n2")]
     text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"
-    (line,) = (each for each in checked(run, *paths)[1] if text in each)
-    assert line.startswith("n2 ") and line in run("diff", *paths).out.splitlines()
+    (done, lines), found = checked(run, *paths), run("diff", *paths)
+    (line,) = (each for each in lines if text in each)
+    assert line.startswith("n2 ") and line in found.out.splitlines()
+    assert (done.code, found.code) == (1, 1)
 
 
 @pytest.mark.parametrize("count", [3, 1])

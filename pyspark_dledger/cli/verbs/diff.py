@@ -127,7 +127,7 @@ def _compared(log: Log, on_row: Callable[[Any], object] | None = None) -> tuple[
 
 
 def _exit_code(found: Comparison, log: Log) -> int:
-    is_unfit = any(member.start != "yes" for member in found.verdict.members)
+    is_unfit = found.verdict.may_lack_first_files or any(member.start != "yes" for member in found.verdict.members)
     has_findings = any(is_finding("diff", {"verdict": name}) for name in found.entries)
     return FINDINGS if is_unfit or has_findings or any(cut_logs(log)) else CLEAN
 

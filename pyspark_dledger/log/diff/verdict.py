@@ -151,6 +151,13 @@ class GroupVerdict:
         return UNKNOWN if is_unclear else NOTHING
 
     @property
+    def may_lack_first_files(self) -> bool:
+        """Whether a log begins after another one, and its own index has units before: nothing tells if that expired."""
+        begins = [each.begin for each in self.members if each.begin >= 0 and not each.is_plain]
+        late = (each for each in self.members if begins and not each.is_plain and each.begin > min(begins))
+        return any(0 <= each.index_begin < each.begin for each in late)
+
+    @property
     def healthy(self) -> tuple[MemberVerdict, ...]:
         """The members that may be started as they are."""
         return tuple(member for member in self.members if member.start in MAY_START)

@@ -250,6 +250,7 @@ class CheckReport:
     def is_clean(self) -> bool:
         """Whether nothing is wrong with any member, and none has other entries than another one."""
         differs = self.comparison is not None and not FAULTS.isdisjoint(self.comparison.entries)
+        differs |= self.comparison is not None and self.comparison.verdict.may_lack_first_files
         differs |= self.commit_logs is not None and not self.commit_logs.is_lagging_only
         return self.lost == NOTHING and not differs and all(member.is_clean for member in self.members)
 
