@@ -56,7 +56,7 @@ def lost_text(found: GroupVerdict) -> str:
     lost, filled = found.lost_entries, found.filled_entries
     parts = ["nothing"] if found.is_restorable else []
     if lost.entries:
-        parts.append(f"{_amount(found, lost)} damaged on every replica{_where(found, lost)}")
+        parts.append(f"{_amount(found, lost)} intact on no replica{_where(found, lost)}")
     if filled.entries:
         parts.append(f"{_amount(found, filled)} replaced by fillers of a salvage{_where(found, filled)}")
     if found.restorable.entries:
