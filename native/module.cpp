@@ -413,7 +413,7 @@ py::dict layout() {
 
 py::list column_names() {
   py::list names;
-  for (int i = 0; i < kColumnCount; i++) names.append(kColumnSpecs[i].name);
+  for (const std::string& name : Scan::column_names()) names.append(name);
   return names;
 }
 

@@ -8,64 +8,11 @@
 
 namespace dledger {
 
-const ColumnSpec kColumnSpecs[] = {
-    {"kind", Type::String},
-    {"source", Type::String},
-    {"index", Type::Int64},
-    {"term", Type::Int64},
-    {"pos", Type::Int64},
-    {"size", Type::Int32},
-    {"magic", Type::Int32},
-    {"channel", Type::Int32},
-    {"chainCrc", Type::Int32},
-    {"bodyCrc", Type::Int32},
-    {"bodySize", Type::Int32},
-    {"committed", Type::Bool},
-    {"problem", Type::String},
-    {"segment", Type::String},
-    {"topic", Type::String},
-    {"queueId", Type::Int32},
-    {"queueOffset", Type::Int64},
-    {"commitLogOffset", Type::Int64},
-    {"storeSize", Type::Int32},
-    {"messageMagic", Type::Int32},
-    {"flag", Type::Int32},
-    {"sysFlag", Type::Int32},
-    {"reconsumeTimes", Type::Int32},
-    {"bornTimestamp", Type::Timestamp},
-    {"storeTimestamp", Type::Timestamp},
-    {"bornHost", Type::String},
-    {"storeHost", Type::String},
-    {"messageCrc", Type::Int32},
-    {"preparedTransactionOffset", Type::Int64},
-    {"transaction", Type::String},
-    {"compression", Type::String},
-    {"tags", Type::String},
-    {"keys", Type::String},
-    {"uniqKey", Type::String},
-    {"offsetMsgId", Type::String},
-    {"properties", Type::Map},
-    {"body", Type::Binary},
-    {"healedFrom", Type::String},
-    {"entryBody", Type::Binary},
-    {"putId", Type::Binary},
-    {"problemCode", Type::Int32},
-    {"problemExpected", Type::Int64},
-    {"problemFound", Type::Int64},
-    {"problemErrno", Type::Int32},
-};
-const int kColumnCount = sizeof kColumnSpecs / sizeof kColumnSpecs[0];
-
 namespace {
 
 constexpr int64_t kPrefetchEntries = 16;
 constexpr int64_t kMaxCorruptRow = INT32_MAX;
 constexpr int64_t kCorruptPiece = int64_t{1} << 30;
-
-const std::string kKindNames[] = {"message", "entry", "noop", "config", "corrupt"};
-const std::string kCompressionNames[] = {"zlib", "lz4", "zstd", "zlib"};
-const std::string kTransactionNames[] = {"none", "prepared", "commit", "rollback"};
-const std::string kNone = "none", kLedger = "dledger", kCommitLog = "commitlog";
 
 bool contains(const TextCondition& values, const TextBytes& text) {
   return std::any_of(values.begin(), values.end(), [&](const std::string& value) {
@@ -74,17 +21,6 @@ bool contains(const TextCondition& values, const TextBytes& text) {
 }
 
 const uint8_t* bytes_of(const std::string& text) { return reinterpret_cast<const uint8_t*>(text.data()); }
-
-bool is_problem_column(ColumnId id) { return id == ColumnId::Problem || id >= ColumnId::ProblemCode; }
-
-bool is_message_column(ColumnId id) {
-  if (id == ColumnId::Kind || is_problem_column(id)) return true;
-  return (id >= ColumnId::Topic && id <= ColumnId::Body) || id == ColumnId::PutId;
-}
-
-bool is_property_column(ColumnId id) {
-  return (id >= ColumnId::Tags && id <= ColumnId::UniqKey) || id == ColumnId::Properties || id == ColumnId::PutId;
-}
 
 }  // namespace
 
@@ -103,26 +39,12 @@ Scan::Scan(Request request)
       copies_(new uint8_t[kChunk * kMaxCopy + kTextPadding]) {
   for (const std::string& name : request_.columns) need(name);
   const Conditions& where = request_.conditions;
-  needs_problem_ = needs_problem_ || request_.mode != Mode::Permissive;
-  needs_properties_ = needs_properties_ || where.tags.has_value();
+  if (request_.mode != Mode::Permissive) needs_ |= kProblem;
+  if (where.tags) needs_ |= kProperties;
   has_entry_conditions_ = where.pos || where.committed || where.index || where.term;
   has_message_conditions_ = where.kinds || where.topic || where.tags || where.queue_id || where.store_timestamp;
-  needs_message_ = needs_message_ || needs_problem_ || has_message_conditions_;
-  needs_stored_body_ = needs_stored_body_ || needs_problem_;
-}
-
-void Scan::need(const std::string& name) {
-  const ColumnSpec* const last = kColumnSpecs + kColumnCount;
-  const ColumnSpec* const spec =
-      std::find_if(kColumnSpecs, last, [&](const ColumnSpec& column) { return name == column.name; });
-  if (spec == last) throw std::invalid_argument("unknown column " + name);
-  const auto id = static_cast<ColumnId>(spec - kColumnSpecs);
-  ids_.push_back(id);
-  needs_message_ = needs_message_ || is_message_column(id);
-  needs_properties_ = needs_properties_ || is_property_column(id);
-  needs_problem_ = needs_problem_ || is_problem_column(id);
-  needs_stored_body_ = needs_stored_body_ || id == ColumnId::Body;
-  needs_body_ = needs_body_ || id == ColumnId::Body || id == ColumnId::EntryBody;
+  if (has_message_conditions_) needs_ |= kMessage;
+  if (needs(kProblem)) needs_ |= kMessage | kStoredBody;
 }
 
 std::unique_ptr<Batch> Scan::next() {
@@ -153,16 +75,16 @@ std::unique_ptr<Batch> Scan::next() {
 
 std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   auto batch = std::make_unique<Batch>();
-  batch->columns.reserve(ids_.size());
+  batch->columns.reserve(columns_.size());
   const bool is_first = column_sizes_.empty();
-  column_sizes_.resize(ids_.size());
-  for (size_t c = 0; c < ids_.size(); c++) {
-    const ColumnSpec& spec = kColumnSpecs[static_cast<int>(ids_[c])];
+  column_sizes_.resize(columns_.size());
+  for (size_t c = 0; c < columns_.size(); c++) {
+    const ColumnSpec& spec = *columns_[c];
     batch->columns.emplace_back(spec.name, spec.type);
-    if (is_first) column_sizes_[c].values = expected_bytes(ids_[c]);
+    if (is_first) column_sizes_[c].values = expected_bytes(spec);
     batch->columns.back().reserve(column_sizes_[c]);
-    if (ids_[c] == ColumnId::Body) body_ = &batch->columns.back();
-    if (ids_[c] == ColumnId::EntryBody) entry_body_ = &batch->columns.back();
+    if (spec.fill == &Scan::fill_body) body_ = &batch->columns.back();
+    if (spec.fill == &Scan::fill_entry_body) entry_body_ = &batch->columns.back();
   }
   int64_t bytes = 0;
   count_ = 0;
@@ -195,14 +117,13 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
   }
   flush(*batch);
   finish_streaming();
-  for (size_t c = 0; c < ids_.size(); c++) column_sizes_[c] = batch->columns[c].sizes();
+  for (size_t c = 0; c < columns_.size(); c++) column_sizes_[c] = batch->columns[c].sizes();
   return batch->rows > 0 ? std::move(batch) : nullptr;
 }
 
 // About how many bytes a column of the first batch has, if it is known.
-size_t Scan::expected_bytes(ColumnId id) const {
-  const bool is_body = id == ColumnId::Body || id == ColumnId::EntryBody;
-  if (!is_body || has_entry_conditions_ || has_message_conditions_) return 0;
+size_t Scan::expected_bytes(const ColumnSpec& column) const {
+  if ((column.needs & kBody) == 0 || has_entry_conditions_ || has_message_conditions_) return 0;
   return static_cast<size_t>(std::max<int64_t>(std::min(request_.max_bytes, end_ - pos_), 0));
 }
 
@@ -253,13 +174,13 @@ void Scan::put_back(const Row& row) {
 // Prefetches the next bytes: all of them if bodies are copied or checked, else the parts of
 // the next entries that are read. Those usually have the size of this one.
 void Scan::prefetch(const SegmentView& view, int64_t size) {
-  if (needs_body_ || (needs_problem_ && request_.verify_crc)) {
+  if (needs(kBody) || (needs(kProblem) && request_.verify_crc)) {
     view.stream(pos_, size, streamed_);
     return;
   }
   const int64_t next = pos_ + kPrefetchEntries * size;
   view.prefetch(next);
-  if (!needs_message_) return;
+  if (!needs(kMessage)) return;
   __builtin_prefetch(view.near(next + 2 * kCacheLine));
   for (int line = 1; line <= 3; line++) __builtin_prefetch(view.near(next - line * kCacheLine));
 }
@@ -324,19 +245,18 @@ bool Scan::keeps_message(const Row& row, const MessageInfo& info) const {
 // Whether the row is kept; completes it then.
 bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
   if (has_entry_conditions_ && !keeps_entry(row)) return false;
-  if (!needs_message_) return true;
+  if (!needs(kMessage)) return true;
   const size_t properties = properties_.size(), problems = problems_.size(), texts = texts_.size();
   const size_t copied = copied_;
   read_message(view, row, info);
-  const bool has_properties = needs_properties_ && row.kind == Kind::Message;
+  const bool has_properties = needs(kProperties) && row.kind == Kind::Message;
   const bool is_early = request_.conditions.tags.has_value();
   if (has_properties && is_early) parse_properties(info);
   bool keep = !has_message_conditions_ || keeps_message(row, info);
-  if (keep && needs_problem_) {
+  if (keep && needs(kProblem)) {
     check(row, info);
     if (row.problem >= 0 && request_.mode == Mode::FailFast) {
-      throw MalformedFault(request_.segment.path + ": " + kKindNames[static_cast<int>(row.kind)] + " at " +
-                           text(row.pos) + ": " +
+      throw MalformedFault(request_.segment.path + ": " + name_of(row.kind) + " at " + text(row.pos) + ": " +
                            sentence(problems_[static_cast<size_t>(row.problem)], request_.segment.name) +
                            "; mode=PERMISSIVE keeps such rows with their "
                            "problem, DROPMALFORMED drops them");
@@ -357,7 +277,7 @@ bool Scan::accept(const SegmentView& view, Row& row, MessageInfo& info) {
 // Finds the row's kind, and its message's parts.
 void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
   if (row.kind == Kind::Corrupt) {
-    if (needs_problem_) add_problem(row, corrupt_.reason);
+    if (needs(kProblem)) add_problem(row, corrupt_.reason);
     return;
   }
   const uint8_t* bytes = row.p;
@@ -375,7 +295,7 @@ void Scan::read_message(const SegmentView& view, Row& row, MessageInfo& info) {
     if (size < 8 || !is_message_magic(load_be32(bytes + 4))) return;
   }
   if (!parse_message(bytes, size, info.message)) {
-    if (needs_problem_) add_problem(row, message_problem(bytes, size, row.pos + (bytes - row.p)));
+    if (needs(kProblem)) add_problem(row, message_problem(bytes, size, row.pos + (bytes - row.p)));
     return;
   }
   row.kind = Kind::Message;
@@ -468,14 +388,14 @@ void Scan::check(Row& row, const MessageInfo& info) {
 }
 
 bool Scan::lists_compressed(const Row& row, const MessageInfo& info) const {
-  return needs_stored_body_ && row.kind == Kind::Message && info.message.has_compressed_body();
+  return needs(kStoredBody) && row.kind == Kind::Message && info.message.has_compressed_body();
 }
 
 // About how many bytes the row adds to its batch.
 int64_t Scan::cost(const Row& row, const MessageInfo& info) const {
   if (row.kind == Kind::Corrupt) return 0;
-  if (needs_body_) return row.size;
-  if (!needs_message_ || row.kind != Kind::Message) return 0;
+  if (needs(kBody)) return row.size;
+  if (!needs(kMessage) || row.kind != Kind::Message) return 0;
   const int64_t stored = lists_compressed(row, info) ? info.message.body_length : 0;
   return info.message.size - info.message.body_length + stored;
 }
@@ -493,7 +413,7 @@ void Scan::flush(Batch& batch) {
            std::string(reinterpret_cast<const char*>(message.body), static_cast<size_t>(message.body_length))});
     }
   }
-  for (size_t c = 0; c < ids_.size(); c++) fill_column(batch.columns[c], ids_[c]);
+  for (size_t c = 0; c < columns_.size(); c++) (this->*columns_[c]->fill)(batch.columns[c]);
   batch.rows += count_;
   count_ = 0;
   problems_.clear();
@@ -501,129 +421,6 @@ void Scan::flush(Batch& batch) {
   shapes_.release();
   texts_.clear();
   copied_ = 0;
-}
-
-template <typename T, typename Get>
-void Scan::fill(Column& column, const uint8_t* valid, Get get) {
-  T* const out = column.values<T>(count_);
-  if (valid == nullptr || std::memchr(valid, 0, static_cast<size_t>(count_)) == nullptr) {
-    for (int i = 0; i < count_; i++) out[i] = get(i);
-    return column.close_chunk(count_, nullptr);
-  }
-  for (int i = 0; i < count_; i++) out[i] = valid[i] ? get(i) : T{0};
-  column.close_chunk(count_, valid);
-}
-
-template <typename TextOf>
-void Scan::fill_text(Column& column, const uint8_t* valid, TextOf text_of) {
-  {
-    TextAppender appender(column, count_);
-    for (int i = 0; i < count_; i++) appender.append(valid[i] ? text_of(i) : TextBytes());
-  }
-  column.close_chunk(count_, valid);
-}
-
-void Scan::fill_host(Column& column, bool born) {
-  HostText host;
-  fill_text(column, message_valid_, [&](int i) {
-    const Message& message = infos_[i].message;
-    return born ? host.text(message.born_host(), message.born_host_length())
-                : host.text(message.store_host(), message.store_host_length());
-  });
-}
-
-void Scan::fill_property(Column& column, int32_t NamedProperties::* which) {
-  uint8_t valid[kChunk];
-  for (int i = 0; i < count_; i++) valid[i] = message_valid_[i] && infos_[i].named.*which >= 0;
-  fill_text(column, valid, [&](int i) { return value(infos_[i], infos_[i].named.*which); });
-}
-
-void Scan::fill_put_id(Column& column) {
-  uint8_t valid[kChunk], ids[kChunk][kIdSize];
-  for (int i = 0; i < count_; i++) {
-    valid[i] = message_valid_[i] && infos_[i].named.put_id >= 0;
-    if (valid[i] == 0) continue;
-    const TextBytes id = value(infos_[i], infos_[i].named.put_id);
-    valid[i] = read_id_text({reinterpret_cast<const char*>(id.p), id.size}, ids[i]);
-  }
-  fill_text(column, valid, [&](int i) { return TextBytes{ids[i], kIdSize, kIdSize}; });
-}
-
-void Scan::fill_timestamp(Column& column, bool born) {
-  uint8_t valid[kChunk];
-  int64_t milliseconds[kChunk];
-  for (int i = 0; i < count_; i++) {
-    const Message& message = infos_[i].message;
-    milliseconds[i] = !message_valid_[i] ? 0 : born ? message.born_timestamp() : message.store_timestamp();
-    valid[i] = message_valid_[i] && is_representable(milliseconds[i]);
-  }
-  fill<int64_t>(column, valid, [&](int i) { return milliseconds[i] * 1000; });
-}
-
-// A column of few different names, which are usually the same from row to row;
-// a null pointer is a null.
-template <typename NameOf>
-void Scan::fill_names(Column& column, NameOf name_of) {
-  static const std::string kNothing;
-  uint8_t valid[kChunk];
-  for (int i = 0; i < count_;) {
-    const std::string* const name = name_of(i);
-    int end = i;
-    while (end < count_ && name_of(end) == name) valid[end++] = name != nullptr;
-    column.append_repeated(name != nullptr ? *name : kNothing, end - i);
-    i = end;
-  }
-  column.close_chunk(count_, valid);
-}
-
-void Scan::fill_compression(Column& column) {
-  fill_names(column, [this](int i) -> const std::string* {
-    if (!message_valid_[i]) return nullptr;
-    const Message& message = infos_[i].message;
-    if ((message.sys_flag() & kFlagCompressed) == 0) return &kNone;
-    return message.compression_type() <= 3 ? &kCompressionNames[message.compression_type()] : nullptr;
-  });
-}
-
-void Scan::fill_transaction(Column& column) {
-  fill_names(column, [this](int i) -> const std::string* {
-    if (!message_valid_[i]) return nullptr;
-    return &kTransactionNames[(infos_[i].message.sys_flag() & kFlagTransactionMask) >> 2];
-  });
-}
-
-void Scan::fill_offset_msg_id(Column& column) {
-  char id[56];
-  fill_text(column, message_valid_, [&](int i) {
-    const Message& message = infos_[i].message;
-    const int length = message.store_host_length();
-    write_hex(message.store_host(), length, id);
-    write_hex(message.p + kPhysicalOffsetAt, 8, id + 2 * length);
-    return TextBytes{reinterpret_cast<const uint8_t*>(id), static_cast<size_t>(2 * (length + 8)), sizeof id};
-  });
-}
-
-void Scan::fill_properties(Column& column) {
-  int64_t pairs = 0;
-  for (int i = 0; i < count_; i++) pairs += message_valid_[i] ? infos_[i].properties : 0;
-  TextAppender keys(column.keys(), pairs), items(column.items(), pairs);
-  for (int i = 0; i < count_; i++) {
-    const MessageInfo& info = infos_[i];
-    const uint32_t count = message_valid_[i] ? info.properties : 0;
-    column.close_map(count);
-    if (count > 0 && info.shape != nullptr) {
-      const PropertyShape& shape = *info.shape;
-      keys.append_all(shape.names, shape.names_size, shape.name_ends, count);
-      items.append_parts(info.text, shape.size, shape.value_at, shape.value_size, count);
-      continue;
-    }
-    for (uint32_t k = 0; k < count; k++) {
-      const Property& property = properties_[info.first_property + k];
-      keys.append({property.key, property.key_length, property.key_length + info.padding});
-      items.append({property.value, property.value_length, property.value_length + info.padding});
-    }
-  }
-  column.close_chunk(count_, message_valid_);
 }
 
 // Copies bodies row by row during the walk, so that the segment is read once,
@@ -644,135 +441,6 @@ void Scan::append_bodies(const Row& row, const MessageInfo& info) {
 void Scan::append_rest(Column& column, const Row& row, int skip) {
   if (row.kind == Kind::Corrupt) return column.append_nothing();
   column.append_body(row.p + skip, static_cast<size_t>(row.size - skip));
-}
-
-void Scan::fill_committed(Column& column) {
-  uint8_t valid[kChunk];
-  const bool known = !request_.segment.is_dledger || request_.committed_index.has_value();
-  for (int i = 0; i < count_; i++) {
-    valid[i] = known && (!request_.segment.is_dledger || entry_valid_[i]);
-    column.append_bool(valid[i] && (!request_.segment.is_dledger || is_committed(rows_[i])));
-  }
-  column.close_chunk(count_, valid);
-}
-
-void Scan::fill_problem(Column& column) {
-  uint8_t valid[kChunk];
-  for (int i = 0; i < count_; i++) valid[i] = rows_[i].problem >= 0;
-  std::string problem;
-  fill_text(column, valid, [&](int i) {
-    problem = sentence(problems_[static_cast<size_t>(rows_[i].problem)], request_.segment.name);
-    return TextBytes{reinterpret_cast<const uint8_t*>(problem.data()), problem.size(), problem.size()};
-  });
-}
-
-// A number of each row's problem; with `only`, of rows with that problem.
-template <typename T, typename Get>
-void Scan::fill_fact(Column& column, Get get, ProblemCode only) {
-  const auto fact = [this](int i) -> const Fact& { return problems_[static_cast<size_t>(rows_[i].problem)]; };
-  uint8_t valid[kChunk];
-  for (int i = 0; i < count_; i++) {
-    valid[i] = rows_[i].problem >= 0 && (only == ProblemCode::None || fact(i).code == only);
-  }
-  fill<T>(column, valid, [&](int i) { return static_cast<T>(get(fact(i))); });
-}
-
-void Scan::fill_column(Column& column, ColumnId id) {
-  const auto header = [this](int i) { return EntryHeader{rows_[i].p}; };
-  const auto message = [this](int i) -> const Message& { return infos_[i].message; };
-  const auto constant = [&](const std::string& value) {
-    column.append_repeated(value, count_);
-    column.close_chunk(count_, nullptr);
-  };
-  switch (id) {
-    case ColumnId::Kind:
-      return fill_names(column, [this](int i) { return &kKindNames[static_cast<int>(rows_[i].kind)]; });
-    case ColumnId::Source:
-      return constant(request_.segment.is_dledger ? kLedger : kCommitLog);
-    case ColumnId::Segment:
-      return constant(request_.segment.name);
-    case ColumnId::Index:
-      return fill<int64_t>(column, entry_valid_, [&](int i) { return header(i).index(); });
-    case ColumnId::Term:
-      return fill<int64_t>(column, entry_valid_, [&](int i) { return header(i).term(); });
-    case ColumnId::Pos:
-      return fill<int64_t>(column, nullptr, [&](int i) { return rows_[i].pos; });
-    case ColumnId::Size:
-      return fill<int32_t>(column, nullptr, [&](int i) { return static_cast<int32_t>(rows_[i].size); });
-    case ColumnId::Magic:
-      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).magic(); });
-    case ColumnId::Channel:
-      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).channel(); });
-    case ColumnId::ChainCrc:
-      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).chain_crc(); });
-    case ColumnId::BodyCrc:
-      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).body_crc(); });
-    case ColumnId::BodySize:
-      return fill<int32_t>(column, entry_valid_, [&](int i) { return header(i).body_size(); });
-    case ColumnId::Committed:
-      return fill_committed(column);
-    case ColumnId::Problem:
-      return fill_problem(column);
-    case ColumnId::Topic:
-      return fill_text(column, message_valid_, [&](int i) { return infos_[i].topic; });
-    case ColumnId::QueueId:
-      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).queue_id(); });
-    case ColumnId::QueueOffset:
-      return fill<int64_t>(column, message_valid_, [&](int i) { return message(i).queue_offset(); });
-    case ColumnId::CommitLogOffset:
-      return fill<int64_t>(column, message_valid_, [&](int i) { return message(i).physical_offset(); });
-    case ColumnId::StoreSize:
-      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).size; });
-    case ColumnId::MessageMagic:
-      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).magic(); });
-    case ColumnId::Flag:
-      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).flag(); });
-    case ColumnId::SysFlag:
-      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).sys_flag(); });
-    case ColumnId::ReconsumeTimes:
-      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).reconsume_times(); });
-    case ColumnId::BornTimestamp:
-      return fill_timestamp(column, true);
-    case ColumnId::StoreTimestamp:
-      return fill_timestamp(column, false);
-    case ColumnId::BornHost:
-      return fill_host(column, true);
-    case ColumnId::StoreHost:
-      return fill_host(column, false);
-    case ColumnId::MessageCrc:
-      return fill<int32_t>(column, message_valid_, [&](int i) { return message(i).body_crc(); });
-    case ColumnId::PreparedTransactionOffset:
-      return fill<int64_t>(column, message_valid_, [&](int i) { return message(i).prepared_transaction_offset(); });
-    case ColumnId::Transaction:
-      return fill_transaction(column);
-    case ColumnId::Compression:
-      return fill_compression(column);
-    case ColumnId::Tags:
-      return fill_property(column, &NamedProperties::tags);
-    case ColumnId::Keys:
-      return fill_property(column, &NamedProperties::keys);
-    case ColumnId::UniqKey:
-      return fill_property(column, &NamedProperties::uniq_key);
-    case ColumnId::OffsetMsgId:
-      return fill_offset_msg_id(column);
-    case ColumnId::Properties:
-      return fill_properties(column);
-    case ColumnId::PutId:
-      return fill_put_id(column);
-    case ColumnId::ProblemCode:
-      return fill_fact<int32_t>(column, [](const Fact& fact) { return fact.code; });
-    case ColumnId::ProblemExpected:
-      return fill_fact<int64_t>(column, [](const Fact& fact) { return fact.expected; });
-    case ColumnId::ProblemFound:
-      return fill_fact<int64_t>(column, [](const Fact& fact) { return fact.found; });
-    case ColumnId::ProblemErrno:
-      return fill_fact<int32_t>(column, [](const Fact& fact) { return fact.also_found; }, ProblemCode::Unreadable);
-    case ColumnId::HealedFrom:
-      return fill_names(column, [](int) -> const std::string* { return nullptr; });
-    case ColumnId::Body:
-    case ColumnId::EntryBody:
-      return column.close_chunk(count_, body_valid_);  // see append_bodies
-  }
 }
 
 }  // namespace dledger

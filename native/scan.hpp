@@ -16,54 +16,9 @@
 
 namespace dledger {
 
-enum class ColumnId {
-  Kind,
-  Source,
-  Index,
-  Term,
-  Pos,
-  Size,
-  Magic,
-  Channel,
-  ChainCrc,
-  BodyCrc,
-  BodySize,
-  Committed,
-  Problem,
-  Segment,
-  Topic,
-  QueueId,
-  QueueOffset,
-  CommitLogOffset,
-  StoreSize,
-  MessageMagic,
-  Flag,
-  SysFlag,
-  ReconsumeTimes,
-  BornTimestamp,
-  StoreTimestamp,
-  BornHost,
-  StoreHost,
-  MessageCrc,
-  PreparedTransactionOffset,
-  Transaction,
-  Compression,
-  Tags,
-  Keys,
-  UniqKey,
-  OffsetMsgId,
-  Properties,
-  Body,
-  HealedFrom,
-  EntryBody,
-  PutId,
-  ProblemCode,
-  ProblemExpected,
-  ProblemFound,
-  ProblemErrno,
-};
-
 enum class Kind : uint8_t { Message, Entry, Noop, Config, Corrupt };
+const std::string& name_of(Kind kind);
+
 enum class Mode { Permissive, DropMalformed, FailFast };
 
 // A row with a problem under FAILFAST. Becomes errors.MalformedError in Python.
@@ -122,7 +77,22 @@ class Scan {
   // MalformedFault.
   std::unique_ptr<Batch> next();
 
+  // The names of all columns that can be requested.
+  static std::vector<std::string> column_names();
+
  private:
+  // What a scan reads only if a column or a condition needs it. `kStoredBody` is that of a compressed message.
+  enum Needs { kNothing = 0, kMessage = 1, kProperties = 2, kProblem = 4, kBody = 8, kStoredBody = 16 };
+
+  // The one declaration of a column in C++.
+  struct ColumnSpec {
+    const char* name;
+    Type type;
+    int needs;                    // of Needs
+    void (Scan::*fill)(Column&);  // appends its values of the chunk's rows
+  };
+  static const ColumnSpec kColumns[];
+
   struct Row {
     Kind kind;
     const uint8_t* p;  // the entry's header or the message; null in a corrupt row
@@ -142,8 +112,9 @@ class Scan {
   };
 
   void need(const std::string& name);
+  bool needs(int what) const { return (needs_ & what) != 0; }
   std::unique_ptr<Batch> build(SegmentView& view);
-  size_t expected_bytes(ColumnId id) const;
+  size_t expected_bytes(const ColumnSpec& column) const;
   bool step(const SegmentView& view, Row& row);
   bool step_corrupt(Row& row);
   void prefetch(const SegmentView& view, int64_t size);
@@ -165,34 +136,51 @@ class Scan {
   void append_bodies(const Row& row, const MessageInfo& info);
   static void append_rest(Column& column, const Row& row, int skip);
   void flush(Batch& batch);
-  void fill_column(Column& column, ColumnId id);
+
+  // Columns of the chunk's rows, see scan_columns.cpp.
   template <typename T, typename Get>
   void fill(Column& column, const uint8_t* valid, Get get);
   template <typename TextOf>
   void fill_text(Column& column, const uint8_t* valid, TextOf text_of);
-  void fill_host(Column& column, bool born);
-  void fill_timestamp(Column& column, bool born);
-  void fill_property(Column& column, int32_t NamedProperties::* which);
-  void fill_put_id(Column& column);
   template <typename NameOf>
   void fill_names(Column& column, NameOf name_of);
-  void fill_compression(Column& column);
-  void fill_transaction(Column& column);
-  void fill_offset_msg_id(Column& column);
-  void fill_properties(Column& column);
+  void fill_constant(Column& column, const std::string& value);
+  template <auto field>
+  void fill_entry(Column& column);
+  template <auto field>
+  void fill_message(Column& column);
+  template <typename T, auto field, ProblemCode only = ProblemCode::None>
+  void fill_fact(Column& column);
+  template <auto host, auto length>
+  void fill_host(Column& column);
+  template <auto time>
+  void fill_timestamp(Column& column);
+  template <auto which>
+  void fill_property(Column& column);
+  void fill_kind(Column& column);
+  void fill_source(Column& column);
+  void fill_segment(Column& column);
+  void fill_pos(Column& column);
+  void fill_size(Column& column);
   void fill_committed(Column& column);
   void fill_problem(Column& column);
-  template <typename T, typename Get>
-  void fill_fact(Column& column, Get get, ProblemCode only = ProblemCode::None);
+  void fill_topic(Column& column);
+  void fill_transaction(Column& column);
+  void fill_compression(Column& column);
+  void fill_offset_msg_id(Column& column);
+  void fill_properties(Column& column);
+  void fill_put_id(Column& column);
+  void fill_healed_from(Column& column);
+  void fill_body(Column& column);
+  void fill_entry_body(Column& column);
 
   static constexpr int kChunk = 128;
   static constexpr size_t kMaxCopy = 640;
 
   Request request_;
-  std::vector<ColumnId> ids_;
+  std::vector<const ColumnSpec*> columns_;
   bool has_entry_conditions_ = false, has_message_conditions_ = false;
-  bool needs_message_ = false, needs_properties_ = false, needs_problem_ = false, needs_body_ = false;
-  bool needs_stored_body_ = false;  // of compressed messages
+  int needs_ = 0;  // of Needs
   MappedFile file_;
   Resync resync_;
   int64_t pos_, end_, populated_, streamed_ = 0;
@@ -219,14 +207,5 @@ class Scan {
   size_t copied_ = 0;
   std::deque<std::string> texts_;  // sanitised bytes that properties and topics point to
 };
-
-// The columns in the order of ColumnId; module.cpp gives their names to the
-// tests.
-struct ColumnSpec {
-  const char* name;
-  Type type;
-};
-extern const ColumnSpec kColumnSpecs[];
-extern const int kColumnCount;
 
 }  // namespace dledger

@@ -1,6 +1,7 @@
 // Scans of any bytes: rows are in order and match the bytes. Splits, batches, filters, columns and modes do not change
 // them.
 #include <algorithm>
+#include <string_view>
 
 #include "input.hpp"
 #include "memory_file.hpp"
@@ -15,13 +16,7 @@ constexpr double kSeconds = 20;
 constexpr int64_t kUsualRows = 10000, kUsualBytes = 10 * 1024 * 1024;
 const char* const kKinds[] = {"message", "entry", "noop", "config", "corrupt"};
 
-std::vector<std::string> all_columns() {
-  std::vector<std::string> names;
-  for (int i = 0; i < kColumnCount; i++) names.emplace_back(kColumnSpecs[i].name);
-  return names;
-}
-
-const std::vector<std::string> kAllColumns = all_columns();
+const std::vector<std::string> kAllColumns = Scan::column_names();
 
 // The result of a scan: its rows, and whether FAILFAST ended it.
 struct Outcome {
@@ -31,11 +26,15 @@ struct Outcome {
   bool operator==(const Outcome& other) const { return rows == other.rows && is_malformed == other.is_malformed; }
 };
 
-const Value& of(const Row& row, ColumnId column) { return row[static_cast<size_t>(column)]; }
-int64_t pos_of(const Row& row) { return of(row, ColumnId::Pos).number; }
-int64_t end_of(const Row& row) { return pos_of(row) + of(row, ColumnId::Size).number; }
-bool is_corrupt(const Row& row) { return of(row, ColumnId::Kind).text == "corrupt"; }
-bool has_problem(const Row& row) { return !of(row, ColumnId::Problem).is_null; }
+const Value& of(const Row& row, std::string_view column) {
+  const auto found = std::find(kAllColumns.begin(), kAllColumns.end(), column);
+  check(found != kAllColumns.end(), "a column has this name");
+  return row[static_cast<size_t>(found - kAllColumns.begin())];
+}
+int64_t pos_of(const Row& row) { return of(row, "pos").number; }
+int64_t end_of(const Row& row) { return pos_of(row) + of(row, "size").number; }
+bool is_corrupt(const Row& row) { return of(row, "kind").text == "corrupt"; }
+bool has_problem(const Row& row) { return !of(row, "problem").is_null; }
 
 class Segment {
  public:
@@ -105,15 +104,15 @@ void Segment::check_batch(const Request& request, Batch& batch, const std::vecto
   size_t listed = 0;
   for (size_t r = 0; r < rows.size(); r++) {
     if (is_corrupt(rows[r])) continue;
-    bytes += of(rows[r], ColumnId::Size).number;
-    const bool is_compressed = (of(rows[r], ColumnId::SysFlag).number & kFlagCompressed) != 0;
+    bytes += of(rows[r], "size").number;
+    const bool is_compressed = (of(rows[r], "sysFlag").number & kFlagCompressed) != 0;
     if (!is_compressed || listed == batch.compressed.size()) continue;
     const CompressedBody& body = batch.compressed[listed];
     if (body.row != static_cast<int64_t>(r)) continue;
     listed++;
     check(body.pos == pos_of(rows[r]) && !body.stored.empty(), "a compressed body names its row");
-    check(of(rows[r], ColumnId::Body).text.empty(), "a compressed body is left out of its column");
-    check(of(rows[r], ColumnId::EntryBody).text.find(body.stored) != std::string::npos,
+    check(of(rows[r], "body").text.empty(), "a compressed body is left out of its column");
+    check(of(rows[r], "entryBody").text.find(body.stored) != std::string::npos,
           "a compressed body is part of its row's entryBody");
   }
   check(listed == batch.compressed.size(), "each compressed body has a row");
@@ -140,27 +139,27 @@ void Segment::check_gap(int64_t from, int64_t to) const {
 }
 
 void Segment::check_row(const Row& row) const {
-  const int64_t pos = pos_of(row), size = of(row, ColumnId::Size).number;
+  const int64_t pos = pos_of(row), size = of(row, "size").number;
   if (is_corrupt(row)) {
     check(has_problem(row), "a corrupt row says what is wrong");
-    check(of(row, ColumnId::Index).is_null && of(row, ColumnId::Topic).is_null, "a corrupt row has no fields");
-    check(of(row, ColumnId::Body).is_null && of(row, ColumnId::EntryBody).is_null, "a corrupt row has no body");
+    check(of(row, "index").is_null && of(row, "topic").is_null, "a corrupt row has no fields");
+    check(of(row, "body").is_null && of(row, "entryBody").is_null, "a corrupt row has no body");
     return;
   }
   check(view_.entry_size(pos) == size, "a row is an entry or message at its position");
   const uint8_t* p = view_.at(pos);
-  check(of(row, ColumnId::Index).is_null != id_.is_dledger, "DLedger's rows have an index, others none");
+  check(of(row, "index").is_null != id_.is_dledger, "DLedger's rows have an index, others none");
   int64_t length = size;
   if (id_.is_dledger) {
-    check(of(row, ColumnId::Index).number == load_be64(p + 8), "the index is the header's");
-    check(of(row, ColumnId::Term).number == load_be64(p + 16), "the term is the header's");
+    check(of(row, "index").number == load_be64(p + 8), "the index is the header's");
+    check(of(row, "term").number == load_be64(p + 16), "the term is the header's");
     p += kEntryHeaderSize;
     length -= kEntryHeaderSize;
   }
-  const std::string& body = of(row, ColumnId::EntryBody).text;
+  const std::string& body = of(row, "entryBody").text;
   check(body == std::string(reinterpret_cast<const char*>(p), static_cast<size_t>(length)),
         "entryBody has the stored bytes");
-  if (of(row, ColumnId::Kind).text == "message") check_message(row, p, length);
+  if (of(row, "kind").text == "message") check_message(row, p, length);
 }
 
 // The properties, by a second implementation.
@@ -186,12 +185,10 @@ Pairs properties_of(const std::string& text) {
 void Segment::check_message(const Row& row, const uint8_t* p, int64_t size) const {
   Message message;
   check(parse_message(p, size, message), "a message can be parsed");
-  check(of(row, ColumnId::Topic).text == sanitize_utf8(message.topic, message.topic_length),
-        "the topic is the message's");
+  check(of(row, "topic").text == sanitize_utf8(message.topic, message.topic_length), "the topic is the message's");
   const Pairs expected = properties_of(sanitize_utf8(message.properties, message.properties_length));
-  check(of(row, ColumnId::Properties).pairs == expected, "the properties agree with the second implementation");
-  const std::pair<const char*, ColumnId> named[] = {
-      {"TAGS", ColumnId::Tags}, {"KEYS", ColumnId::Keys}, {"UNIQ_KEY", ColumnId::UniqKey}};
+  check(of(row, "properties").pairs == expected, "the properties agree with the second implementation");
+  const std::pair<const char*, const char*> named[] = {{"TAGS", "tags"}, {"KEYS", "keys"}, {"UNIQ_KEY", "uniqKey"}};
   for (const auto& [name, column] : named) {
     const auto known =
         std::find_if(expected.begin(), expected.end(), [&, n = name](const auto& pair) { return pair.first == n; });
@@ -199,7 +196,7 @@ void Segment::check_message(const Row& row, const uint8_t* p, int64_t size) cons
     check(known == expected.end() || of(row, column).text == known->second, "a named property is in the map");
   }
   const size_t id_size = 2 * (static_cast<size_t>(message.store_host_length()) + 8);
-  check(of(row, ColumnId::OffsetMsgId).text.size() == id_size, "offsetMsgId is host and offset");
+  check(of(row, "offsetMsgId").text.size() == id_size, "offsetMsgId is host and offset");
 }
 
 void Segment::check_batches(const Outcome& whole) const {
@@ -273,15 +270,15 @@ bool holds(const std::optional<TextCondition>& condition, const Value& value) {
 bool meets(const Conditions& where, const Row& row) {
   if (where.kinds) {
     uint32_t kind = 0;
-    while (of(row, ColumnId::Kind).text != kKinds[kind]) kind++;
+    while (of(row, "kind").text != kKinds[kind]) kind++;
     if ((*where.kinds >> kind & 1) == 0) return false;
   }
-  const Value& committed = of(row, ColumnId::Committed);
+  const Value& committed = of(row, "committed");
   if (where.committed && (committed.is_null || (committed.number != 0) != *where.committed)) return false;
-  return holds(where.index, of(row, ColumnId::Index)) && holds(where.term, of(row, ColumnId::Term)) &&
-         holds(where.pos, of(row, ColumnId::Pos)) && holds(where.queue_id, of(row, ColumnId::QueueId)) &&
-         holds(where.store_timestamp, of(row, ColumnId::StoreTimestamp)) &&
-         holds(where.topic, of(row, ColumnId::Topic)) && holds(where.tags, of(row, ColumnId::Tags));
+  return holds(where.index, of(row, "index")) && holds(where.term, of(row, "term")) &&
+         holds(where.pos, of(row, "pos")) && holds(where.queue_id, of(row, "queueId")) &&
+         holds(where.store_timestamp, of(row, "storeTimestamp")) && holds(where.topic, of(row, "topic")) &&
+         holds(where.tags, of(row, "tags"));
 }
 
 // Conditions that at least one row meets.
@@ -289,18 +286,18 @@ Conditions conditions_of(const Options& options, const std::vector<Row>& rows) {
   Conditions where;
   if (rows.empty()) return where;
   const Row& row = rows[options.filter_row % rows.size()];
-  const auto from = [&](ColumnId column) {
+  const auto from = [&](const char* column) {
     return IntCondition{of(row, column).number, options.filter & 0x10 ? INT64_MAX : of(row, column).number, {}};
   };
-  const auto one_of = [&](ColumnId column) { return TextCondition{"OrderTopic", of(row, column).text}; };
-  const auto number = std::vector<int64_t>{of(row, ColumnId::QueueId).number};
-  if ((options.filter & 0xF) == 1) where.index = from(ColumnId::Index);
-  if ((options.filter & 0xF) == 2) where.term = from(ColumnId::Term);
-  if ((options.filter & 0xF) == 3) where.pos = from(ColumnId::Pos);
+  const auto one_of = [&](const char* column) { return TextCondition{"OrderTopic", of(row, column).text}; };
+  const auto number = std::vector<int64_t>{of(row, "queueId").number};
+  if ((options.filter & 0xF) == 1) where.index = from("index");
+  if ((options.filter & 0xF) == 2) where.term = from("term");
+  if ((options.filter & 0xF) == 3) where.pos = from("pos");
   if ((options.filter & 0xF) == 4) where.queue_id = IntCondition{INT64_MIN, INT64_MAX, number};
-  if ((options.filter & 0xF) == 5) where.store_timestamp = from(ColumnId::StoreTimestamp);
-  if ((options.filter & 0xF) == 6) where.topic = one_of(ColumnId::Topic);
-  if ((options.filter & 0xF) == 7) where.tags = one_of(ColumnId::Tags);
+  if ((options.filter & 0xF) == 5) where.store_timestamp = from("storeTimestamp");
+  if ((options.filter & 0xF) == 6) where.topic = one_of("topic");
+  if ((options.filter & 0xF) == 7) where.tags = one_of("tags");
   if ((options.filter & 0xF) == 8) where.kinds = options.filter >> 4;
   if ((options.filter & 0xF) == 9) where.committed = (options.filter & 0x10) != 0;
   if ((options.filter & 0xF) == 10) where.topic = TextCondition{};
