@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -169,5 +170,24 @@ class MappedFile {
   uint64_t uses_ = 0;
   std::vector<Mapping> windows_;
 };
+
+// Calls `walk` with the end of the file's real bytes. If the file shrank or failed meanwhile, the result may come from
+// bytes that were never in it: then it calls `prepare` and `walk` again, with fewer bytes.
+template <typename Walk, typename Prepare>
+auto on_readable(MappedFile& file, Walk walk, Prepare prepare) {
+  for (int64_t readable = file.readable();;) {
+    std::optional<decltype(walk(readable))> result;
+    try {
+      result.emplace(walk(readable));
+    } catch (const std::runtime_error&) {
+      file.readable();  // throws MissingFault if the fault comes from bytes that a partial copy does not have
+      throw;
+    }
+    const int64_t now = file.readable();
+    if (now >= readable) return std::move(*result);
+    readable = now;
+    prepare();
+  }
+}
 
 }  // namespace dledger

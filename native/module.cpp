@@ -107,10 +107,11 @@ std::optional<IntCondition> int_condition(const py::object& filter) {
 
 std::optional<uint32_t> kind_condition(const py::object& kinds) {
   if (kinds.is_none()) return std::nullopt;
-  static const char* const kNames[] = {"message", "entry", "noop", "config", "corrupt"};
   uint32_t bits = 0;
   for (const std::string& kind : kinds.cast<std::vector<std::string>>()) {
-    for (uint32_t i = 0; i < 5; i++) bits |= kind == kNames[i] ? 1u << i : 0u;
+    for (uint32_t i = 0; i <= static_cast<uint32_t>(Kind::Corrupt); i++) {
+      if (kind == name_of(static_cast<Kind>(i))) bits |= 1u << i;
+    }
   }
   return bits;
 }
@@ -168,19 +169,10 @@ auto on_segment(const py::object& segment, int64_t start, Walk walk, bool needs_
   py::gil_scoped_release release;
   MappedFile file(id.bytes);
   if (populated > 0) file.populate(start - id.base, populated);
-  for (int64_t readable = file.readable();;) {
-    std::optional<decltype(walk(std::declval<SegmentView>()))> result;
-    try {
-      result.emplace(walk(SegmentView(id, readable, file)));
-    } catch (const std::runtime_error&) {
-      file.readable();  // throws MissingFault if the fault comes from bytes that a partial copy does not have
-      throw;
-    }
-    const int64_t now = file.readable();
-    if (now >= readable) return std::move(*result);
+  const auto on_view = [&](int64_t readable) { return walk(SegmentView(id, readable, file)); };
+  return on_readable(file, on_view, [&] {
     if (needs_all) file.check();
-    readable = now;
-  }
+  });
 }
 
 const uint8_t* bytes_at(MappedFile& file, int64_t offset, int64_t size) {

@@ -48,29 +48,18 @@ Scan::Scan(Request request)
 }
 
 std::unique_ptr<Batch> Scan::next() {
-  int64_t readable = file_.readable();
-  while (true) {
-    const int64_t pos = pos_;
-    const Extent corrupt = corrupt_;
-    const WalkHistory history = resync_.history;
+  const int64_t pos = pos_;
+  const Extent corrupt = corrupt_;
+  const WalkHistory history = resync_.history;
+  const auto build_next = [&](int64_t readable) {
     SegmentView view(request_.segment, readable, file_);
-    std::unique_ptr<Batch> batch;
-    try {
-      batch = build(view);
-    } catch (const std::runtime_error&) {
-      file_.readable();  // throws MissingFault if the fault comes from bytes
-                         // that a partial copy does not have
-      throw;
-    }
-    const int64_t now = file_.readable();
-    if (now >= readable) return batch;
-    // The file shrank or failed during the scan: the batch may contain bytes
-    // that were never in it.
-    readable = now;
+    return build(view);
+  };
+  return on_readable(file_, build_next, [&] {
     pos_ = pos;
     corrupt_ = corrupt;
     resync_.history = history;
-  }
+  });
 }
 
 std::unique_ptr<Batch> Scan::build(SegmentView& view) {

@@ -223,13 +223,11 @@ class Surveyor : public Visitor {
 
 Survey survey(const SurveyRequest& request) {
   MappedFile file(request.segment.bytes);
-  for (int64_t readable = file.readable();;) {
+  const auto take = [&](int64_t readable) {
     const SegmentView view(request.segment, readable, file);
-    Survey found = Surveyor(request, file, view).take();
-    const int64_t now = file.readable();
-    if (now >= readable) return found;
-    readable = now;  // the file shrank or failed: the survey may contain bytes that were never in it
-  }
+    return Surveyor(request, file, view).take();
+  };
+  return on_readable(file, take, [] {});
 }
 
 }  // namespace dledger
