@@ -98,8 +98,14 @@ class MessageUnits:
         message = message_in(data)
         if message is None or self.in_queue(position, data):
             return False
-        units = (_unit_of(by_name, message) for by_name in self._queues if (message.topic, message.queue_id) in by_name)
+        units = [_unit_of(queue, message) for queue in self._queues_of(message)]
         return any(unit is None or unit.size for unit in units)
+
+    def has_position(self, position: int, data: bytes) -> bool:
+        """Whether the queue of a copy has a message of its size at its position, also at another queueOffset."""
+        message = message_in(data)
+        found = self._queues_of(message) if message is not None else []
+        return message is not None and any(_has_unit(queue, position, message.total_size) for queue in found)
 
     def place_of(self, position: int, data: bytes) -> int | None:
         """Where the message begins that queues have at the place of this copy: its own position, or an earlier one.
@@ -109,9 +115,13 @@ class MessageUnits:
         message = message_in(data)
         if message is None or message.queue_offset <= 0:
             return None
-        units = [_unit_of(by_name, message) for by_name in self._queues]
+        units = [_unit_of(queue, message) for queue in self._queues_of(message)]
         found = {unit.commit_log_offset for unit in units if unit is not None and unit.size > 0}
         return position if position in found else min((each for each in found if 0 < each < position), default=None)
+
+    def _queues_of(self, message: Message) -> list[Queue]:
+        name = message.topic, message.queue_id
+        return [by_name[name] for by_name in self._queues if name in by_name]
 
     @cached_property
     def _dispatched(self) -> int:
@@ -147,16 +157,22 @@ def _is_more(one: CopyEvidence, other: CopyEvidence) -> bool:
 
 
 def _score(by_name: dict[tuple[str, int], Queue], message: Message, position: int) -> int:
-    unit = _unit_of(by_name, message)
+    queue = by_name.get((message.topic, message.queue_id))
+    unit = _unit_of(queue, message) if queue is not None else None
     if unit is None or (unit.commit_log_offset, unit.size) != (position, message.total_size):
         return 0
     return 2 if unit.tags_code == java_hash(message.properties.get(PROPERTY_TAGS, "")) else 1
 
 
-def _unit_of(by_name: dict[tuple[str, int], Queue], message: Message) -> ConsumeQueueUnit | None:
-    """The unit at the queueOffset of a message; None if its queue does not reach so far."""
-    queue, offset = by_name.get((message.topic, message.queue_id)), message.queue_offset
-    file = next((file for file in (queue.files if queue else ()) if 0 <= offset - file.first < file.units), None)
+def _has_unit(queue: Queue, position: int, size: int) -> bool:
+    blocks = (units for file in queue.files for units in readable_units(file))
+    return any(bool(np.any((units["commitLogOffset"] == position) & (units["size"] == size))) for units in blocks)
+
+
+def _unit_of(queue: Queue, message: Message) -> ConsumeQueueUnit | None:
+    """The unit at the queueOffset of a message of the queue; None if the queue does not reach so far."""
+    offset = message.queue_offset
+    file = next((file for file in queue.files if 0 <= offset - file.first < file.units), None)
     rank = offset - file.first if file is not None else 0
     units = next(readable_units(file, rank, rank + 1), None) if file is not None else None
     return ConsumeQueueUnit(*units[0].tolist()) if units is not None else None

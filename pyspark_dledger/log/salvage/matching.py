@@ -370,10 +370,13 @@ def without_old_messages(
 
 
 def _is_elsewhere(run: Run, source: int, read: ReadSource, units: MessageUnits) -> bool:
-    """Whether the queues of a source have other messages where most of a run say that they are."""
+    """Whether the queues of a source have other messages where most of a run say that they are.
+
+    A message that its queue has at another offset is the source's own: only its queueOffset is damaged.
+    """
     messages = list(_messages(run, source, read))
-    elsewhere = sum(units.is_elsewhere(at, data) for at, data in messages)
-    return elsewhere > len(messages) - elsewhere
+    elsewhere = sum(units.is_elsewhere(at, data) and not units.has_position(at, data) for at, data in messages)
+    return elsewhere > sum(units.place_of(at, data) == at for at, data in messages)
 
 
 def _repeats(run: Run, before: Sequence[Run], read: ReadSource, place_of: PlaceOf) -> bool:
