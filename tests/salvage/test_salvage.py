@@ -19,8 +19,9 @@ import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_V2
+from pyspark_dledger.format.state_files import encode_epochs
 from pyspark_dledger.log import open_log
-from pyspark_dledger.log.io.state_files import read_current_term
+from pyspark_dledger.log.io.state_files import read_current_term, read_epochs
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.salvage.plan_rows import plan_rows
 from pyspark_dledger.log.store_view import StoreView
@@ -495,6 +496,20 @@ def test_epochs_of_controller_mode(tmp_path: Path) -> None:
     assert (tmp_path / "other/epochFileCheckpoint").read_bytes() == written.read_bytes()
     report = salvage(SalvageRequest.of([root / "b2", root / "b1"], log_of=str(root / "b2")), tmp_path / "none")
     assert any(note.startswith("epochFileCheckpoint is damaged in all sources") for note in report.notes)
+
+
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_a_backup_of_the_epochs_can_lack_the_last_one_that_other_members_of_the_log_have(
+    tmp_path: Path, is_chosen: bool
+) -> None:
+    root = unpack("mq-53-controller", tmp_path)
+    original = (root / "b2/epochFileCheckpoint").read_bytes()
+    epochs, _ = read_epochs(root / "b2")
+    (root / "b2/epochFileCheckpoint").write_bytes(b"#" + original)
+    (root / "b2/epochFileCheckpoint.bak").write_bytes(encode_epochs(epochs[:-1]))
+    sources = [root / "b2", root / "b3", *([root / "b1"] if is_chosen else [])]
+    salvage(SalvageRequest.of(sources, log_of=str(root / "b2") if is_chosen else None), tmp_path / "result")
+    assert (tmp_path / "result/epochFileCheckpoint").read_bytes() == original
 
 
 @pytest.mark.parametrize("has_queues", [True, False])

@@ -90,7 +90,8 @@ class Histories:
             kept = {number: each for number, each in found.items() if number not in duplicates}
             return kept | {copy: found[first] for copy, first in duplicates.items() if first in found}
 
-        histories = (History(each.log.with_sources(with_own), known(each.since)) for each in self.found)
+        logs = (replace(each.log.with_sources(with_own), stops=known(each.log.stops)) for each in self.found)
+        histories = (History(log, known(each.since)) for log, each in zip(logs, self.found, strict=True))
         stale = tuple(each._replace(sources=with_own(each.sources)) for each in self.stale)
         rivals = frozenset(with_own(tuple(self.rivals)))
         return replace(self, found=tuple(histories), lasts=known(self.lasts), stale=stale, rivals=rivals)

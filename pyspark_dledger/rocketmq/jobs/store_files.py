@@ -140,14 +140,15 @@ def write_abort(target: Path) -> None:
 def write_epochs(sources: Sequence[StoreView], end: int, target: Path) -> Iterator[str]:
     """Write the epochs of a log that ends at `end`, if it is of controller mode; returns notes.
 
-    They are those of the first of the `sources`, which have this log, with an intact file.
+    All `sources` have this log, and each can lack its last epochs, so those of the latest one are written.
     """
     (target / EPOCHS).unlink(missing_ok=True)
     roots = [root for root in roots_of(sources) if is_of_controller_mode(root)]
-    found = next((epochs for root in roots if (epochs := read_epochs(root)[0])), ())
+    # Java drops epochs that begin at the end of the log or after it.
+    known = ([epoch for epoch in read_epochs(root)[0] if epoch.start < end] for root in roots)
+    found = max(known, key=lambda epochs: epochs[-1:], default=[])
     if found:
-        # Java drops epochs that begin at the end of the log or after it.
-        write_durably(target / EPOCHS, encode_epochs([epoch for epoch in found if epoch.start < end]))
+        write_durably(target / EPOCHS, encode_epochs(found))
     elif roots:
         yield f"{EPOCHS} is damaged in all sources: the result has none, so its master must be chosen by hand"
 

@@ -368,10 +368,9 @@ class _Salvage:
             yield from self._finish_node(plan, log, reports)
         plain = plan.log(COMMITLOG)
         if plain is not None and log is None:
-            leader = self._sources.stores[plain.leader]
-            # With a chosen log, others can have diverged.
-            others = self._sources.stores if self._sources.request.log_of is None else []
-            yield from store_files.write_epochs([leader, *others], plain.end, self._target)
+            stores = self._sources.stores
+            members = [store for number, store in enumerate(stores) if plain.stops[number] >= plain.end]
+            yield from store_files.write_epochs([stores[plain.leader], *members], plain.end, self._target)
         store_files.clear(self._target)
         if self._unit_spec is not None:
             result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
