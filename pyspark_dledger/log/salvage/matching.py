@@ -307,18 +307,20 @@ class StaleRuns(NamedTuple):
         return is_over and run.first_index > self.committed and not is_own
 
     def _is_misplaced(self, run: Run, reached: Run, is_end: bool) -> bool:
-        """Whether the log's entries up to this run, as units show them, do not end where it begins.
+        """Whether the log's entries up to this run, as units show them, are of later terms, or do not end at its begin.
 
         A log of a later term can have other entries before the run, unless the one with these is complete, or they are
         committed.
         """
         last = run.first_index - 1
-        if run.term > reached.term and not is_end and last > self.committed:
-            return False
+        can_have_others = run.term > reached.term and not is_end and last > self.committed
         for files in self.index_files if last > reached.last_index else (DLedgerIndex(None),):
             known = known_after(reached.last_index, reached.end, reached.term, last, files, self.file_size)
+            if any(each.term > run.term for each in known):
+                return True
             end = known[-1].pos + known[-1].size if known else reached.end
-            if len(known) == last - reached.last_index and run.start not in (end, file_end(end, self.file_size)):
+            is_whole = len(known) == last - reached.last_index and not can_have_others
+            if is_whole and run.start not in (end, file_end(end, self.file_size)):
                 return True
         return False
 
