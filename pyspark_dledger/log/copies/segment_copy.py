@@ -66,12 +66,16 @@ def units_agree(files: DLedgerIndex, index: Longs, pos: Longs, size: Longs) -> t
 
 
 class TermRange(NamedTuple):
-    """Indexes for which a source has entries, or index units, of a term."""
+    """Indexes for which a source has entries, or index units, of a term.
+
+    If ``is_rewritten``, the units were written over those of the source's entries, of which later ones remain.
+    """
 
     source: int
     first_index: int
     last_index: int
     term: int
+    is_rewritten: bool = False
 
 
 def other_units(source: int, files: DLedgerIndex, entries: Sequence[Longs]) -> Iterator[TermRange]:
@@ -84,12 +88,22 @@ def other_units(source: int, files: DLedgerIndex, entries: Sequence[Longs]) -> I
     for start, stop in zip([0, *cuts], [*cuts, len(index)], strict=True) if len(index) else ():
         units = files.read(int(index[start]), stop - start)
         own = units["term"].astype(np.int64)
-        is_other = (units["index"] == index[start:stop]) & (own != term[start:stop]) & (units["size"] > 0)
+        is_known = (units["index"] == index[start:stop]) & (units["size"] > 0)
+        is_other = is_known & (own != term[start:stop])
         has_moved = (units["pos"] != pos[start:stop]) | (units["size"] != size[start:stop])
         edges = (np.flatnonzero((np.diff(own) != 0) | (np.diff(is_other) != 0)) + 1).tolist()
         for low, high in zip([0, *edges], [*edges, stop - start], strict=True):
             if is_other[low] and (high - low > 1 or has_moved[low]):
-                yield TermRange(source, int(index[start + low]), int(index[start + high - 1]), int(own[low]))
+                # A log has no entry of an earlier term before one of a later term that does not follow it.
+                is_rewritten = high < stop - start and bool(
+                    is_known[high]
+                    and not is_other[high]
+                    and not has_moved[high]
+                    and own[high] > own[low]
+                    and units["pos"][high - 1] + units["size"][high - 1] != units["pos"][high]
+                )
+                first, last = int(index[start + low]), int(index[start + high - 1])
+                yield TermRange(source, first, last, int(own[low]), is_rewritten)
 
 
 Range = tuple[int, int]

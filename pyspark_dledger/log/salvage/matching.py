@@ -135,11 +135,13 @@ def without_old_bytes(runs: Sequence[Run], units: Sequence[TermRange]) -> tuple[
     never decrease, so of an entry and a unit that another replica's entry confirms, the one with the lower term is old;
     so is an entry for which `units` have a later term.
     """
+    rewritten = [each for each in units if each.is_rewritten]
+    runs, truncated = _without_truncated(runs, rewritten)
     of_units = _latest([*_ranges(runs, lambda run: run.known_to), *units])
     of_entries = _latest(_ranges(runs, lambda run: run.sources))
     of_others = _of_others(runs, units)
     found: list[Run] = []
-    after: list[Run] = []
+    after = truncated
     for run in runs:
         old_units = {source for source in run.known_to if _is_old(run, of_entries.get(source, []))}
         old = {source for source in run.sources if _is_old(run, of_units.get(source, []))}
@@ -150,6 +152,20 @@ def without_old_bytes(runs: Sequence[Run], units: Sequence[TermRange]) -> tuple[
         own = run._replace(known_to=tuple(each for each in run.known_to if each not in old_units))
         after += [run.of(beyond)] if beyond else []
         found += [own.of({*run.sources} - old)] if old < {*run.sources} else []
+    return found, after
+
+
+def _without_truncated(runs: Sequence[Run], rewritten: Sequence[TermRange]) -> tuple[list[Run], list[Run]]:
+    """The runs without what a source has of entries over whose units it wrote others, and what follows those units."""
+    found: list[Run] = []
+    after: list[Run] = []
+    for run in runs:
+        before = [each for each in rewritten if each.source in run.sources and each.first_index <= run.first_index]
+        before = [each for each in before if each.term < run.term and not run.is_suspect]
+        old = {each.source for each in before}
+        beyond = old - {each.source for each in before if run.first_index <= each.last_index}
+        found += [run.of({*run.sources} - old)] if old < {*run.sources} else []
+        after += [run.of(beyond)] if beyond else []
     return found, after
 
 
