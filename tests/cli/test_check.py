@@ -424,9 +424,14 @@ def test_a_damaged_copy_that_a_salvage_was_told_to_take_is_known(tmp_path: Path,
     paths = [store.path for store in stores]
     commands = follow(run, *paths)
     assert "--undecided" in commands[2]
-    done, lines = checked(run, *commands[-1][2:])
     known = "known: when a salvage wrote n0: cannot tell for 1 entry, 3: equal copies fail their checksum"
-    assert done.code == 1 and lines[1] == f"lost for good: {known}"
+    for sources, target in ((paths, "second"), (["second"], "third")):
+        salvaged = run("salvage", *sources, "--undecided", "majority", "--to", target)
+        text = "lost for good: cannot tell for 1 entry, 3: every copy fails its checksum, and one of them is taken"
+        assert salvaged.code == 1 and salvaged.out.splitlines()[0] == text
+        done, lines = checked(run, target)
+        assert done.code == 1 and lines[1] == f"lost for good: {known}"
+    assert run("salvage", "second", "--plan").code == 1
 
 
 def test_what_another_member_has_is_no_known_loss(case_folder: Callable[[str], Path], tmp_path: Path, run: Run) -> None:

@@ -25,6 +25,7 @@ from pyspark_dledger.log.salvage.compared_stores import (
 )
 from pyspark_dledger.log.salvage.pieces import (
     CHOSEN,
+    DECIDED,
     MAJORITY,
     TAKEN,
     WRITTEN_SO,
@@ -98,13 +99,14 @@ class SalvagePlan:
 
     @property
     def unproven(self) -> list[tuple[RestoredLog, Piece]]:
-        """All entries of which no check shows that the copy is right."""
-        return [(log, piece) for log in self.logs for piece in log.pieces if piece.why in (*CHOSEN, UNCONFIRMED)]
+        """All entries of which no check shows that the copy is right, also by a decision of an earlier salvage."""
+        reasons = (*CHOSEN, DECIDED, UNCONFIRMED)
+        return [(log, piece) for log in self.logs for piece in log.pieces if piece.why in reasons]
 
     @property
     def unconfirmed(self) -> list[Piece]:
-        """What no check confirms: the last copies of entries that other sources lost, and one of copies that tie."""
-        return [piece for _, piece in self.unproven if piece.why in (UNCONFIRMED, TIE)]
+        """What no check confirms: last copies of entries that others lost, one of copies that tie, or that all fail."""
+        return [piece for _, piece in self.unproven if piece.why in (UNCONFIRMED, TIE) or piece.is_suspect]
 
     def log(self, source: str) -> RestoredLog | None:
         """The log of a kind, ``dledger`` or ``commitlog``."""

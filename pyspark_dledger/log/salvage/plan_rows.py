@@ -20,9 +20,11 @@ not of the restored log.
 """
 
 
+_SUSPECT = "suspect"
 _TAKEN_TEXTS = {
     UNCONFIRMED: "no checksum covers the last copy, which is taken",
     TIE: "copies differ, no check shows which one is right, and one of them is taken",
+    _SUSPECT: "every copy fails its checksum, and one of them is taken",
 }
 
 
@@ -229,7 +231,7 @@ def headline(plan: SalvagePlan) -> str:
         places = _places((each.index, each.index, each.pos, each.pos + each.size - 1) for each in unread)
         parts.append(f"{places}: only a file that cannot be read may have them")
     for why, text in _TAKEN_TEXTS.items():
-        taken = [each for each in plan.unconfirmed if each.why == why]
+        taken = [each for each in plan.unconfirmed if (_SUSPECT if each.is_suspect else each.why) == why]
         places = _places((each.first_index, each.last_index, each.start, each.end - 1) for each in taken)
         parts += [f"{places}: {text}"] if taken else []
     if plan.unreadable:
