@@ -12,6 +12,7 @@ import pyspark_dledger as dl
 from pyspark_dledger import open_log
 from pyspark_dledger.format.spec import Filters, ScanRequest
 from pyspark_dledger.log.conditions import Lookup
+from pyspark_dledger.log.io.key_files import key_files
 from pyspark_dledger.log.lookups import key_spans
 from pyspark_dledger.log.options import parse_options
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
@@ -138,3 +139,13 @@ def test_log_is_searched_whole(tmp_path: Path, keys: tuple[str, ...]) -> None:
     for file in (tmp_path / "index").iterdir():
         file.unlink()
     assert key_spans(open_log(tmp_path), TOPICS, ["U5"]) == [(0, 2**63 - 1)]
+
+
+def test_an_index_file_whose_first_key_has_the_hash_0_is_read(tmp_path: Path) -> None:
+    """Few slots for many units: the number of slots follows from the first unit."""
+    messages = [mq_message("T", properties=[("UNIQ_KEY", key)]) for key in ("U1", "s7Nftri", "U2")]
+    write_commitlog(tmp_path, messages)
+    dl.rebuild(tmp_path, "index", hashSlots=SLOTS, indexUnits=2)
+    headers = [file.header for file in key_files(tmp_path)]
+    assert len(headers) == 3 and headers[1].begin_phy_offset > 0
+    assert len(found(planned(tmp_path, ("T",), "s7Nftri"), "s7Nftri")) == 1

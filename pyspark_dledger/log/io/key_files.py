@@ -252,7 +252,9 @@ def _possible_slots(path: Path, header: IndexHeader, size: int) -> Iterator[int]
     for start in range(first, size, _UNITS_PER_READ * INDEX_FILE_UNIT_SIZE):
         data = read_existing(str(path), start, (_UNITS_PER_READ + 1) * INDEX_FILE_UNIT_SIZE)
         cells = decode_records(data, INDEX_FILE_UNIT)
-        is_first = (cells["commitLogOffset"][1:] == header.begin_phy_offset) & (cells["keyHash"][1:] != 0)
+        # A key can have the hash 0, and a message the position 0.
+        is_unit = (cells["commitLogOffset"][1:] != 0) | (cells["keyHash"][1:] != 0)
+        is_first = is_unit & (cells["commitLogOffset"][1:] == header.begin_phy_offset)
         for number in np.flatnonzero(is_first).tolist():
             if not cells[number : number + 1].view(np.uint8).any():
                 yield (start + number * INDEX_FILE_UNIT_SIZE - INDEX_FILE_HEADER_SIZE) // INDEX_FILE_SLOT_SIZE
