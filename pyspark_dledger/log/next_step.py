@@ -177,15 +177,15 @@ def _save(member: Condition) -> NextStep:
 
 def export_from(source: str, pos: int) -> list[str]:
     """The arguments that save a log from a position on."""
-    target, start = unused(f"{path_of(source).name}-rest"), f'startingOffsets={{"pos": {pos}}}'
+    target, start = unused(f"{path_of(source).name}-rest", [source]), f'startingOffsets={{"pos": {pos}}}'
     return ["export", source, target, "--to", "jsonl", "--option", start]
 
 
-def after_plan(arguments: Sequence[str], has_undecided: bool) -> NextStep:
-    """The step after a plan of a salvage with `arguments`, which do not name a target."""
+def after_plan(arguments: Sequence[str], sources: Sequence[str], has_undecided: bool) -> NextStep:
+    """The step after a plan of a salvage of `sources` with `arguments`, which do not name a target."""
     decision = ("--undecided", "majority") if has_undecided else ()
     step = UNDECIDED if has_undecided else SALVAGE
-    return NextStep(step, ("dledger", "salvage", *arguments, *decision, "--to", unused(_TARGET)))
+    return NextStep(step, ("dledger", "salvage", *arguments, *decision, "--to", unused(_TARGET, sources)))
 
 
 def after_choice(arguments: Sequence[str], log_of: str) -> NextStep:
@@ -216,12 +216,17 @@ def check_of(*paths: str) -> NextStep:
     return NextStep(CHECK, ("dledger", "check", *paths))
 
 
-def unused(name: str) -> str:
-    """A name that no file in the working directory has: `name`, or one like it."""
-    number, found = 1, name
+def unused(name: str, stores: Iterable[str]) -> str:
+    """A path that no file has: `name`, or one like it, in the working directory, or above it if that is in a store."""
+    folders = {path_of(path) for store in stores for path in store.split(",")}
+    within = {path.resolve() for path in folders if not is_remote_path(path)}
+    here = Path.cwd()
+    outside = (folder for folder in (here, *here.parents) if within.isdisjoint((folder, *folder.parents)))
+    path = os.path.relpath(next(outside, here) / name)
+    number, found = 1, path
     while os.path.lexists(found):
         number += 1
-        found = f"{name}-{number}"
+        found = f"{path}-{number}"
     return found
 
 

@@ -313,6 +313,39 @@ def test_diverged_logs_of_which_none_may_lead(case_folder: Callable[[str], Path]
     assert run(*shlex.split(command)[2:]).code in (0, 1)
 
 
+@pytest.mark.parametrize("is_first_missing", [True, False])
+def test_what_a_salvage_leaves_out_is_saved_from_its_first_position_on(
+    is_first_missing: bool, case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    group = copy_tree(case_folder("mq-53-controller"), tmp_path / "group")
+    pos = 57140
+    if is_first_missing:
+        (group / "b1" / "commitlog" / ("0" * 20)).unlink()
+        pos = 131072
+    else:
+        # Java truncates b1 at its end then, which is after the first of the messages that b2 does not have.
+        (group / "b2" / "epochFileCheckpoint").write_bytes(b"")
+        write_at(group / "b3" / "commitlog" / ("0" * 20), 90000, bytes(41072))
+    paths = [group / name for name in ("b1", "b2", "b3")]
+    (saved,) = (line for line in checked(run, *paths)[1] if "before it, save what this log leaves out: " in line)
+    command = shlex.split(saved.partition("out: ")[2])
+    assert command[-1] == f'startingOffsets={{"pos": {pos}}}' and run(*command[1:]).code == 0
+    (step,) = (shlex.split(line) for line in checked(run, *paths)[1] if line.startswith("next: "))
+    assert f"has of another history from position {pos} on" in run(*step[2:]).out
+
+
+@pytest.mark.parametrize("place", [".", "n1/dledger-n1", "n1"])
+def test_commands_in_the_folder_of_a_store_write_outside(
+    place: str, case_folder: Callable[[str], Path], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = copy_tree(case_folder("mq-53-three") / "n1", tmp_path / "n1")
+    write_at(max((root / "dledger-n1" / "data").iterdir()), 0, bytes(100_000))
+    monkeypatch.chdir(tmp_path / ("n1" if place == "." else place))
+    commands = follow(run, "." if place == "." else tmp_path / "n1")
+    assert [command[1] for command in commands] == ["check", "salvage", "salvage", "check"]
+    assert (tmp_path / "healthy").is_dir()
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -120,7 +120,7 @@ def _plan(args: argparse.Namespace, request: SalvageRequest, map_parts: MapParts
         print_rows(
             out, ({**row, "sources": "+".join(row["sources"]), "problems": _problems(row)} for row in rows), False
         )
-        out.lines(next_lines(after_plan(given_without(args, "--plan"), bool(found.refused))))
+        out.lines(next_lines(after_plan(given_without(args, "--plan"), args.path, bool(found.refused))))
     return CLEAN if found.is_lossless else FINDINGS
 
 

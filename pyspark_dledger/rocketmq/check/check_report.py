@@ -65,10 +65,6 @@ def lead_of(entries: MemberVerdict | None, positions: MemberVerdict | None) -> s
 def condition_of(name: str, path: str, entries: MemberVerdict | None, positions: MemberVerdict | None) -> Condition:
     """What the comparison says about the next step of one member."""
     unreadable = [text for each in (entries, positions) if each is not None for text in each.unreadable]
-    point = positions.truncation if positions is not None else None
-    pos = point.pos if point is not None and point.lost_bytes else None
-    if pos is None and positions is not None and positions.diverged.entries:
-        pos = positions.diverged.ranges[0][0]
     start = start_of(entries, positions)
     return Condition(
         name=name,
@@ -77,9 +73,19 @@ def condition_of(name: str, path: str, entries: MemberVerdict | None, positions:
         strangers=tuple(name for each in (entries, positions) if each is not None for name in each.strangers),
         is_damaged=start == NO,
         may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
-        save=(path, pos) if pos is not None else None,
+        save=(path, pos) if (pos := _leaves_from(positions)) is not None else None,
         rivals=positions.rivals if positions is not None else (),
     )
+
+
+def _leaves_from(member: MemberVerdict | None) -> int | None:
+    """From which position on a CommitLog has what is lost if it follows another one, or is left out of a salvage."""
+    if member is None:
+        return None
+    point = member.truncation
+    starts = [first for first, _ in member.diverged.ranges[:1]]
+    starts += [point.pos] if point is not None and point.pos is not None and point.lost_bytes else []
+    return max(min(starts), member.begin) if starts else None
 
 
 def can_be_salvaged(stores: Iterable[StoreView]) -> bool:
