@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -87,6 +88,16 @@ class Linked:
         self.link.flush()
 
 
+@asynccontextmanager
+async def linked_to(port: int) -> AsyncIterator[Linked]:
+    """A link that is stopped if an assertion fails, too: the end of the loop may wait for a running one for ever."""
+    linked = Linked(port)
+    try:
+        yield linked
+    finally:
+        await asyncio.wait_for(linked.link.stop(), 30)
+
+
 async def until(check: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():
@@ -98,18 +109,17 @@ async def until(check: Callable[[], object], seconds: float = 30.0) -> None:
 def test_link_uses_the_dialect_of_its_peer(offers_binary: bool) -> None:
     async def run() -> None:
         peer = Peer(offers_binary)
-        linked = Linked(await peer.start())
-        await until(lambda: linked.link.is_connected)
-        assert linked.binary_peers == [offers_binary]
-        linked.send(1)
-        await until(lambda: peer.requests)
-        assert peer.requests[0].is_binary is offers_binary
-        peer.respond(peer.requests[0], HeartBeatResponse(term=7))
-        await until(lambda: linked.responses)
-        response = linked.responses[1]
-        assert response is not None
-        assert response.term == 7
-        await linked.link.stop()
+        async with linked_to(await peer.start()) as linked:
+            await until(lambda: linked.link.is_connected)
+            assert linked.binary_peers == [offers_binary]
+            linked.send(1)
+            await until(lambda: peer.requests)
+            assert peer.requests[0].is_binary is offers_binary
+            peer.respond(peer.requests[0], HeartBeatResponse(term=7))
+            await until(lambda: linked.responses)
+            response = linked.responses[1]
+            assert response is not None
+            assert response.term == 7
         peer.server.close()
 
     asyncio.run(run())
@@ -118,24 +128,23 @@ def test_link_uses_the_dialect_of_its_peer(offers_binary: bool) -> None:
 def test_link_reports_every_outcome_once() -> None:
     async def run() -> None:
         peer = Peer()
-        linked = Linked(await peer.start())
-        linked.send(1)  # while it connects
-        await until(lambda: linked.link.is_connected and peer.requests)
-        linked.send(2)
-        await until(lambda: len(peer.requests) == 2)
-        peer.respond(peer.requests[0], HeartBeatResponse(term=1))
-        await until(lambda: 1 in linked.responses)
-        peer.hang_up()
-        await until(lambda: 2 in linked.responses)
-        assert linked.responses[2] is None
-        linked.send(3)
-        await until(lambda: linked.link.is_connected and peer.connections == 2)
-        linked.send(4)
-        await until(lambda: len(peer.requests) >= 3)
-        peer.respond(peer.requests[-1], HeartBeatResponse(term=4))
-        await until(lambda: len(linked.responses) == 4)
+        async with linked_to(await peer.start()) as linked:
+            linked.send(1)  # while it connects
+            await until(lambda: linked.link.is_connected and peer.requests)
+            linked.send(2)
+            await until(lambda: len(peer.requests) == 2)
+            peer.respond(peer.requests[0], HeartBeatResponse(term=1))
+            await until(lambda: 1 in linked.responses)
+            peer.hang_up()
+            await until(lambda: 2 in linked.responses)
+            assert linked.responses[2] is None
+            linked.send(3)
+            await until(lambda: linked.link.is_connected and peer.connections == 2)
+            linked.send(4)
+            await until(lambda: len(peer.requests) >= 3)
+            peer.respond(peer.requests[-1], HeartBeatResponse(term=4))
+            await until(lambda: len(linked.responses) == 4)
         peer.server.close()
-        await linked.link.stop()
 
     asyncio.run(run())
 
@@ -143,15 +152,14 @@ def test_link_reports_every_outcome_once() -> None:
 def test_link_reconnects_to_a_silent_peer() -> None:
     async def run() -> None:
         peer = Peer()
-        linked = Linked(await peer.start())
-        await until(lambda: linked.link.is_connected)
-        linked.send(1)
-        await until(lambda: peer.requests)
-        later = int(asyncio.get_running_loop().time() * 1000) + 3001
-        linked.link.expire(later)
-        assert linked.responses == {1: None}
-        await until(lambda: peer.connections == 2 and linked.link.is_connected)
-        await linked.link.stop()
+        async with linked_to(await peer.start()) as linked:
+            await until(lambda: linked.link.is_connected)
+            linked.send(1)
+            await until(lambda: peer.requests)
+            later = int(asyncio.get_running_loop().time() * 1000) + 3001
+            linked.link.expire(later)
+            assert linked.responses == {1: None}
+            await until(lambda: peer.connections == 2 and linked.link.is_connected)
         peer.server.close()
 
     asyncio.run(run())
@@ -178,12 +186,11 @@ def test_link_can_be_stopped_at_any_time() -> None:
 
 def test_link_to_an_absent_peer_fails_at_once() -> None:
     async def run() -> None:
-        linked = Linked(free_ports(1)[0])
-        await asyncio.sleep(0.2)
-        for token in range(1000):
-            linked.send(token)
-        await until(lambda: len(linked.responses) == 1000)
-        assert set(linked.responses.values()) == {None}
-        await linked.link.stop()
+        async with linked_to(free_ports(1)[0]) as linked:
+            await asyncio.sleep(0.2)
+            for token in range(1000):
+                linked.send(token)
+            await until(lambda: len(linked.responses) == 1000)
+            assert set(linked.responses.values()) == {None}
 
     asyncio.run(run())
