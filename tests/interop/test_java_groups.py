@@ -68,8 +68,12 @@ def test_java_nodes_form_a_group(tmp_path: Path) -> None:
     assert differing_files([tmp_path / f"dledger-{node}" for node in nodes]) == []
 
 
+PATIENCE = 120
+"""Seconds until a test gives up: no test measures them, and a machine under load is slow."""
+
+
 def _java_leader(nodes: dict[str, JavaNode]) -> str:
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         for name, node in nodes.items():
             if node.state()["role"] == "LEADER":
@@ -80,7 +84,7 @@ def _java_leader(nodes: dict[str, JavaNode]) -> str:
 
 def _transfer(nodes: dict[str, JavaNode], wanted: str) -> None:
     """Transfers leadership. Retries: Java rejects (417) or fails (418) a transfer while the member lags."""
-    until, answers = time.monotonic() + 20, list[dict[str, Any]]()
+    until, answers = time.monotonic() + PATIENCE, list[dict[str, Any]]()
     while (leader := _java_leader(nodes)) != wanted:
         assert time.monotonic() < until, answers
         answers.append(nodes[leader].transfer(wanted))
@@ -88,7 +92,7 @@ def _transfer(nodes: dict[str, JavaNode], wanted: str) -> None:
 
 
 def _wait_committed(nodes: dict[str, JavaNode], index: int) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE
     while any(node.state()["committed"] < index for node in nodes.values()):
         assert time.monotonic() < until
         time.sleep(0.02)
