@@ -288,13 +288,26 @@ class _Decider:
         having = [run for run in runs if not run.is_suspect]
         first = min(run for run in having if number in {*run.sources, *run.known_to})
         if self._source != DLEDGER:
-            return min(first.start, self._diverged.get(number, first.start))
+            begin = min(self._diverged.get(number, first.start), self._begin_of_epoch(number, first.start, found))
+            return min(begin, found[0].log.end)
         before = [each.log for each in found if number in each.since]
         later = (indexes_of(each)[0] for log in before[-1:] for each in log.extents if each.term > first.term)
         reached = max(
             (run.last_index for log in before[-1:] for run in log.pieces if number in run.sources), default=-1
         )
         return min([first.first_index, *(index for index in later if index > reached)])
+
+    def _begin_of_epoch(self, number: int, start: int, found: Sequence[History]) -> int:
+        """Where a replica's epoch at a position began, if it has nothing of the earlier history since then.
+
+        A master writes one log, so another replica of the earlier history does not know that epoch.
+        """
+        epochs = self._witnesses.epochs
+        own = next((each for each in reversed(epochs.get(number, ())) if each.start <= start), None)
+        others = {each for other, known in epochs.items() if other != number for each in known}
+        logs = [each.log for each in found if number in each.since]
+        reached = max((each.end for log in logs for each in log.pieces if number in each.sources), default=0)
+        return own.start if own is not None and own not in others and reached <= own.start else start
 
     def _log(self, members: _Members, lasts: dict[int, LastEntry], base: int, first: int | None) -> RestoredLog:
         """The log of the members from position `base` on, which has the index `first` if that is given."""
