@@ -229,11 +229,14 @@ def _bounds(store: StoreView, number: int, histories: Histories) -> LogBounds:
     last = histories.lasts.get(number)
     if last is None:
         return LogBounds(-1, -1, unread)
-    is_cut = any(number in tail.sources and tail.last_index >= store.end.last_index for tail in histories.stale)
     own = own_end(store)
+    stale = [tail for tail in histories.stale if number in tail.sources]
+    is_cut = any(tail.last_index >= own.last_index for tail in stale)
     extents = [(each.log.extents, each.since[number]) for each in histories.found if number in each.since]
     having = [each for found, since in extents for each in found if indexes_of(each)[0] >= since]
-    end = max(last.index, own.checkpoint_end if is_cut else own.last_index)
+    # The end in a checkpoint from before a truncation is in the stale entries.
+    kept = min(own.checkpoint_end, min((tail.first_index for tail in stale), default=0) - 1)
+    end = max(last.index, kept if is_cut else own.last_index)
     if store.dialect != "0.4" and (end - last.index) * ENTRY_HEADER_SIZE > max(store.end.pos - last.end, 0):
         # The header at the end is damaged: so many entries have no room there.
         end = max([last.index, *(indexes_of(each)[1] for each in having if end_of(each) <= store.end.pos)])
