@@ -336,7 +336,8 @@ class StaleRuns(NamedTuple):
                 return True
             end = known[-1].pos + known[-1].size if known else reached.end
             is_whole = len(known) == last - reached.last_index and not can_have_others
-            if is_whole and run.start not in (end, file_end(end, self.file_size)):
+            # What the log's entries overwrote is gone, so a run that overlaps them is of a log without them.
+            if is_whole and end < run.start != file_end(end, self.file_size):
                 return True
         return False
 
