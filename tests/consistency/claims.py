@@ -195,8 +195,9 @@ def _of_lost(group: Group) -> Losses:
         if not (row["intactOn"] or row["unclearOn"] or row["restorableFrom"]) and row["committed"] is not False:
             found = group.project_row(row)
             if group.world.kind == LEDGER and row["index"] is None and not any(group.truth.values()):
-                # Nothing tells which entries were in these bytes, so the row claims no more than `diff` does.
-                found &= _of_diff(group, group.verdict).lost if group.verdict is not None else found
+                # Nothing tells which entries were in these bytes, so the row claims no more than `diff` does, if that
+                # has other stores to compare.
+                found &= _of_diff(group, group.verdict).lost if group.verdict is not None else set()
             lost |= found
     unclear: set[Number] = set()
     for note in group.lost.notes:

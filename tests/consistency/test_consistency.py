@@ -10,9 +10,7 @@ from tests.support.seeds import temporary_folder
 
 pytestmark = pytest.mark.slow
 
-KNOWN: dict[int, str] = {
-    20378: "the plan does not count an entry that diff and lost call lost",
-}
+KNOWN: dict[int, str] = {}
 """Seeds of known defects."""
 SHOWN_ONCE = (
     *(318, 336, 1023, 1034, 1047, 1178, 1182, 1193, 1197, 1246, 1437, 1440, 1480, 1542, 1574, 1633, 1636, 1680),
@@ -21,7 +19,7 @@ SHOWN_ONCE = (
     *(2244, 30058, 60357, 60402, 61019, 70191, 80101, 80143, 81202, 200169, 200682),
     *(205113, 205135, 400008, 400059, 400070, 400087, 400132, 400146, 400266, 401027),
     *(300069, 400296, 401055, 500430, 500755, 600215),
-    *(110076, 500236, 800106, 800165),
+    *(100087, 110076, 500236, 800106, 800165, 800277, 900102, 900103),
 )
 WORLDS = (39,)
 """A kind of world that the other seeds of the suite do not have."""
