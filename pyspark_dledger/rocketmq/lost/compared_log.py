@@ -124,19 +124,20 @@ class ComparedLog:
         found = [part for place in merge_adjacent(gone, self._joined) for part in self._with_headers(place)]
         return sorted([*held, *map(self._with_times, found)], key=lambda each: (each.start, each.end, each.history))
 
-    def having(self, history: int, key: int, size: int = 1) -> Having:
+    def having(self, history: int, key: int, size: int = 1, *, is_one: bool = True) -> Having:
         """How the replicas of a history have the entry with an index, of a CommitLog the bytes from a position on.
 
-        A replica whose log is of another history within the bytes never had the message.
+        A replica whose log is of another history within the bytes never had the message, if they are of one (`is_one`).
         """
         found = self._copies.at(key)
         after = tuple(Copy(AFTER, self._copies.history_of(number, key)) for number in range(len(self.names)))
         copies = found.copies if found is not None else after
         last = key if self._is_ledger else key + size - 1
+        edge = last if is_one else key
         own = [
             (number, copies[number])
             for number in self._order
-            if copies[number].history == history == self._copies.history_of(number, last)
+            if copies[number].history == history == self._copies.history_of(number, edge)
         ]
         unclear = [number for number, copy in own if copy.is_undecided or copy.state == UNREAD]
         parts = [(max(key, each.first), each.copies) for each in self._within(key, last)] or [(key, copies)]

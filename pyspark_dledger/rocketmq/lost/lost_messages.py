@@ -164,7 +164,7 @@ def _known(places: list[Place], stores: list[StoreView], on_unreadable: OnUnread
 def _placed(lost: LostMessage, place: Place, log: ComparedLog) -> LostMessage:
     """The message with the replicas that lost it, have it, or have a copy that nothing judges."""
     key = lost.pos if place.first is None else lost.index or place.first
-    having = log.having(place.history, key, lost.size or 1)
+    having = log.having(place.history, key, lost.size or 1, is_one=lost.entries is not None)
     return replace(
         lost,
         lost_on=having.lost,
