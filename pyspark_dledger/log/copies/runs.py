@@ -231,7 +231,7 @@ class _Table:
         is_same, term, _ = units_agree(files, *(self.columns[name] for name in ("index", "pos", "size")))
         is_same &= term == self.columns["term"]
         self.is_confirmed |= is_same
-        self.known |= np.where(is_same & (self.intact >> source & 1 == 0), np.int64(1) << source, 0)
+        self.known |= np.where(is_same, np.int64(1) << source, 0)
 
     def intact_of(self, source: int) -> list[Longs]:
         """Index, position, size and term of the entries that a source has intact."""
@@ -486,5 +486,5 @@ def _runs(
                 int(table.is_confirmed[rows[low:high]].sum()),
                 int(table.is_message[rows[low:high]].sum()),
                 found.majority,
-                sources_of(int(table.known[rows[last]])),
+                sources_of(int(table.known[rows[last]] & ~table.intact[rows[last]])),
             )
