@@ -12,8 +12,11 @@ import pytest
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.raft.client import connect
+from pyspark_dledger.raft.member_list import MemberList
+from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, StatusRequest, StatusResponse
 from pyspark_dledger.rocketmq.backup import backup, restore
-from tests.support.groups import FASTER, Nodes, eventually, nodes
+from tests.support.fake_members import FakeMember, fakes
+from tests.support.groups import FASTER, HOST, Nodes, eventually, free_ports, nodes
 
 FILES = {"data_file_size": 1 << 16, "index_file_size": 1 << 12, "check_point_interval_ms": 50}
 
@@ -127,6 +130,24 @@ def test_a_member_of_an_idle_group_is_restored_and_no_second_one_before_it_can_v
         eventually(lambda: group.leader() and not group.nodes[first].core.status().problem)
         group.stop(leader)
         assert group.leader() in (first, other)
+
+
+def test_a_voter_of_two_is_not_restored_while_a_third_member_joins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The learner has no vote, so the other voter could not lead again until the restored one votes."""
+    others = [FakeMember("n0", "n0"), FakeMember("n2", "n0")]
+    peers = {fake.node_id: f"{HOST}:{fake.port}" for fake in others} | {"n1": f"{HOST}:{free_ports(1)[0]}"}
+    found = MemberList(7, 1, {each: peers[each] for each in ("n0", "n1")}, {"n2": peers["n2"]}, "n1")
+    for fake in others:
+        fake.peers = peers
+        fake.responses[StatusRequest] = lambda _: StatusResponse(group="g", leader_id="n0", peers=peers)
+        fake.responses[MembersRequest] = lambda _: MembersResponse(group="g", members=found.told(7))
+    given = ["--group", "g", "--id", "n1", "--to", str(tmp_path / "new")]
+    with fakes(*others):
+        given += ["--peers", ";".join(f"{node_id}-{address}" for node_id, address in peers.items())]
+        assert main(["restore", str(tmp_path), *given]) == 2
+    assert "expected a majority of the voters n0, n1 without n1, found n0" in capsys.readouterr().err
 
 
 def test_a_group_restored_whole_has_the_members_that_it_is_started_with(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyspark_dledger.cli.arguments import add_client, add_json, add_option, natural
@@ -96,15 +96,17 @@ def _term_above_all(args: argparse.Namespace) -> int:
         if args.node in peers and _runs(client, args.node):
             raise OptionError(f"--id: expected a member that is stopped, found that {args.node} runs: stop it first")
         others = [_status_of(client, node_id) for node_id in peers if node_id != args.node]
-    if not others:
-        raise OptionError("--peers: expected the other members, found none")
-    for other in others:
-        if other.problem:
-            raise OptionError(
-                f"expected members without a problem, found one of {other.node_id} ({other.problem}): wait until it is "
-                "over, or give --term"
-            )
-        _check_members(other, manifest.members if manifest is not None else ())
+        if not others:
+            raise OptionError("--peers: expected the other members, found none")
+        for other in others:
+            if other.problem:
+                raise OptionError(
+                    f"expected members without a problem, found one of {other.node_id} ({other.problem}): wait until "
+                    "it is over, or give --term"
+                )
+            _check_members(other, manifest.members if manifest is not None else ())
+        if len(others) > 1:  # a lone other member has no leader now, and elects one without the vote of this one
+            _check_majority(args.node, client.members().voters)
     return max(other.term for other in others) + 1
 
 
@@ -114,6 +116,16 @@ def _check_members(other: MemberStatus, saved: Sequence[str]) -> None:
         raise OptionError(
             f"expected a backup with the members {', '.join(sorted(other.members))} that {other.node_id} knows, found "
             f"{', '.join(sorted(saved))}: start an empty member with --join instead"
+        )
+
+
+def _check_majority(node_id: str, voters: Mapping[str, str]) -> None:
+    """Raises OptionError if the other voters are no majority: the restored member does not vote at first."""
+    others = sorted(voters.keys() - {node_id})
+    if 2 * len(others) <= len(voters):
+        raise OptionError(
+            f"expected a majority of the voters {', '.join(voters)} without {node_id}, found {', '.join(others)}: wait "
+            "until the change of members is complete"
         )
 
 
