@@ -10,7 +10,7 @@ import ssl
 import threading
 import weakref
 from array import array
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from operator import index
@@ -21,6 +21,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DLedgerError, GroupError, OptionError
 from pyspark_dledger.format.encode.encoded import Bodies, BodyParts, Buffer, ProducerState
 from pyspark_dledger.raft.client.request_units import (
+    AnyResult,
     BatchCall,
     BulkCall,
     PutCall,
@@ -148,16 +149,7 @@ class Client:
         GroupError if nothing was appended. Raises PartialAppendError (an UnknownOutcomeError) if only some entries were
         appended, or if some outcomes are unknown. Raises TypeError and ValueError before anything is sent.
         """
-        self._check_usable()
-        self._check_not_in_callback()
-        bodies = _parts_or_list(bodies)
-        sizes = sizes_of(bodies)
-        batch = BatchCall(sizes)
-        try:
-            self._add(batch, bodies, sizes)
-            return batch.result()
-        finally:
-            batch.abandon()
+        return self._send(bodies, BatchCall)
 
     def put_messages(
         self,
@@ -181,28 +173,30 @@ class Client:
         like Java's. Raises PartialAppendError (an UnknownOutcomeError) if only some messages were appended, or if some
         outcomes are unknown. Raises OptionError, TypeError and ValueError before anything is sent.
         """
+        _check_number("queue_nums", queue_nums, 1, _MAX_NUMBER)
+        return self._send(bodies, lambda sizes: PutCall(len(sizes), index(queue_nums), is_idempotent, term))
+
+    def _send(
+        self, bodies: Bodies | BodyParts | Sequence[Buffer], call_of: Callable[[array[int]], BulkCall[AnyResult]]
+    ) -> AnyResult:
+        """Send all bodies in parts, until one fails, and wait for the result of the call with these sizes."""
         self._check_usable()
         self._check_not_in_callback()
-        _check_number("queue_nums", queue_nums, 1, _MAX_NUMBER)
         bodies = _parts_or_list(bodies)
         sizes = sizes_of(bodies)
-        puts = PutCall(len(sizes), index(queue_nums), is_idempotent, term)
+        call = call_of(sizes)
         try:
-            self._add(puts, bodies, sizes)
-            return puts.result()
+            for first, part in split_batch(bodies, sizes):
+                if not call.wait_for_room():
+                    break
+                unit = call.unit(first, part)
+                try:
+                    self._session.appender.add(unit)
+                except GroupError as error:
+                    call.failed(unit, error)
+            return call.result()
         finally:
-            puts.abandon()
-
-    def _add(self, call: BulkCall, bodies: BodyParts | Sequence[Buffer], sizes: array[int]) -> None:
-        """Send all bodies in parts, until one fails."""
-        for first, part in split_batch(bodies, sizes):
-            if not call.wait_for_room():
-                return
-            unit = call.unit(first, part)
-            try:
-                self._session.appender.add(unit)
-            except GroupError as error:
-                call.failed(unit, error)
+            call.abandon()
 
     def topics(self, names: Sequence[str], queue_nums: int = 4) -> Topics:
         """The number of queues of each topic, and the store host of messages.

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from pyspark_dledger.format.encode.encoded import LENGTH_SIZE, MAX_BODY_SIZE, Bodies, BodyParts, Buffer
@@ -27,6 +27,8 @@ from pyspark_dledger.raft.client.results import (
 )
 from pyspark_dledger.raft.messages import POSITION_SIZE, AppendRequest, AppendResponse, PutRequest, PutResponse
 from pyspark_dledger.store.dledger_store import EntryRun
+
+AnyResult = TypeVar("AnyResult", bound="BatchResult | PutResult")
 
 # Log bytes in one request: enough to make its overhead negligible, but several requests can be in flight.
 UNIT_BYTES = 1024 * 1024
@@ -161,11 +163,13 @@ class SingleAppends:
             future.set_exception(copy(error))
 
 
-class BulkCall(ABC):
+class BulkCall(ABC, Generic[AnyResult]):
     """The bodies of one call; the calling thread waits for them.
 
     A call that fails raises GroupError if nothing was appended, else PartialAppendError.
     """
+
+    _what: str
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -189,6 +193,10 @@ class BulkCall(ABC):
     @abstractmethod
     def _add_response(self, unit: RequestUnit, response: Any) -> None:
         """Keep the positions of a response."""
+
+    @abstractmethod
+    def _found(self) -> AnyResult:
+        """The positions of all bodies that were appended."""
 
     def unit(self, first: int, bodies: Bodies | BodyParts) -> RequestUnit:
         """A new unit of this call, which waits for it."""
@@ -229,27 +237,27 @@ class BulkCall(ABC):
         self._outstanding -= unit.size
         self._changed.notify_all()
 
-    def _wait(self) -> None:
+    def result(self) -> AnyResult:
+        """Wait for all units. Raises GroupError or PartialAppendError."""
         with self._changed:
             self._changed.wait_for(lambda: self._outstanding == 0)
-
-    def _check_error(self, result: BatchResult | PutResult, what: str) -> None:
-        """Raise the error of the call, if it failed."""
+        result = self._found()
         if self._error is None:
-            return
+            return result
         unknown, done = _merged(self._unknown), _merged(self._done)
         if not (unknown or done):
             raise self._error
         rest = _complement([*unknown, *done], self._count)
-        text = (
-            f"of {self._count} {what} {len(result)} were appended, {sum(map(len, unknown))} have an unknown outcome, "
-        )
+        text = f"of {self._count} {self._what} {len(result)} were appended, "
+        text += f"{sum(map(len, unknown))} have an unknown outcome, "
         text += f"and {sum(map(len, rest))} were not appended: {self._error}"
         raise PartialAppendError(text, self._code, self._error.leader_id, result, unknown, rest) from self._error
 
 
-class BatchCall(BulkCall):
+class BatchCall(BulkCall[BatchResult]):
     """The bodies of one ``append_batch``."""
+
+    _what = "entries"
 
     def __init__(self, sizes: array[int]) -> None:
         super().__init__(len(sizes))
@@ -262,16 +270,14 @@ class BatchCall(BulkCall):
     def _add_response(self, unit: RequestUnit, response: AppendResponse) -> None:
         self._ranges.append(AppendedRange(unit.first, unit.count, response.index, response.term, runs_of(response)))
 
-    def result(self) -> BatchResult:
-        """Wait for all units. Raises GroupError or PartialAppendError, see `BulkCall`."""
-        self._wait()
-        result = BatchResult(self._sizes, self._ranges)
-        self._check_error(result, "entries")
-        return result
+    def _found(self) -> BatchResult:
+        return BatchResult(self._sizes, self._ranges)
 
 
-class PutCall(BulkCall):
+class PutCall(BulkCall[PutResult]):
     """The messages of one ``put_messages``."""
+
+    _what = "messages"
 
     def __init__(self, count: int, queue_nums: int, is_idempotent: bool, term: int) -> None:
         super().__init__(count)
@@ -286,12 +292,8 @@ class PutCall(BulkCall):
     def _add_response(self, unit: RequestUnit, response: PutResponse) -> None:
         self._ranges.append(PutRange(unit.first, unit.count, bytes(response.positions)))
 
-    def result(self) -> PutResult:
-        """Wait for all units. Raises GroupError or PartialAppendError, see `BulkCall`."""
-        self._wait()
-        result = PutResult(self._ranges)
-        self._check_error(result, "messages")
-        return result
+    def _found(self) -> PutResult:
+        return PutResult(self._ranges)
 
 
 def runs_of(response: AppendResponse) -> tuple[EntryRun, ...]:
