@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
@@ -106,8 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.progress.clear()
 
 
-def build_parser(loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
-    """The parser of the command line. Only the verbs in `loaded` have their arguments: their modules are imported."""
+def build_parser(named: Iterable[str] = VERBS, loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
+    """The parser of the verbs in `named`. Only those in `loaded` have their arguments: their modules are imported."""
     parser = _GroupedParser(
         prog="dledger",
         description="Inspect DLedger logs and RocketMQ stores, read-only. Run replicated logs and use them.",
@@ -115,7 +115,8 @@ def build_parser(loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-    for name, text in VERBS.items():
+    for name in named:
+        text = VERBS[name]
         verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name in loaded:
             place = next((module for module, names in MODULES.items() if name in names), name)
@@ -128,7 +129,7 @@ def build_parser(loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed arguments. Raises SystemExit after a help text or an error."""
     verb = next((text for text in arguments if not text.startswith("-")), "")
-    parser = build_parser([verb])
+    parser = build_parser([verb] if verb in VERBS and arguments[0] == verb else VERBS, [verb])
     if verb and verb not in VERBS and arguments[0] == verb:
         from pyspark_dledger.common.options import similar
 
