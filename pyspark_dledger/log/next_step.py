@@ -44,6 +44,8 @@ REPAIR = "repair"
 """Do by hand what the findings say, whose codes are its names; then check again."""
 UNCHANGED = "unchanged"
 """A rebuild would change nothing."""
+FIRST_FILES = "firstFiles"
+"""First files of a member expired or are lost, and nothing tells which: what can be restored if they are lost."""
 START = "start"
 """Nothing is left to do before a start."""
 LEAD = "lead"
@@ -100,6 +102,7 @@ class Condition:
     ``is_damaged``: it must not be started as it is, or its log, its index or its state is wrong. ``rebuild`` is
     `QUEUES` or `KEYS` if only those are wrong, ``has_findings`` if anything else is. ``strangers`` are the members of
     which it is no replica, ``rivals`` those of which nothing tells if their logs are of a later master.
+    ``may_lack_first_files``: its first files expired or are lost, and nothing tells which.
     """
 
     name: str
@@ -111,6 +114,7 @@ class Condition:
     rebuild: str | None = None
     has_findings: bool = False
     may_lead: bool = True
+    may_lack_first_files: bool = False
     save: tuple[str, int] | None = None
     rivals: tuple[str, ...] = ()
 
@@ -159,6 +163,10 @@ def next_step(
     for each in members:
         if each.save is not None:
             return _save(each)
+    lacking = [each for each in members if each.may_lack_first_files]
+    if lacking and can_salvage:
+        others = [each for each in members if each not in lacking]
+        return _step(FIRST_FILES, ["salvage", *_paths([*lacking, *others]), "--plan"], lacking)
     leaders = [each for each in members if each.may_lead] or members
     return NextStep(START if len(leaders) == len(members) else LEAD, names=tuple(each.name for each in leaders))
 

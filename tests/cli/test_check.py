@@ -391,11 +391,17 @@ def test_a_member_without_its_first_files(case_folder: Callable[[str], Path], tm
     group = copy_tree(case_folder("mq-53-three"), tmp_path / "group")
     (group / "n2" / "dledger-n2" / "data" / ("0" * 20)).unlink()
     paths = [group / name for name in ("n0", "n1", "n2")]
-    text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"
+    text = "its log begins at 207, and another one at 0: cannot tell if its first files expired or are lost"
     (done, lines), found = checked(run, *paths), run("diff", *paths)
     (line,) = (each for each in lines if text in each)
     assert line.startswith("n2 ") and line in found.out.splitlines()
     assert (done.code, found.code) == (1, 1)
+    assert [command[1] for command in follow(run, *paths)] == ["check", "salvage", "salvage", "check"]
+    for name in ("n0", "n1"):
+        (group / name / f"dledger-{name}" / "data" / ("0" * 20)).unlink()
+    lost = "lost for good: nothing; what was before position 131072 expired, or its files are lost: cannot tell"
+    (done, lines), found = checked(run, *paths), run("diff", *paths)
+    assert (done.code, found.code, lines[1], found.out.splitlines()[0]) == (0, 0, lost, lost)
 
 
 @pytest.mark.parametrize("count", [3, 1])
@@ -437,7 +443,7 @@ def test_a_salvaged_log_without_its_end_is_known_to_lack_it(
     assert run("salvage", store, "--to", "healthy").code == 1
     done, lines = checked(run, "healthy")
     assert done.code == 1
-    assert lines[1].startswith(f"lost for good: known: {text}, after the end of the log that a salvage wrote as ")
+    assert lines[1].startswith(f"lost for good: {text}, after the end of the log that a salvage wrote as ")
     assert any(line.startswith("done: start this store instead of ") for line in lines)
     (row,) = run("check", "healthy", "--json").rows
     assert row["lost"] == "some" and row["members"][0]["knownLoss"] in (
@@ -457,7 +463,7 @@ def test_a_damaged_copy_that_a_salvage_was_told_to_take_is_known(tmp_path: Path,
     paths = [store.path for store in stores]
     commands = follow(run, *paths)
     assert "--undecided" in commands[2]
-    known = "known: when a salvage wrote n0: cannot tell for 1 entry, 3: equal copies fail their checksum"
+    known = "when a salvage wrote n0: cannot tell for 1 entry, 3: equal copies fail their checksum"
     for sources, target in ((paths, "second"), (["second"], "third")):
         salvaged = run("salvage", *sources, "--undecided", "majority", "--to", target)
         text = "lost for good: cannot tell for 1 entry, 3: every copy fails its checksum, and one of them is taken"

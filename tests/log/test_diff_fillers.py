@@ -71,7 +71,7 @@ def test_a_filler_that_all_members_have_is_no_reason_against_a_start(
     assert found.entries["filler"] == 3 and [member.start for member in found.verdict.members] == ["yes", "yes"]
     assert main(["diff", *map(str, targets)]) == 1
     text = capsys.readouterr().out
-    assert text.startswith("lost for good: 3 entries, replaced by fillers of a salvage: 7 to 8, 12\n")
+    assert text.startswith("lost for good: 3 entries, 7 to 8, 12: replaced by fillers of a salvage\n")
     assert "may start and be elected" in text and "must not" not in text
     if as_messages:
         assert "  T queue 0 offset 4, T queue 1 offset 2, T queue 2 offset 2\n" in text

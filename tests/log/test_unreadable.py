@@ -282,7 +282,7 @@ def test_diff_names_a_member_without_its_first_file(
     write_at(roots[2] / "dledger-n2" / "data" / "00000000000000131072", 200, bytes(100))
     assert exit_code("diff", *roots, "-o", f"engine={engine}") == 1
     lines = capsys.readouterr().out.splitlines()
-    text = "its first files are missing or expired: cannot tell, entries from 0 on are on others"
+    text = "its log begins at 207, and another one at 0: cannot tell if its first files expired or are lost"
     assert [line.split()[0] for line in lines if text in line] == ["n0"]
     step = next(line for line in lines if line.startswith("next: dledger salvage "))
     assert exit_code(*shlex.split(step)[2:]) == 0

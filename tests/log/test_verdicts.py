@@ -181,7 +181,7 @@ def test_entries_whose_headers_alone_are_damaged_are_restorable(tmp_path: Path, 
     assert verdict.restorable.ranges == ((7, 7),)
     text = lost_text(verdict)
     assert text == (
-        "2 entries, intact on no replica: 7, 9; only headers are damaged of 7: dledger salvage restores them"
+        "2 entries, 7, 9: intact on no replica; only headers are damaged of 7: dledger salvage restores them"
     )
     assert not verdict.is_restorable
 

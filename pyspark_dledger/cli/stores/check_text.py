@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 from pyspark_dledger.cli.output.rows import cell, range_text
 from pyspark_dledger.cli.stores.next_text import next_lines
 from pyspark_dledger.cli.stores.verdict_text import (
+    before_text,
     doubts_text,
     first_files_text,
     known_loss_text,
     lost_text,
     member_text,
+    reasons_text,
     shown_name,
 )
 from pyspark_dledger.common.plurals import counted, enumerated
 from pyspark_dledger.log.diff.verdict import MAY_START
+from pyspark_dledger.log.next_step import PLAN, is_damage
 from pyspark_dledger.log.verify.findings import ERROR, WARNING
 from pyspark_dledger.rocketmq.check.check_report import NOTHING, CheckReport, MemberCheck, start_of
 from pyspark_dledger.rocketmq.check.restart import ASSUMED, Restart, Version
@@ -86,12 +89,10 @@ def lost_for_good(report: CheckReport) -> str:
     doubts = {member.name: member.facts.doubts for member in report.members if member.facts.doubts is not None}
     if (report.known_losses or doubts) and NOTHING in parts:
         parts.remove(NOTHING)
-    parts += [f"known: {known_loss_text(name, loss)}" for name, loss in report.known_losses.items()]
+    parts += [known_loss_text(name, loss) for name, loss in report.known_losses.items()]
     parts += [doubts_text(*each) for each in doubts.items()]
-    state = report.members[0].facts.state
-    if len(report.members) == 1 and state.min_offset > 0:
-        parts = parts or [NOTHING]
-        parts.append(f"what was before position {state.min_offset} expired, or its files are lost: cannot tell")
+    if begin := min(member.facts.state.min_offset for member in report.members):
+        parts = [*(parts or [NOTHING]), before_text(begin)]
     if len(report.members) == 1 and report.lost_in_logs != NOTHING:
         parts.append("give the paths of all replicas, which can have it")
     return "; ".join(parts) or NOTHING
@@ -100,7 +101,7 @@ def lost_for_good(report: CheckReport) -> str:
 _ALONE = {YES: "may start", NO: "must not start as it is", UNKNOWN: "cannot tell if it may start"}
 
 
-_DAMAGED = "verify finds errors that a comparison with the others does not show"
+_DAMAGED = "verify finds errors in its log"
 _WRONG_QUEUES = "a broker does not load ConsumeQueue files of a wrong size"
 _OTHER_QUEUES = "its ConsumeQueue files have another size than those of most members, whose brokers would not load them"
 
@@ -120,6 +121,8 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
         # What the other log alone would allow is no help.
         verdicts = [each for each in verdicts if each.start not in MAY_START]
     parts = [member_text(each, see_recovery=False) for each in verdicts]
+    if [each.start for each in verdicts] == [NO, NO]:
+        parts[1] = f"in the old CommitLog: {reasons_text(verdicts[1])}"
     if member.start == NO and compared != NO and (not member.is_alone or _fails(member)):
         # What the log alone would allow is no help.
         parts = [text for each, text in zip(verdicts, parts, strict=True) if each.start == UNKNOWN]
@@ -128,8 +131,8 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
         parts.insert(0, f"{_ALONE[NO]}: {reason}")
     elif not parts or (member.is_alone and compared == YES):
         parts = [_ALONE[member.start]]
-    if member.entries is not None and report.comparison is not None:
-        parts[0] += first_files_text(member.entries, report.comparison.verdict.members)
+    if member.entries is not None:
+        parts[0] += first_files_text(member.entries)
     if facts.unreadable and not member.entries and not member.bytes:
         parts.append(f"cannot be read: {', '.join(map(cell, facts.unreadable[:_MAX_CODES]))}")
     if member.lost_keys:
@@ -140,7 +143,9 @@ def start_text(member: MemberCheck, report: CheckReport) -> str:
         listed = ", ".join(f"{code} {count}" for code, count in list(faults.items())[:_MAX_CODES])
         more = f" and {len(faults) - _MAX_CODES} more codes" if len(faults) > _MAX_CODES else ""
         numbers = [counted(facts.count(each), each) for each in (ERROR, WARNING) if facts.count(each)]
-        parts.append(f"verify: {', '.join(numbers)} ({listed}{more})")
+        is_reason = member.start == YES and report.next.step == PLAN and is_damage(faults)
+        reason = ", which a salvage repairs" if is_reason else ""
+        parts.append(f"verify: {', '.join(numbers)} ({listed}{more}){reason}")
     return "; ".join(parts)
 
 
@@ -196,13 +201,13 @@ def _dropped(found: Restart) -> str:
 
 
 _AUDIT = {
-    "messageNotInQueue": "messages that are in no queue",
-    "unitWithoutMessage": "units without a message",
-    "wrongSize": "units of a wrong size",
-    "wrongTagsCode": "units with wrong tags",
-    "wrongQueue": "units of other queues",
-    "queueOffsetGap": "gaps in queues",
-    "wrongFileSize": "files of a wrong size",
+    "messageNotInQueue": ("message that is in no queue", "messages that are in no queue"),
+    "unitWithoutMessage": ("unit without a message", "units without a message"),
+    "wrongSize": ("unit of a wrong size", "units of a wrong size"),
+    "wrongTagsCode": ("unit with wrong tags", "units with wrong tags"),
+    "wrongQueue": ("unit of another queue", "units of other queues"),
+    "queueOffsetGap": ("gap in a queue", "gaps in queues"),
+    "wrongFileSize": ("file of a wrong size", "files of a wrong size"),
 }
 
 
@@ -223,7 +228,7 @@ def missed_text(member: MemberCheck) -> str:
     queues = member.facts.queues
     if queues.reason is not None:
         return f"cannot tell ({queues.reason})"
-    parts = [f"{count} {_AUDIT.get(code, code)}" for code, count in queues.counts.most_common()]
+    parts = [counted(count, *_AUDIT.get(code, (code, code))) for code, count in queues.counts.most_common()]
     if count := member.facts.findings["consumerOffsetBeyondEnd"]:
         offsets = counted(count, "offset of a consumer group is", "offsets of consumer groups are")
         parts.append(f"new messages, where {offsets} after the end of the queue")

@@ -77,7 +77,8 @@ def sentences(found: Comparison) -> Iterator[str]:
 def print_commit_logs(out: Output, log: Log, found: CommitLogComparison) -> int:
     """Print where the CommitLogs of replicas differ; `FINDINGS` if more than a lag."""
     queues = queues_text(lost_queues_of_positions([log, *log.replicas], found.verdict.lost_entries))
-    out.lines(verdict_lines(found.verdict, queues=queues, is_old=found.is_old))
+    begin = min(state.begin for state in found.states)
+    out.lines(verdict_lines(found.verdict, begin, queues=queues, is_old=found.is_old))
     is_shown = bool(shown_members(found.verdict, found.is_old))
     out.lines(next_lines(step_after_comparison(found, [log, *log.replicas])) if is_shown else ())
     out.line("")
@@ -208,8 +209,6 @@ def verdict_row(found: GroupVerdict, queues: Sequence[Row], step: NextStep, *, i
         **json_of(found),
         "lost": found.answer,
         "lostQueues": list(queues),
-        "members": [
-            json_of(each) | {"text": f"{member_text(each)}{first_files_text(each, found.members)}"} for each in shown
-        ],
+        "members": [json_of(each) | {"text": f"{member_text(each)}{first_files_text(each)}"} for each in shown],
         "next": step.command or None if shown else None,
     }

@@ -23,7 +23,8 @@ _SENTENCES = {
     next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
     next_step.EMPTY: "{names} have nothing that a salvage could restore: restore a backup (dledger restore)",
     next_step.UNDECIDED: "it takes the bytes that most copies have; of different copies without a majority, it takes "
-    "one, and nothing shows that it is right: --take INDEX=ID takes the copy of a store instead",
+    "one, and nothing shows that it is right: --take INDEX=ID, of a CommitLog --take POS=ID, takes the copy of a store "
+    "instead",
     next_step.CHECK: "it says what may be started, and what is lost: give all replicas of a group",
     next_step.COMPARE_QUEUES: "it writes nothing: it shows what a rebuild would change",
     next_step.REBUILD: "stop the broker first; the old files are kept",
@@ -31,6 +32,8 @@ _SENTENCES = {
     next_step.SAVE: "it saves what {names} would lose as a slave; then start the others first",
     next_step.REPAIR: "do what is written above after {names}, then run dledger check again",
     next_step.UNCHANGED: "a rebuild would change nothing",
+    next_step.FIRST_FILES: "if the first files of {names} expired, start all members instead; if they are lost, this "
+    "command shows what a salvage restores",
     next_step.START: "start {names}",
     next_step.LEAD: "start {names} first; the other members follow",
     next_step.REPLACE: "start this store instead of {names}, and replace other damaged members by a copy of it "

@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage
 
 _MAX_RANGES = 5
+_FILES = "checkpoint, index or a ConsumeQueue"
 _SEE_RECOVERY = "dledger recovery says if a restart truncates its log there"
 
 
-def verdict_lines(found: GroupVerdict, *, queues: str = "", is_old: bool = False) -> Iterator[str]:
-    """The verdict: first what is lost for good, and of which `queues`; then each member.
+def verdict_lines(found: GroupVerdict, begin: int = 0, *, queues: str = "", is_old: bool = False) -> Iterator[str]:
+    """The verdict: first what is lost for good, and of which `queues`; then each member. Logs begin at a position.
 
     `is_old`: DLedger follows the CommitLog, so only members that must not start are told.
     """
-    yield f"lost for good{' in the old CommitLog' if is_old else ''}: {lost_text(found)}"
+    texts = [lost_text(found), *([before_text(begin)] if begin else [])]
+    yield f"lost for good{' in the old CommitLog' if is_old else ''}: {'; '.join(texts)}"
     if queues and not found.is_restorable:
         yield f"  {queues}"
     for member in shown_members(found, is_old):
-        yield f"{shown_name(member.node, member.path)} {member_text(member)}{first_files_text(member, found.members)}"
+        yield f"{shown_name(member.node, member.path)} {member_text(member)}{first_files_text(member)}"
 
 
 def shown_members(found: GroupVerdict, is_old: bool) -> list[MemberVerdict]:
@@ -56,15 +58,15 @@ def lost_text(found: GroupVerdict) -> str:
     lost, filled = found.lost_entries, found.filled_entries
     parts = ["nothing"] if found.is_restorable else []
     if lost.entries:
-        parts.append(f"{_amount(found, lost)} intact on no replica{_where(found, lost)}")
+        parts.append(f"{_places(found, lost)}: intact on no replica")
     if filled.entries:
-        parts.append(f"{_amount(found, filled)} replaced by fillers of a salvage{_where(found, filled)}")
+        parts.append(f"{_places(found, filled)}: replaced by fillers of a salvage")
     if found.restorable.entries:
         parts.append(headers_text(found.restorable))
     if found.lost_end is not None:
         parts.append(
-            f"{range_text(*found.lost_end)}: in the log of {found.lost_end_from}, as its files say, but after the end "
-            "of every log"
+            f"entries {range_text(*found.lost_end)}: {_FILES} of {found.lost_end_from} shows them, but they are after "
+            "the end of every log"
         )
     parts += [each.text for each in found.lost_ends]
     if found.unclear_entries.entries:
@@ -88,15 +90,15 @@ def lost_text(found: GroupVerdict) -> str:
     return "; ".join([*parts, *yet]) or "nothing"
 
 
-def _amount(found: GroupVerdict, ranges: Ranges) -> str:
-    """``3 entries,``, or ``positions 4 to 9:``."""
-    if found.is_plain:
-        return f"positions {ranges_text(ranges)}:"
-    return f"{counted(ranges.entries, 'entry')},"
+def before_text(pos: int) -> str:
+    """That no log begins before a position."""
+    return f"what was before position {pos} expired, or its files are lost: cannot tell"
 
 
-def _where(found: GroupVerdict, ranges: Ranges) -> str:
-    return "" if found.is_plain else f": {ranges_text(ranges)}"
+def _places(found: GroupVerdict, ranges: Ranges) -> str:
+    """``3 entries, 7 to 8, 12``, or ``positions 4 to 9``."""
+    what = "positions" if found.is_plain else f"{counted(ranges.entries, 'entry')},"
+    return f"{what} {ranges_text(ranges)}"
 
 
 def headers_text(ranges: Ranges) -> str:
@@ -128,7 +130,7 @@ def doubts_text(name: str, found: SalvageDoubts) -> str:
     """What nobody knew when a salvage wrote a store."""
     texts = [unclear_text(found.entries, found.reasons)] if found.entries.entries else []
     texts += [unclear_text(found.positions, found.reasons, "positions")] if found.positions.entries else []
-    return f"known: when a salvage wrote {name}: {'; '.join(texts)}"
+    return f"when a salvage wrote {name}: {'; '.join(texts)}"
 
 
 def lost_count(found: Iterable[LostMessage]) -> str:
@@ -152,8 +154,7 @@ def lost_count(found: Iterable[LostMessage]) -> str:
 def member_text(member: MemberVerdict, *, see_recovery: bool = True) -> str:
     """What may be done with a member as it is, and why; with `see_recovery` also which verb says more."""
     if member.start == "no":
-        reasons = [text for reason in _REASONS for text in [reason(member)] if text]
-        return f"must not start as it is: {'; '.join([*reasons, *_hint(member, see_recovery)])}"
+        return f"must not start as it is: {'; '.join([reasons_text(member), *_hint(member, see_recovery)])}"
     if member.strangers:
         return f"cannot tell if it may start: it is not a replica of the log of {enumerated(member.strangers)}"
     if member.start == "unknown" and member.rivals:
@@ -166,6 +167,11 @@ def member_text(member: MemberVerdict, *, see_recovery: bool = True) -> str:
     return _MEMBERS[member.start](member)
 
 
+def reasons_text(member: MemberVerdict) -> str:
+    """Why a member must not start."""
+    return "; ".join(text for reason in _REASONS for text in [reason(member)] if text)
+
+
 def _hint(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
     """Where to see more of damage that a restart could cut off."""
     if see_recovery and (member.is_plain or member.damaged.entries > member.silent.entries) and member.damaged.entries:
@@ -175,7 +181,7 @@ def _hint(member: MemberVerdict, see_recovery: bool) -> Iterator[str]:
 def _unclear(member: MemberVerdict) -> str:
     where = f"{'positions ' if member.is_plain else ''}{ranges_text(member.unclear)}"
     lead = "be the master" if member.is_plain else "lead before you know"
-    return f"may be damaged: no check tells if its copy of {where} is intact; do not let it {lead}"
+    return f"may be damaged: nothing tells if its copy of {where} is right; do not let it {lead}"
 
 
 def _electable(member: MemberVerdict) -> str:
@@ -217,15 +223,16 @@ _MEMBERS: dict[str, Callable[[MemberVerdict], str]] = {
 """What may be done with a member that has no reason not to start."""
 
 
-def first_files_text(member: MemberVerdict, members: Sequence[MemberVerdict]) -> str:
+def first_files_text(member: MemberVerdict) -> str:
     """That a log can have lost its first files, if another one begins before; empty if none does."""
-    if member.is_plain:
+    if not member.begins_later:
         return ""
-    begins = [other.begin for other in members if 0 <= other.begin < member.begin]
-    if not begins:
-        return ""
-    own = f", its own index has units from {member.index_begin} on" if 0 <= member.index_begin < member.begin else ""
-    return f"; its first files are missing or expired: cannot tell, entries from {min(begins)} on are on others{own}"
+    text = f"; its log begins at {member.begin}, and another one at {member.first_begin}"
+    if not member.may_lack_first_files:
+        return text
+    return (
+        f"{text}: cannot tell if its first files expired or are lost, because its index begins at {member.index_begin}"
+    )
 
 
 # Why a member must not start: each reason is a function that gives a sentence, empty if it does not apply.
@@ -285,7 +292,7 @@ def _lost_end(member: MemberVerdict) -> str:
     if end is None:
         return ""
     if isinstance(end, tuple):
-        return f"its end is lost: {range_text(*end)}, as its files say"
+        return f"its end is lost: {_FILES} shows entries {range_text(*end)}"
     more = f"; {enumerated(end.donors)} {_has(end.donors)} more" if end.donors else ""
     return f"its end is lost: {end.proof}{more}"
 

@@ -134,7 +134,9 @@ def _exit_code(found: Comparison, log: Log) -> int:
 
 def _print_comparison(out: Output, found: Comparison, log: Log) -> None:
     logs, verdict = [log, *log.replicas], found.verdict
-    out.lines(verdict_lines(verdict, queues=queues_text(lost_queues(logs, verdict))))
+    out.lines(
+        verdict_lines(verdict, min(each.min_offset for each in logs), queues=queues_text(lost_queues(logs, verdict)))
+    )
     out.lines(next_lines(step_after_comparison(found, logs)))
     out.line("")
     print_table(out, [_replica_row(item) for item in found.standings])

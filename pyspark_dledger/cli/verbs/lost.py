@@ -89,7 +89,7 @@ def _known(logs: list[Log]) -> Iterator[str]:
         for name, log in named.items()
     }
     losses = losses_of_all({name: known_loss(log.path) for name, log in named.items()}, ends)
-    yield from (f"known: {known_loss_text(name, loss)}" for name, loss in losses.items())
+    yield from (known_loss_text(name, loss) for name, loss in losses.items())
     yield from (doubts_text(*each) for each in salvage_doubts(named.items()).items())
 
 

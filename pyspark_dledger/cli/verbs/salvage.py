@@ -49,7 +49,7 @@ def add_salvage(parser: argparse.ArgumentParser) -> None:
     )
     text += "have, else one of the copies) or filler"
     parser.add_argument("--undecided", choices=_UNDECIDED, default="refuse", metavar="WHAT", help=text)
-    text = "for an undecided entry, take the copy of this source; repeatable"
+    text = "for an undecided entry (of a CommitLog: position), take the copy of this source; repeatable"
     parser.add_argument("--take", action="append", default=[], metavar="INDEX=ID", help=text)
     text = (
         "restore the log of this source; default: of the sources that have all committed entries, the one whose last "

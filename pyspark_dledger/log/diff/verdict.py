@@ -44,7 +44,8 @@ class MemberVerdict:
     ``elect`` says if it may lead: ``yes``, ``no``, ``unknown``, or ``withLoss`` if others would then truncate entries
     that are not proven committed.
     ``can_win``: enough members would vote for it, but not those ``ahead``. ``index_begin`` is that of its first index
-    unit (-1 without one). With ``strangers``, stores of other logs, nothing tells if it may start.
+    unit (-1 without one), ``first_begin`` the lowest ``begin`` of all DLedger logs. With ``strangers``, stores of other
+    logs, nothing tells if it may start.
 
     A CommitLog follows the one ``ahead``, which has ``ahead_bytes`` after its end. ``truncation`` is where Java would
     truncate this one then; None outside controller mode. ``missing`` are positions that it needs and the one ahead has
@@ -77,6 +78,7 @@ class MemberVerdict:
     index_begin: int = -1
     losses: tuple[Loss, ...] = ()
     can_win: bool = True
+    first_begin: int = -1
     strangers: tuple[str, ...] = ()
     ahead_bytes: int = 0
     truncation: ConsistentPoint | None = None
@@ -92,6 +94,16 @@ class MemberVerdict:
     def is_plain(self) -> bool:
         """Whether the verdict is on a CommitLog."""
         return self.log == COMMITLOG
+
+    @property
+    def begins_later(self) -> bool:
+        """Whether another DLedger log has entries before its first one."""
+        return 0 <= self.first_begin < self.begin
+
+    @property
+    def may_lack_first_files(self) -> bool:
+        """Whether it begins later, although its own index has units before: nothing tells if its files expired."""
+        return self.begins_later and 0 <= self.index_begin < self.begin
 
     @property
     def is_emptied(self) -> bool:
@@ -152,10 +164,8 @@ class GroupVerdict:
 
     @property
     def may_lack_first_files(self) -> bool:
-        """Whether a log begins after another one, and its own index has units before: nothing tells if that expired."""
-        begins = [each.begin for each in self.members if each.begin >= 0 and not each.is_plain]
-        late = (each for each in self.members if begins and not each.is_plain and each.begin > min(begins))
-        return any(0 <= each.index_begin < each.begin for each in late)
+        """Whether nothing tells if the first files of a member expired or are lost."""
+        return any(each.may_lack_first_files for each in self.members)
 
     @property
     def healthy(self) -> tuple[MemberVerdict, ...]:
@@ -252,6 +262,7 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
         index_begin=index_begin,
         losses=candidate.losses if candidate is not None else (),
         can_win=candidate is not None,
+        first_begin=min((each.begin for each in group.members if each.begin >= 0), default=-1),
         strangers=strangers,
     )
 

@@ -59,7 +59,7 @@ class ChoiceError(StoreError):
 class SalvageOptions:
     """How to choose: ``undecided`` is one of `UNDECIDED`; ``log_of`` names the source whose log is restored.
 
-    ``take`` names the sources whose copies of undecided entries are right, by index.
+    ``take`` names the sources whose copies of undecided entries are right, by index, of a CommitLog by position.
     """
 
     undecided: str = REFUSE
@@ -219,8 +219,13 @@ def _unreadable_notes(unreadable: Mapping[str, Sequence[str]], what: str = "it k
 
 
 def _check_taken(take: dict[int, int], logs: Iterable[RestoredLog]) -> None:
-    """Raises OptionError for an index of `take` that is not undecided."""
-    found = {piece.first_index for log in logs for piece in log.pieces if piece.why == TAKEN}
+    """Raises OptionError for a place of `take` that is not undecided."""
+    found = {
+        piece.first_index if piece.first_index >= 0 else piece.start
+        for log in logs
+        for piece in log.pieces
+        if piece.why == TAKEN
+    }
     if unknown := sorted(take.keys() - found):
         raise OptionError(
             f"take: expected an undecided entry, and a source with a copy of it, found {unknown[0]}: see --plan"
@@ -232,7 +237,7 @@ def _decider(undecided: str, take: dict[int, int], confirmed: Confirmed) -> Deci
 
     def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
         for group in run.variants:
-            if take.get(run.first_index) in group:
+            if take.get(run.first_index if run.first_index >= 0 else run.start) in group:
                 return group, TAKEN
         if (found := by_units(run)) is not None:
             return found

@@ -212,14 +212,16 @@ def headline(plan: SalvagePlan) -> str:
     lost = [each for each in lost if each not in unread]
     if lost:
         size = sum(each.size for each in lost)
-        indexes = _listed([(each.index, each.index) for each in lost if each.index >= 0])
-        extents = f"{counted(len(lost), 'extent')} of messages"
-        what = f"{counted(len(lost), 'entry')} (index {indexes})" if indexes else extents
-        parts.append(f"{what}, {size} bytes: no source has {'it' if len(lost) == 1 else 'them'} intact")
+        indexes = [(each.index, each.index) for each in lost if each.index >= 0]
+        what = [f"{counted(len(indexes), 'entry')} (index {_listed(indexes)})"] if indexes else []
+        others = len(lost) - len(indexes)
+        what += [f"{counted(others, 'extent')} of messages"] if others else []
+        parts.append(f"{' and '.join(what)}, {size} bytes: no source has {'it' if len(lost) == 1 else 'them'} intact")
     if after:
         end = max(log.last_index for log in plan.logs)
         readable = " that can be read" if plan.unreadable else ""
-        parts.append(f"the entries {end + 1} to {after[0]}: committed, and in no source{readable}")
+        proof = "committed, as a checkpoint or a ConsumeQueue says"
+        parts.append(f"the entries {end + 1} to {after[0]}: {proof}, and in no source{readable}")
     ends = [(log.end, log.lost_until - 1) for log in plan.logs if log.lost_until is not None]
     parts += [f"positions {start} to {end}: a source shows that messages were there" for start, end in ends]
     parts += [each.text for log in plan.logs for each in log.lost_ends]

@@ -73,6 +73,7 @@ def condition_of(name: str, path: str, entries: MemberVerdict | None, positions:
         strangers=tuple(name for each in (entries, positions) if each is not None for name in each.strangers),
         is_damaged=start == NO,
         may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
+        may_lack_first_files=entries is not None and entries.may_lack_first_files,
         save=(path, pos) if (pos := _leaves_from(positions)) is not None else None,
         rivals=positions.rivals if positions is not None else (),
     )
