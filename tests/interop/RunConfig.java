@@ -2,14 +2,18 @@ import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.serializer.SerializerFeature;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.lang.reflect.Field;
 import java.lang.reflect.Proxy;
 import java.nio.charset.StandardCharsets;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Properties;
 import java.util.TreeMap;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.config.AbstractRocksDBStorage;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
@@ -23,7 +27,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  *
  * read ROOT: whether each file loads, and its content: topics (readQueueNums, writeQueueNums, perm), the counter of
  * their version, groups, consumerOffsets and delayOffsets. write ROOT: the same, then adds a topic, a group and
- * offsets and writes all files.
+ * offsets and writes all files. Fields NAME=VALUE after ROOT are settings of the broker and its store.
  */
 public final class RunConfig {
     public static void main(String[] args) throws Exception {
@@ -31,10 +35,20 @@ public final class RunConfig {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             String[] words = line.split("\t");
-            BrokerController broker = broker(words[1]);
+            BrokerController broker = broker(words);
+            AbstractRocksDBStorage storage = storage(broker);
+            if (storage != null) {
+                storage.start();
+            }
             Map<String, Object> found = read(broker);
             if (words[0].equals("write")) {
                 write(broker);
+            }
+            broker.getTopicConfigManager().stop();
+            broker.getSubscriptionGroupManager().stop();
+            broker.getConsumerOffsetManager().stop();
+            if (storage != null) {
+                storage.shutdown();
             }
             System.out.println(JSON.toJSONString(found, SerializerFeature.WriteNonStringKeyAsString));
             System.out.flush();
@@ -42,18 +56,36 @@ public final class RunConfig {
         Runtime.getRuntime().halt(0);
     }
 
-    private static BrokerController broker(String root) {
+    /** The RocksDB of configManagerVersion=v2, which a broker opens before it loads from it; null without. */
+    private static AbstractRocksDBStorage storage(BrokerController broker) throws Exception {
+        Field field = BrokerController.class.getDeclaredField("configStorage");
+        field.setAccessible(true);
+        return (AbstractRocksDBStorage) field.get(broker);
+    }
+
+    private static BrokerController broker(String[] words) {
+        Properties settings = new Properties();
+        for (int i = 2; i < words.length; i++) {
+            String[] setting = words[i].split("=");
+            settings.setProperty(setting[0], setting[1]);
+        }
+        BrokerConfig brokerConfig = new BrokerConfig();
         MessageStoreConfig config = new MessageStoreConfig();
-        config.setStorePathRootDir(root);
-        config.setStorePathCommitLog(root + "/commitlog");
+        MixAll.properties2Object(settings, brokerConfig);
+        MixAll.properties2Object(settings, config);
+        config.setStorePathRootDir(words[1]);
+        config.setStorePathCommitLog(words[1] + "/commitlog");
         BrokerController broker =
-            new BrokerController(new BrokerConfig(), new NettyServerConfig(), new NettyClientConfig(), config);
+            new BrokerController(brokerConfig, new NettyServerConfig(), new NettyClientConfig(), config);
         // Only asked for the path of the delay offsets; a real store would open the log.
         Class<?>[] store = {MessageStore.class};
         broker.setMessageStore(
             (MessageStore) Proxy.newProxyInstance(RunConfig.class.getClassLoader(), store, (proxy, method, given) -> {
                 if (method.getName().equals("getMessageStoreConfig")) {
                     return config;
+                }
+                if (method.getName().equals("getStateMachineVersion")) {
+                    return 0L;
                 }
                 throw new UnsupportedOperationException(method.getName());
             }));
@@ -84,12 +116,10 @@ public final class RunConfig {
 
     private static void write(BrokerController broker) {
         TopicConfig topic = new TopicConfig("JavaTopic", 6, 5, 6);
-        broker.getTopicConfigManager().putTopicConfig(topic);
-        broker.getTopicConfigManager().persist();
+        broker.getTopicConfigManager().updateTopicConfig(topic);
         SubscriptionGroupConfig group = new SubscriptionGroupConfig();
         group.setGroupName("JavaGroup");
-        broker.getSubscriptionGroupManager().getSubscriptionGroupTable().put("JavaGroup", group);
-        broker.getSubscriptionGroupManager().persist();
+        broker.getSubscriptionGroupManager().updateSubscriptionGroupConfig(group);
         broker.getConsumerOffsetManager().commitOffset("host", "JavaGroup", "JavaTopic", 3, 77);
         broker.getConsumerOffsetManager().persist();
         broker.getScheduleMessageService().getOffsetTable().put(5, 21L);

@@ -1,11 +1,12 @@
 """RocketMQ's classes read our metadata files, and we read theirs.
 
-Uses RocketMQ 5.3.3: Maven Central has no broker of 4.9.8.
+Files are those of RocketMQ 5.3.3: Maven Central has no broker of 4.9.8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,30 @@ import pytest
 
 from pyspark_dledger.log.io.broker_config import read_config
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
+from pyspark_dledger.rocketmq.jobs.store_files import copy_config
 from tests.interop.java_broker import VERSION
 from tests.interop.java_group import JavaProcess
+from tests.rocketmq.test_rocks_config import write_offsets
 
+ROCKSDB = "storeType=defaultRocksDB"
+# A broker makes it at each start and stores it in no RocksDB.
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 COUNTS = {"Orders": 4, "%RETRY%group": 1, "with|bar-and_more": 16, "T" * 200: 8}
 
 
 class JavaConfig(JavaProcess):
-    def __init__(self, folder: Path) -> None:
-        """Starts the program. Skips the test without Java."""
+    def __init__(self, folder: Path, version: str = VERSION, settings: tuple[str, ...] = ()) -> None:
+        """Starts the program. Skips the test without Java. `settings` are those of the broker, NAME=VALUE."""
         options = (f"-Drocketmq.home.dir={folder}", f"-Duser.home={folder}")
-        super().__init__("RunConfig", VERSION, compiled_with=VERSION, options=options)
+        self._settings = settings
+        super().__init__("RunConfig", version, compiled_with=VERSION, options=options)
 
     def read(self, root: Path) -> dict[str, Any]:
-        return self.ask(f"read\t{root}")
+        return self.ask("\t".join(("read", str(root), *self._settings)))
 
     def write(self, root: Path) -> None:
         """Adds topic JavaTopic (6 read and 5 write queues), group JavaGroup with offset 77 and a delay offset of 21."""
-        self.ask(f"write\t{root}")
+        self.ask("\t".join(("write", str(root), *self._settings)))
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +91,38 @@ def test_follower_copies_a_brokers_metadata(java: JavaConfig, tmp_path: Path) ->
     assert grown["topicsVersion"] > written["topicsVersion"]
     java.write(follower)
     assert read_config(follower).topic_queues == {"JavaTopic": 6, **COUNTS}
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "settings"),
+    [
+        ("5.3.3", (ROCKSDB,)),
+        ("5.3.3", ("configManagerVersion=v2",)),
+        ("5.4.0", (ROCKSDB, "useSingleRocksDBForAllConfigs=true")),
+        ("5.5.0", (ROCKSDB,)),
+        ("5.5.0", (ROCKSDB, "useSingleRocksDBForAllConfigs=true")),
+        ("5.5.0", ("configManagerVersion=v2",)),
+    ],
+)
+def test_we_read_what_java_reads_from_a_rocksdb(version: str, settings: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("rocksdict")
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    copy.mkdir()
+    with closing(JavaConfig(tmp_path, version, settings)) as java:
+        java.write(root)
+        ours, theirs = read_config(root), java.read(root)
+        known = {name: queues[0] for name, queues in topics_of(theirs).items() if name != TIMER_TOPIC}
+        assert {name: count for name, count in ours.topic_queues.items() if name != TIMER_TOPIC} == known
+        assert sorted(ours.groups) == sorted(theirs["groups"])
+        assert ours.offsets == {("JavaTopic", "JavaGroup"): {3: 77}}
+        assert theirs["consumerOffsets"] == {"JavaTopic@JavaGroup": {"3": 77}}
+        for counter, offset in ((0, 5), (9, 6)):
+            write_offsets(root, {"counter": counter, "stateVersion": 0, "timestamp": 1000}, offset)
+            expected = {str(queue): at for queue, at in read_config(root).offsets["JavaTopic", "JavaGroup"].items()}
+            assert java.read(root)["consumerOffsets"] == {"JavaTopic@JavaGroup": expected}
+        list(copy_config([root], copy))
+        if ROCKSDB in settings:
+            assert java.read(copy)["consumerOffsets"] == {"JavaTopic@JavaGroup": expected}
+            assert topics_of(java.read(copy))["JavaTopic"] == [6, 5, 6]

@@ -1,4 +1,4 @@
-"""Reads a broker's ``config/*.json``: topics, consumer groups and their offsets.
+"""Reads a broker's configuration: topics, consumer groups and their offsets, in ``config/*.json`` or in a RocksDB.
 
 A broker keeps the previous file as ``.bak``, and reads that if the file itself cannot be read. fastjson 1.2 writes maps
 with numbers as keys as ``{0:12}``, which is not JSON. Sources: RocketMQ 5.3.3 ``ConfigManager``,
@@ -18,10 +18,13 @@ from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.log.io.files import read_start, unreadable
+from pyspark_dledger.log.io.rocks_config import VERSION_2, rocks_tables
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
-TOPICS, _, OFFSETS, DELAYS = FILES
+TOPICS, GROUPS, OFFSETS, DELAYS = FILES
+TABLES = {TOPICS: "topicConfigTable", GROUPS: "subscriptionGroupTable", OFFSETS: "offsetTable"}
+"""The table in each file that brokers also keep in a RocksDB."""
 LIGHT_OFFSETS = "lmqConsumerOffset.json"
 """The offsets of all queues with ``enableLmq``, in place of consumerOffset.json (``LmqConsumerOffsetManager``)."""
 SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
@@ -31,12 +34,16 @@ MAX_QUEUES = 65_536
 
 @dataclass(frozen=True)
 class BrokerConfig:
-    """The contents of the files. ``offsets`` is by topic and group, then by queue; ``delay_offsets`` by delay level."""
+    """The contents of the files. ``offsets`` is by topic and group, then by queue; ``delay_offsets`` by delay level.
+
+    ``offsets_path`` is the file or the RocksDB that has the offsets.
+    """
 
     topic_queues: dict[str, int] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     offsets: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     delay_offsets: dict[int, int] = field(default_factory=dict)
+    offsets_path: Path = Path()
 
     @property
     def group_offsets(self) -> dict[tuple[str, str], dict[int, int]]:
@@ -49,50 +56,80 @@ class BrokerConfig:
 
 
 class ConfigFile(NamedTuple):
-    """An intact file: its bytes, and the object in it."""
+    """An intact file, or a table of a RocksDB, which has no ``data``; ``content`` is the object in the file.
+
+    ``path`` is the file, or the folder of the RocksDB.
+    """
 
     data: bytes
     content: dict[str, Any]
+    path: Path
 
 
 def read_config(root: Path) -> BrokerConfig:
     """The config of the broker at `root`. Raises StoreError without one, or if a file and its .bak are damaged."""
     folder = root / FOLDER
-    files = [_read_offsets(folder) if name == OFFSETS else read_config_file(folder / name) for name in FILES]
+    files = [_read_offsets(folder) if name == OFFSETS else read_newest(folder, name) for name in FILES]
     if all(file is None for file in files):
         raise StoreError(
-            f"{folder}: expected {', '.join(FILES[:-1])} or {FILES[-1]}, found none of them: a broker writes them "
-            "below its storePathRootDir, copy them from there"
+            f"{folder}: expected {', '.join(FILES[:-1])} or {FILES[-1]}, or a RocksDB of them, found none of them: a "
+            "broker writes them below its storePathRootDir, copy them from there"
         )
     topics, groups, offsets, delays = (file.content if file is not None else {} for file in files)
     return BrokerConfig(
         topic_queues={
             topic: min(count, MAX_QUEUES)
-            for topic, config in _table(topics, "topicConfigTable")
+            for topic, config in _table(topics, TABLES[TOPICS])
             if (count := _integer(config.get("readQueueNums"), INT32_MAX)) is not None
         },
-        groups=tuple(group for group, _ in _table(groups, "subscriptionGroupTable")),
+        groups=tuple(group for group, _ in _table(groups, TABLES[GROUPS])),
         offsets={
             (topic, group): _numbers(queues)
-            for key, queues in (*_table(offsets, "offsetTable"), *_light_queues(offsets))
+            for key, queues in (*_table(offsets, TABLES[OFFSETS]), *_light_queues(offsets))
             for topic, separator, group in [key.partition("@")]
             if separator
         },
         delay_offsets=_numbers(delays.get("offsetTable")),
+        offsets_path=next((file.path for file in files[2:3] if file is not None), folder / OFFSETS),
     )
 
 
 def _read_offsets(folder: Path) -> ConfigFile | None:
-    """The file of consumer offsets; of two, the one that the broker wrote for its last start."""
+    """The consumer offsets; of two files, the one that the broker wrote for its last start."""
     found = [file for name in (OFFSETS, LIGHT_OFFSETS) if (file := read_config_file(folder / name)) is not None]
-    return max(found, key=_started, default=None)
+    return _newest(folder, OFFSETS, max(found, key=_changed, default=None))
 
 
-def _started(file: ConfigFile) -> int:
-    """The time in a file's dataVersion, which a start sets."""
+def read_newest(folder: Path, name: str) -> ConfigFile | None:
+    """A file of a folder ``config``, or the same table in a RocksDB if that is newer; None without both.
+
+    Raises StoreError if one of them cannot be read.
+    """
+    return _newest(folder, name, read_config_file(folder / name))
+
+
+def _newest(folder: Path, name: str, file: ConfigFile | None) -> ConfigFile | None:
+    tables = rocks_tables(folder, TABLES[name]) if name in TABLES else []
+    found = [ConfigFile(b"", table.content, table.folder) for table in tables]
+    # A start with a RocksDB takes over what has a higher counter; one of version 2 takes over nothing.
+    others = [each for each in found if each.path.name != VERSION_2] + ([file] if file is not None else [])
+    newest = [max(others, key=_counter)] if others else []
+    return max([*(each for each in found if each.path.name == VERSION_2), *newest], key=_changed, default=None)
+
+
+def _changed(file: ConfigFile) -> int:
+    """The time in a file's dataVersion, which a start or a change sets."""
+    return _version_number(file, "timestamp", -1)
+
+
+def _counter(file: ConfigFile) -> int:
+    return _version_number(file, "counter", 0)
+
+
+def _version_number(file: ConfigFile, name: str, without: int) -> int:
     version = file.content.get("dataVersion")
-    time = version.get("timestamp") if isinstance(version, dict) else None
-    return time if isinstance(time, int) else -1
+    number = version.get(name) if isinstance(version, dict) else None
+    return number if isinstance(number, int) else without
 
 
 def _light_queues(offsets: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -110,7 +147,7 @@ def read_config_file(file: Path) -> ConfigFile | None:
     for candidate in (file, file.with_name(f"{file.name}.bak")):
         try:
             data = read_start(candidate, MAX_FILE_SIZE + 1)
-            return ConfigFile(data, parse_fastjson(data))
+            return ConfigFile(data, parse_fastjson(data), file)
         except OSError as error:
             if unreadable(candidate, error) is not None:
                 problems.append(f"{candidate.name} cannot be read ({error.strerror})")

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
-from pyspark_dledger.log.io.entry_reads import message_at, read_existing
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
+from pyspark_dledger.log.io.broker_config import TABLES, TOPICS, read_newest
+from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
 from pyspark_dledger.log.io.key_files import hash_of_tags, index_files, key_files
 from pyspark_dledger.log.io.queue_files import FOLDER, UNIT_DTYPE, QueueFile, Units, batch_queues, queues
@@ -28,7 +29,7 @@ from pyspark_dledger.log.store_view import StoreView
 # Topics of brokers themselves.
 _SYSTEM_PREFIXES = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_")
 # Only brokers write these.
-_BROKER_FOLDERS = ("config", "compaction")
+_BROKER_FOLDERS = (CONFIG, "compaction")
 _MAX_TAG_UNITS, _MAX_TAGGED = 10_000, 16
 # Longer queues are not searched for units that do not ascend.
 _MAX_SEARCHED_UNITS = 4_000_000
@@ -114,10 +115,10 @@ class StoredQueues:
     def _topics(self) -> frozenset[str] | None:
         """The topics that the broker knows; None if its file is missing or damaged."""
         try:
-            data = read_existing(str(self.root / "config" / "topics.json"), 0, MAX_FILE_SIZE + 1)
-            known = parse_fastjson(data).get("topicConfigTable")
-        except (StoreError, ValueError):
+            file = read_newest(self.root / CONFIG, TOPICS)
+        except StoreError:
             return None
+        known = file.content.get(TABLES[TOPICS]) if file is not None else None
         return frozenset(map(str, known)) if known and isinstance(known, dict) else None
 
     def is_deleted(self, topic: str) -> bool:

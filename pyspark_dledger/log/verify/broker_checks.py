@@ -1,4 +1,4 @@
-"""Findings about a broker's IndexFiles, ``checkpoint`` and ``config/*.json``. All are read whole, in bounded memory."""
+"""Findings about a broker's IndexFiles, ``checkpoint`` and ``config``. All are read whole, in bounded memory."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from pyspark_dledger.format.layout import (
 from pyspark_dledger.format.message import Message
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.io import key_files
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
+from pyspark_dledger.log.io.broker_config import TABLES
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import (
@@ -34,6 +36,7 @@ from pyspark_dledger.log.io.key_files import (
     message_starts,
 )
 from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
+from pyspark_dledger.log.io.rocks_config import rocks_tables
 from pyspark_dledger.log.io.salvage_fillers import TOPIC, SalvageFillers
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
@@ -84,7 +87,7 @@ def _have_keys(store: StoreView) -> bool:
 
 
 def _check_config(root: Path, report: Report) -> None:
-    for entry in sorted(folder_entries(root / "config", report.add_unreadable), key=lambda entry: entry.name):
+    for entry in sorted(folder_entries(root / CONFIG, report.add_unreadable), key=lambda entry: entry.name):
         if not entry.name.endswith((".json", ".json.bak")) or not entry.is_file():
             continue
         try:
@@ -93,6 +96,11 @@ def _check_config(root: Path, report: Report) -> None:
             report.add_unreadable(error)
         except ValueError as error:
             report.add("configInvalid", entry.path, str(error))
+    for name in TABLES:
+        try:
+            rocks_tables(root / CONFIG, TABLES[name])
+        except UnreadableError as error:
+            report.add_unreadable(error)
 
 
 def _check_store_checkpoint(root: Path, last: int | None, log_end: int, report: Report) -> None:

@@ -22,8 +22,8 @@ from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, Segment
-from pyspark_dledger.log.io.broker_config import DELAYS, OFFSETS, SCHEDULE_GROUP, TOPICS
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
+from pyspark_dledger.log.io.broker_config import TOPICS
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.queue_files import FOLDER, UNITS_AT_ONCE, Units, database_queues, file_queues
@@ -340,15 +340,14 @@ def check_queue_files(stored: StoredQueues, report: Report) -> None:
         )
 
 
-def check_consumer_offsets(root: Path, found: Iterable[PassedEnd], report: Report) -> None:
+def check_consumer_offsets(found: Iterable[PassedEnd], report: Report) -> None:
     """Report the consumer groups that have passed the end of a queue."""
     for each in found:
         text = (
             f"expected an offset of {each.group} in {each.topic}/{each.queue_id} up to "
             f"{each.end}, where the queue ends, found {each.offset}"
         )
-        name = DELAYS if each.group == SCHEDULE_GROUP else OFFSETS
-        report.add("consumerOffsetBeyondEnd", root / CONFIG / name, text)
+        report.add("consumerOffsetBeyondEnd", each.path, text)
 
 
 def check_databases(root: Path, report: Report) -> None:

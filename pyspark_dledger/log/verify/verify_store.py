@@ -18,7 +18,8 @@ from pyspark_dledger.log.committed import own_bound
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
-from pyspark_dledger.log.io.rocks_queues import NEEDS, rocks_folders
+from pyspark_dledger.log.io.rocks_database import NEEDS
+from pyspark_dledger.log.io.rocks_queues import rocks_folders
 from pyspark_dledger.log.io.state_files import CHECKPOINT, confirmed_end
 from pyspark_dledger.log.io.store_paths import StorePaths
 from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
@@ -323,5 +324,5 @@ def _check_queues(store: StoreView, root: Path, stored: StoredQueues, report: Re
     low = store.segments[0].base if store.segments and not is_old_part_left_out else None
     check_queue_files(stored, report)
     check_databases(root, report)
-    check_consumer_offsets(root, passed_queue_ends(store, root, stored), report)
+    check_consumer_offsets(passed_queue_ends(store, root, stored), report)
     check_outside(stored, store.segments, low, _log_end(store), root, report)

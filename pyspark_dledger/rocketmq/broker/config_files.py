@@ -20,7 +20,7 @@ from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_DELAY_LEVEL, SCHEDULE_TOPIC
-from pyspark_dledger.log.io.broker_config import FILES, FOLDER, MAX_QUEUES, TOPICS, ConfigFile, read_config_file
+from pyspark_dledger.log.io.broker_config import FILES, FOLDER, MAX_QUEUES, TOPICS, read_config_file
 
 _NUMBER = re.compile(r"-?[0-9]+")
 
@@ -81,7 +81,7 @@ class BrokerMetadata:
         self._is_saving = False
         self._counts: dict[str, int] = {}
         topics = read_config_file(self._folder / TOPICS)
-        self._set_topics(*(topics or ConfigFile(b"", {})))
+        self._set_topics(*(topics[:2] if topics is not None else (b"", {})))
 
     def _set_topics(self, data: bytes, content: Mapping[str, Any]) -> None:
         topics = {"dataVersion": _FIRST_VERSION, **content}
@@ -118,7 +118,7 @@ class BrokerMetadata:
             config = known if isinstance(known, dict) else _new_topic(name)
             table[name] = {**config, "readQueueNums": count, "writeQueueNums": count}
             self._counts[name] = count
-        version = _next_version(self._topics.get("dataVersion"))
+        version = next_version(self._topics.get("dataVersion"))
         self._topics = {**self._topics, "topicConfigTable": table, "dataVersion": version}
         if not self._is_saving:
             self._is_saving = True
@@ -216,7 +216,7 @@ def _new_topic(name: str) -> dict[str, Any]:
     }
 
 
-def _next_version(version: object) -> dict[str, Any]:
+def next_version(version: object) -> dict[str, Any]:
     """``DataVersion.nextVersion``."""
     known = version if isinstance(version, dict) else {}
     counter = known.get("counter")

@@ -8,10 +8,11 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark_dledger.common.durable import sync_dir, write_durably, write_in_place
-from pyspark_dledger.common.plurals import counted
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.common.plurals import counted, enumerated
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_UNIT_SIZE, segment_name
 from pyspark_dledger.format.state_files import (
@@ -25,12 +26,19 @@ from pyspark_dledger.format.state_files import (
 )
 from pyspark_dledger.format.state_files import EPOCH_FILE as EPOCHS
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
-from pyspark_dledger.log.io.broker_config import MAX_QUEUES, TOPICS, ConfigFile, read_config_file
+from pyspark_dledger.log.io.broker_config import (
+    MAX_QUEUES,
+    TABLES,
+    TOPICS,
+    ConfigFile,
+    read_newest,
+)
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from pyspark_dledger.log.io.files import data_extents, is_remote_path, is_there
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import file_queues
+from pyspark_dledger.log.io.rocks_config import config_databases, rocks_tables
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
     StoreCheckpoint,
@@ -40,7 +48,12 @@ from pyspark_dledger.log.io.state_files import (
 )
 from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.rocketmq.broker.config_files import TOPIC_NAME, BrokerMetadata
+from pyspark_dledger.rocketmq.broker.config_files import (
+    TOPIC_NAME,
+    BrokerMetadata,
+    fastjson_text,
+    next_version,
+)
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE
 from pyspark_dledger.rocketmq.broker.root_files import ABORT, write_store_checkpoint
@@ -159,16 +172,24 @@ def write_epochs(sources: Sequence[StoreView], end: int, target: Path) -> Iterat
 def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
     """Copy each ``config/*.json`` from the first source where it or its ``.bak`` is intact; returns notes.
 
-    They have topics, subscription groups and consumer offsets.
+    They have topics, subscription groups and consumer offsets. Those in a RocksDB become files.
     """
     names = sorted({name for root in roots for name in _config_names(root / CONFIG)})
+    converted = []
     for name in names:
-        found = next((file for root in roots if (file := _intact(root / CONFIG / name)) is not None), None)
+        found = next((file for root in roots if (file := _intact(root / CONFIG, name)) is not None), None)
         if found is None:
             yield f"{CONFIG}/{name}: damaged or a link in all sources, also its {_BAK}: it is left out"
             continue
         (target / CONFIG).mkdir(exist_ok=True)
-        write_durably(target / CONFIG / name, found.data)
+        write_durably(target / CONFIG / name, found.data or _encoded(found.content))
+        if not found.data:
+            converted.append(name)
+    if converted:
+        yield (
+            f"{CONFIG}/: what was in a RocksDB is in {enumerated(converted)}, which a broker takes over when it "
+            "starts, but not with configManagerVersion=v2"
+        )
     if names:
         sync_dir(target / CONFIG)
     elif root_with_queues(roots) is not None:
@@ -180,16 +201,31 @@ def _config_names(folder: Path) -> Iterator[str]:
         name = file.name.removesuffix(_BAK)
         if name.endswith(".json"):
             yield name
+    databases = config_databases(folder)
+    yield from (name for name, table in TABLES.items() if databases and _has_table(folder, table))
 
 
-def _intact(file: Path) -> ConfigFile | None:
-    """The file or its ``.bak``; None if both are damaged, or if one is a link, which could lead anywhere."""
-    if not is_remote_path(file) and any(path.is_symlink() for path in (file, file.with_name(file.name + _BAK))):
+def _has_table(folder: Path, table: str) -> bool:
+    try:
+        return bool(rocks_tables(folder, table))
+    except UnreadableError:
+        return True
+
+
+def _intact(folder: Path, name: str) -> ConfigFile | None:
+    """The file, its ``.bak`` or its RocksDB; None if it is damaged, or if one is a link, which could lead anywhere."""
+    sources = (folder / name, folder / f"{name}{_BAK}", *config_databases(folder))
+    if not is_remote_path(folder) and any(path.is_symlink() for path in sources):
         return None
     try:
-        return read_config_file(file)
+        return read_newest(folder, name)
     except StoreError:
         return None
+
+
+def _encoded(content: Mapping[str, Any]) -> bytes:
+    """A table of a RocksDB as a file that a broker with a RocksDB takes over: only with a counter above 0."""
+    return fastjson_text({**content, "dataVersion": next_version(content.get("dataVersion"))}).encode()
 
 
 def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:

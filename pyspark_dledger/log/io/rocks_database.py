@@ -1,0 +1,133 @@
+"""Opens a RocksDB of a broker to read it.
+
+RocksDB writes into the folder that it opens, so it opens a temporary one with links to the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.log.io.files import is_remote_path, names_in, unreadable
+
+NEEDS = "reading RocksDB needs rocksdict: pip install 'pyspark_dledger[rocksdb]'"
+DEFAULT_FAMILY = "default"
+
+_DATABASE_FILE = re.compile(r"CURRENT|MANIFEST-[0-9]+|[0-9]+\.(sst|log)")
+_HEAD_FILE = re.compile(r"CURRENT|MANIFEST-[0-9]+")
+_MAX_CURRENT_SIZE = 256
+_LINKS = "dledger-rocksdb-"
+_LINKS_PATH = re.compile(rf"[^\s:'\"]*/{_LINKS}[a-z0-9_]+")
+# Others stay closed until they are read. Processes may open 1,024 files by default.
+_MAX_OPEN_FILES = 256
+_KEPT_OPEN = 8
+
+
+def has_database(folder: Path) -> bool:
+    """Whether a folder is a RocksDB; also one that lost its CURRENT or its MANIFEST."""
+    with suppress(OSError):
+        return any(map(_HEAD_FILE.fullmatch, names_in(folder)))
+    return False
+
+
+class Database:
+    """An open database; ``size`` is that of its files in bytes, ``families`` are its column families."""
+
+    def __init__(self, folder: Path) -> None:
+        import rocksdict
+
+        links = tempfile.mkdtemp(prefix=_LINKS)
+        weakref.finalize(self, shutil.rmtree, links, ignore_errors=True)
+        self.size = _link(folder, links)
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(False)
+        options.set_max_open_files(_MAX_OPEN_FILES)
+        options.set_keep_log_file_num(1)
+        families = {name: rocksdict.Options(raw_mode=True) for name in rocksdict.Rdict.list_cf(links)}
+        access = rocksdict.AccessType.read_only()
+        self.families = frozenset(families)
+        self._database = rocksdict.Rdict(links, options, column_families=families, access_type=access)
+        # RocksDB opens a MANIFEST that was cut as an older state.
+        if not self._database.live_files() and any(Path(links).glob("*.sst")):
+            raise ValueError("expected the database's files in its MANIFEST, found none")
+
+    def cursor(self, family: str = DEFAULT_FAMILY) -> Any:
+        """An iterator over the keys of a column family. Check its ``status()`` at the end."""
+        found = self._database if family == DEFAULT_FAMILY else self._database.get_column_family(family)
+        return found.iter()
+
+    def rows(self, family: str = DEFAULT_FAMILY, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin with `prefix`, with their values; nothing without the family."""
+        if family not in self.families:
+            return
+        cursor = self.cursor(family)
+        cursor.seek(prefix)
+        while cursor.valid() and (key := bytes(cursor.key())).startswith(prefix):
+            yield key, bytes(cursor.value())
+            cursor.next()
+        check_end(cursor)
+
+
+def check_end(cursor: Any) -> None:
+    """Raises ValueError if an iterator ended at damage."""
+    if (problem := cursor.status()) is not None:
+        raise ValueError(str(problem))
+
+
+def _link(folder: Path, links: str) -> int:
+    """Link the files of a database into another folder. Returns their size in bytes.
+
+    ``CURRENT`` is copied. Links to others leave their times and counts of links as they are.
+    """
+    size = 0
+    with os.scandir(folder) as entries:
+        files = [entry for entry in entries if _DATABASE_FILE.fullmatch(entry.name) and entry.is_file()]
+    for file in files:
+        size += file.stat().st_size
+        if file.name == "CURRENT":
+            Path(links, file.name).write_bytes(Path(file.path).read_bytes()[:_MAX_CURRENT_SIZE])
+        else:
+            Path(links, file.name).symlink_to(Path(file.path).absolute())
+    return size
+
+
+def open_database(folder: Path, advice: str) -> Database:
+    """The database of a folder; opened again after a change of its files. Raises UnreadableError as `rocks_errors`."""
+    if is_remote_path(folder):
+        raise UnreadableError(str(folder), "it is a RocksDB: copy its store to this machine")
+    try:
+        with os.scandir(folder) as entries:
+            files = [(each.name, each.stat()) for each in entries if _DATABASE_FILE.fullmatch(each.name)]
+    except OSError as error:
+        raise unreadable(folder, error) or UnreadableError(str(folder), "the folder is gone") from None
+    state = tuple(sorted((name, status.st_size, status.st_mtime_ns) for name, status in files))
+    with rocks_errors(folder, advice):
+        return _database(folder, state)
+
+
+@contextmanager
+def rocks_errors(folder: Path, advice: str) -> Iterator[None]:
+    """What goes wrong in a database becomes an UnreadableError with its folder and `advice`."""
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except ModuleNotFoundError:
+        raise UnreadableError(str(folder), NEEDS) from None
+    except Exception as error:  # noqa: BLE001 - rocksdict has no class for what RocksDB reports
+        problem = _LINKS_PATH.sub(lambda _: str(folder), str(error))
+        raise UnreadableError(str(folder), f"RocksDB: {problem}; {advice}") from None
+
+
+@lru_cache(maxsize=_KEPT_OPEN)
+def _database(folder: Path, _state: tuple[tuple[str, int, int], ...]) -> Database:
+    return Database(folder)

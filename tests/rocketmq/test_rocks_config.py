@@ -1,0 +1,99 @@
+"""Topics, groups and offsets in a RocksDB are read as those in JSON. Real brokers' classes wrote the databases."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from pyspark_dledger import open_log
+from pyspark_dledger.cli.main import main
+from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.broker_config import read_config, read_config_file
+from pyspark_dledger.rocketmq.jobs.store_files import copy_config
+from pyspark_dledger.rocketmq.tables import TABLES
+from tests.rocketmq.test_rocksdb import GOLDENS, files_of
+
+NAMES = {"own-533": "consumerOffsets", "all-550": "metadata", "v2-550": "rdb"}
+OFFSETS = {("JavaTopic", "JavaGroup"): {3: 77}}
+
+
+@pytest.fixture(params=NAMES)
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    pytest.importorskip("rocksdict")
+    with tarfile.open(GOLDENS / "config.tar.gz") as packed:
+        packed.extractall(tmp_path)
+    root = tmp_path / str(request.param)
+    with tarfile.open(GOLDENS / "rocks-533.tar.gz") as packed:
+        packed.extractall(root)
+    return root
+
+
+def write_offsets(root: Path, version: dict[str, int], offset: int) -> None:
+    content = {"dataVersion": version, "offsetTable": {"JavaTopic@JavaGroup": {"3": offset}}}
+    (root / "config" / "consumerOffset.json").write_text(json.dumps(content))
+
+
+def test_a_database_is_read(root: Path) -> None:
+    found = read_config(root)
+    assert found.topic_queues["JavaTopic"] == 6
+    assert "JavaGroup" in found.groups
+    assert found.offsets == OFFSETS
+    assert found.delay_offsets == {5: 21}
+    assert found.offsets_path == root / "config" / NAMES[root.name]
+
+
+def test_newer_offsets_in_json_are_read_instead(root: Path) -> None:
+    write_offsets(root, {"counter": 0, "timestamp": 1000}, 5)
+    assert read_config(root).offsets == OFFSETS
+    write_offsets(root, {"counter": 1000, "timestamp": 2**42}, 5)
+    assert read_config(root).offsets == {("JavaTopic", "JavaGroup"): {3: 5}}
+
+
+def test_reading_leaves_the_folder_as_it_is(root: Path) -> None:
+    before = list(files_of(root))
+    read_config(root)
+    for verb in ("check", "audit", "recovery", "stats"):
+        assert main([verb, str(root)]) in (0, 1)
+    assert main(["dump", str(root), "--table", "consumers"]) == 0
+    assert list(files_of(root)) == before
+
+
+def test_consumers_are_those_of_the_database(root: Path) -> None:
+    log, table = open_log(root), TABLES["consumers"]
+    parts = table.plan(log, log.options)
+    rows = [row for part in parts for batch in table.read(part) for row in batch.to_pylist()]
+    assert {row["queueId"]: row["consumerOffset"] for row in rows if row["consumerGroup"] == "JavaGroup"}[3] == 77
+    (finding,) = [each for each in open_log(root).findings() if each.code == "consumerOffsetBeyondEnd"]
+    assert finding.path == str(root / "config" / NAMES[root.name])
+
+
+def test_a_copy_of_the_configuration_has_files(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    notes = list(copy_config([root], target))
+    assert len(notes) == 1
+    assert "RocksDB is in consumerOffset.json, subscriptionGroup.json and topics.json" in notes[0]
+    assert sorted(path.name for path in (target / "config").iterdir()) == [
+        *("consumerOffset.json", "delayOffset.json", "subscriptionGroup.json", "topics.json")
+    ]
+    ours, theirs = read_config(target), read_config(root)
+    assert (ours.topic_queues, sorted(ours.groups)) == (theirs.topic_queues, sorted(theirs.groups))
+    assert (ours.offsets, ours.delay_offsets) == (theirs.offsets, theirs.delay_offsets)
+    written = read_config_file(target / "config" / "consumerOffset.json")
+    assert written is not None
+    assert written.content["dataVersion"]["counter"] > 0  # A broker with a RocksDB does not take over a file with 0.
+
+
+def test_a_damaged_database_is_an_error_with_its_path(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = root / "config" / NAMES[root.name]
+    for manifest in folder.glob("MANIFEST-*"):
+        manifest.write_bytes(b"x" * 100)
+    with pytest.raises(StoreError, match="copy the folder from a replica") as caught:
+        read_config(root)
+    assert str(folder) in str(caught.value)
+    assert "dledger-rocksdb-" not in str(caught.value)
+    main(["verify", str(root)])
+    assert str(folder) in "".join(capsys.readouterr())
