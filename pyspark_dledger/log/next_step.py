@@ -165,8 +165,8 @@ def next_step(
             return _save(each)
     lacking = [each for each in members if each.may_lack_first_files]
     if lacking and can_salvage:
-        others = [each for each in members if each not in lacking]
-        return _step(FIRST_FILES, ["salvage", *_paths([*lacking, *others]), "--plan"], lacking)
+        complete = [each for each in members if each not in lacking]
+        return _step(FIRST_FILES, ["salvage", *_paths([*lacking, *complete]), "--plan"], lacking)
     leaders = [each for each in members if each.may_lead] or members
     return NextStep(START if len(leaders) == len(members) else LEAD, names=tuple(each.name for each in leaders))
 
