@@ -41,9 +41,11 @@ from tests.salvage.groups import (
     lose,
     lost_indexes,
     older_terms_group,
+    plain_group,
     spread_data,
 )
 from tests.salvage.heal import heal_differences
+from tests.support.damage import write_log
 from tests.support.dispatching import audit
 from tests.support.generate import mq_message, rows_of, write_commitlog, write_dledger
 from tests.support.golden import fingerprint, unpack
@@ -263,6 +265,19 @@ def test_a_plan_shows_the_choice_for_undecided_entries(tmp_path: Path, capsys: p
     assert "1 entry: nothing shows that a copy is right" in capsys.readouterr().err
     assert main(["salvage", *paths, "--to", str(tmp_path / "result"), "--take", "7=n1"]) == 0
     assert "decided by --undecided majority or --take: 1, listed in " in capsys.readouterr().out
+
+
+def test_a_copy_of_a_message_of_a_commit_log_is_taken_by_its_position(tmp_path: Path) -> None:
+    group = plain_group(tmp_path, "mq-plain")
+    message = group.extents[7]
+    write_log(group.members[0] / "commitlog", message.pos + 16, b"\x00\x00\x00\x07")
+    sources = group.members[:2]
+    with pytest.raises(
+        OptionError, match=rf"take: expected an undecided entry, .* found {message.pos + 1}: see --plan"
+    ):
+        plan(SalvageRequest.of(sources, take={message.pos + 1: "m1"}))
+    assert salvage(SalvageRequest.of(sources, take={message.pos: "m1"}), tmp_path / "result").decided == 1
+    assert list(differences(group, tmp_path / "result")) == []
 
 
 def test_a_copy_that_fails_its_checks_is_told_even_if_the_request_chose_it(

@@ -218,14 +218,14 @@ def _unreadable_notes(unreadable: Mapping[str, Sequence[str]], what: str = "it k
             yield f"{name}: {len(files) - _MAX_NOTES} more files cannot be read: see dledger verify"
 
 
+def _place(found: Piece | Run) -> int:
+    """The number that names an undecided copy: its index, of a CommitLog its position."""
+    return found.first_index if found.first_index >= 0 else found.start
+
+
 def _check_taken(take: dict[int, int], logs: Iterable[RestoredLog]) -> None:
     """Raises OptionError for a place of `take` that is not undecided."""
-    found = {
-        piece.first_index if piece.first_index >= 0 else piece.start
-        for log in logs
-        for piece in log.pieces
-        if piece.why == TAKEN
-    }
+    found = {_place(piece) for log in logs for piece in log.pieces if piece.why == TAKEN}
     if unknown := sorted(take.keys() - found):
         raise OptionError(
             f"take: expected an undecided entry, and a source with a copy of it, found {unknown[0]}: see --plan"
@@ -237,7 +237,7 @@ def _decider(undecided: str, take: dict[int, int], confirmed: Confirmed) -> Deci
 
     def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
         for group in run.variants:
-            if take.get(run.first_index if run.first_index >= 0 else run.start) in group:
+            if take.get(_place(run)) in group:
                 return group, TAKEN
         if (found := by_units(run)) is not None:
             return found
