@@ -42,6 +42,7 @@ ALLOWED = {
     "format/message.py": "an identity",
     "format/scan/bodies.py": "zlib's errors begin with its number",
     "format/state_files.py": "a file of properties",
+    "log/io/rocks_database.py": "a temporary folder in what RocksDB reports becomes that of the user",
     "log/recovery/java_files.py": "a number as Java parses it",
     "log/verify/report.py": "the two halves of a finding's text",
     "log/verify/segment_checks.py": "a finding has the path of its own",
