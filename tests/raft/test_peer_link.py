@@ -110,7 +110,7 @@ def test_link_uses_the_dialect_of_its_peer(offers_binary: bool) -> None:
     async def run() -> None:
         peer = Peer(offers_binary)
         async with linked_to(await peer.start()) as linked:
-            await until(lambda: linked.link.is_connected)
+            await until(lambda: linked.link.is_connected and linked.binary_peers)
             assert linked.binary_peers == [offers_binary]
             linked.send(1)
             await until(lambda: peer.requests)

@@ -186,7 +186,7 @@ VERDICT_KEYS = {
 """The keys of the verdict of `dledger diff --json`, with what they mean."""
 
 MEMBER_KEYS = {
-    ("node", "path", "log", "begin", "indexBegin"): "who",
+    ("node", "path", "log", "begin", "indexBegin", "firstBegin"): "who; `firstBegin` of all",
     ("start", "elect", "text"): "`yes`, `no`, `unknown`, `withLoss`; CommitLog: `master`, `slave`; why",
     ("damaged", "inLog", "donors"): "ranges; without those of a diverged tail; who has all of these",
     ("silent", "unclear", "diverged"): "ranges that look whole, are unclear, of another master",
