@@ -90,7 +90,7 @@ def read_config(root: Path) -> BrokerConfig:
             if separator
         },
         delay_offsets=_numbers(delays.get("offsetTable")),
-        offsets_path=next((file.path for file in files[2:3] if file is not None), folder / OFFSETS),
+        offsets_path=stored.path if (stored := files[FILES.index(OFFSETS)]) is not None else folder / OFFSETS,
     )
 
 
