@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pyspark_dledger import open_log
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.log.io.broker_config import read_config, read_config_file
+from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
 from pyspark_dledger.rocketmq.jobs.store_files import copy_config
 from pyspark_dledger.rocketmq.tables import TABLES
 from tests.rocketmq.test_rocksdb import GOLDENS, files_of
@@ -86,6 +88,21 @@ def test_a_copy_of_the_configuration_has_files(root: Path, tmp_path: Path) -> No
     written = read_config_file(target / "config" / "consumerOffset.json")
     assert written is not None
     assert written.content["dataVersion"]["counter"] > 0  # A broker with a RocksDB does not take over a file with 0.
+
+
+def test_a_member_serves_what_is_in_a_database(root: Path, tmp_path: Path) -> None:
+    leader, follower = BrokerMetadata(root), BrokerMetadata(tmp_path / "follower")
+    assert leader.queue_count("JavaTopic") == 6
+    copied = leader.files()
+    assert copied == BrokerMetadata(root).files()
+    follower.take_over(copied)
+    theirs = read_config(root)
+    assert read_config(tmp_path / "follower") == replace(
+        theirs, offsets_path=tmp_path / "follower" / "config" / "consumerOffset.json"
+    )
+    leader.add_topics({"Ours": 3})
+    assert read_config(root).topic_queues == {**theirs.topic_queues, "Ours": 3}
+    assert BrokerMetadata(root).queue_count("JavaTopic") == 6
 
 
 def test_a_damaged_database_is_an_error_with_its_path(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import MAX_DELAY_LEVEL, SCHEDULE_TOPIC
-from pyspark_dledger.log.io.broker_config import FILES, FOLDER, MAX_QUEUES, TOPICS, read_config_file
+from pyspark_dledger.log.io.broker_config import FILES, FOLDER, MAX_QUEUES, TOPICS, ConfigFile, read_newest
 
 _NUMBER = re.compile(r"-?[0-9]+")
 
@@ -41,6 +41,16 @@ def fastjson_text(value: object, depth: int = 0) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def as_file(found: ConfigFile) -> ConfigFile:
+    """A table of a RocksDB as a file with a higher version, as brokers take over no other one; a file as it is."""
+    if found.data:
+        return found
+    known = found.content.get("dataVersion")
+    version = {**next_version(known), "timestamp": known.get("timestamp", 0) if isinstance(known, dict) else 0}
+    content = {**found.content, "dataVersion": version}
+    return ConfigFile(fastjson_text(content).encode(), content, found.path)
 
 
 def write_config_file(file: Path, data: bytes) -> None:
@@ -67,6 +77,7 @@ _FIRST_VERSION = {"counter": 0, "stateVersion": 0, "timestamp": 0}
 class BrokerMetadata:
     """Topics with their queue counts, and the config files of a broker's root. Not thread-safe.
 
+    What is in a RocksDB is read from there, and written to files, which are then newer.
     ``write`` runs the work that encodes and writes files: at once, or in a thread of its own, in order.
     """
 
@@ -80,8 +91,8 @@ class BrokerMetadata:
         self._encoded: tuple[dict[str, Any], bytes] = {}, b""
         self._is_saving = False
         self._counts: dict[str, int] = {}
-        topics = read_config_file(self._folder / TOPICS)
-        self._set_topics(*(topics[:2] if topics is not None else (b"", {})))
+        topics = read_newest(self._folder, TOPICS)
+        self._set_topics(*(as_file(topics)[:2] if topics is not None else (b"", {})))
 
     def _set_topics(self, data: bytes, content: Mapping[str, Any]) -> None:
         topics = {"dataVersion": _FIRST_VERSION, **content}
@@ -155,11 +166,11 @@ class BrokerMetadata:
 
     def _intact(self, name: str) -> bytes | None:
         try:
-            file = read_config_file(self._folder / name)
+            file = read_newest(self._folder, name)
         except StoreError as error:
             self._warn_once(name, str(error))
             return None
-        return file.data if file is not None else None
+        return as_file(file).data if file is not None else None
 
     def take_over(self, files: Mapping[str, bytes]) -> None:
         """Replace own files by a leader's; unknown names and equal files are skipped."""

@@ -8,7 +8,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pyspark_dledger.common.durable import sync_dir, write_durably, write_in_place
 from pyspark_dledger.common.plurals import counted, enumerated
@@ -51,8 +50,7 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.config_files import (
     TOPIC_NAME,
     BrokerMetadata,
-    fastjson_text,
-    next_version,
+    as_file,
 )
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE
@@ -182,7 +180,7 @@ def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
             yield f"{CONFIG}/{name}: damaged or a link in all sources, also its {_BAK}: it is left out"
             continue
         (target / CONFIG).mkdir(exist_ok=True)
-        write_durably(target / CONFIG / name, found.data or _encoded(found.content))
+        write_durably(target / CONFIG / name, as_file(found).data)
         if not found.data:
             converted.append(name)
     if converted:
@@ -221,11 +219,6 @@ def _intact(folder: Path, name: str) -> ConfigFile | None:
         return read_newest(folder, name)
     except StoreError:
         return None
-
-
-def _encoded(content: Mapping[str, Any]) -> bytes:
-    """A table of a RocksDB as a file that a broker with a RocksDB takes over: only with a counter above 0."""
-    return fastjson_text({**content, "dataVersion": next_version(content.get("dataVersion"))}).encode()
 
 
 def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:
