@@ -35,7 +35,7 @@ from tests.consistency.claims import (
 )
 from tests.consistency.damages import copied
 from tests.consistency.verbs import Crash, Row, diff, listed_ends, own_name, run
-from tests.consistency.worlds import LEDGER, Entry, world_of
+from tests.consistency.worlds import LEDGER, Entry, shared_count, world_of
 from tests.salvage import groups as salvage_groups
 from tests.salvage.heal import heal_differences
 from tests.support.sparse_copy import copy_tree
@@ -258,7 +258,8 @@ def check_alone(group: Group) -> None:
     """What `lost` says of one replica alone it also says with others, which may show more.
 
     What is lost alone is lost or unclear with others, too, unless they show that the log of the replica had ended: it
-    is behind. What is unclear alone can be intact only if another replica has the same bytes.
+    is behind. So it is with a tail that it never shared, if none of it is left. What is unclear alone can be intact
+    only if another replica has the same bytes.
     """
     together: dict[str, set[Number]] = defaultdict(set)
     for row in rows_of_kind(group, group.lost):
@@ -276,6 +277,8 @@ def check_alone(group: Group) -> None:
             found = group.project_row(row, replica.entries)
             alone |= found if row["lostOn"] else found - _numbers_of_others(group, name)
         own = {each.number for each in replica.entries} - _behind(group, name) - of_others(group, replica)
+        tail = replica.entries[shared_count(group.world.main, replica.entries) :]
+        own -= set() if replica.intact(tail) else {each.number for each in tail}
         if missing := alone & own - together[name] - unclear:
             group.say("lost alone and together", "lost", f"{name}: {shown(missing)} only alone")
 

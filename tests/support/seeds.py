@@ -199,7 +199,7 @@ def _results(run: Callable[[int], tuple[int, Result]], given: argparse.Namespace
         return
     # Only this process handles Ctrl-C; it ends the others.
     with multiprocessing.Pool(given.processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        yield from pool.imap_unordered(run, seeds, chunksize=max(1, min(8, given.count // 64)))
+        yield from pool.imap(run, seeds, chunksize=max(1, min(8, given.count // 64)))
 
 
 def _until(seconds: float | None, results: Iterator[tuple[int, Result]]) -> Iterator[tuple[int, Result]]:

@@ -226,9 +226,9 @@ class _Decider:
     def _main_commit_log(self, runs: list[Run], lasts: dict[int, LastEntry], log_of: int | None) -> _Members:
         names, leader = self._witnesses.names, log_of
         if leader is None:
-            leader, self._rivals = LastMaster(runs, self._witnesses).found(lasts)
+            leader, self._rivals = LastMaster(runs, self._witnesses, self._file_size).found(lasts)
         members, ends = self._commit_log_of(runs, leader, lasts)
-        diverged = LastMaster(runs, self._witnesses).diverged
+        diverged = LastMaster(runs, self._witnesses, self._file_size).diverged
         if log_of is not None and any(
             lasts[log_of].end <= end and diverged(log_of, other)[0] is None for other, end in ends.items()
         ):
@@ -249,20 +249,23 @@ class _Decider:
     def _commit_log_of(self, runs: list[Run], leader: int, sources: Iterable[int]) -> tuple[_Members, dict[int, int]]:
         """The members of a CommitLog, and the position from which each other source has another log.
 
-        A source that shows nothing against the leader's log can contradict another one that is of this log.
+        A source that shows nothing against the leader's log can contradict another one that is of this log. Of two that
+        contradict each other, the one that has later bytes with the leader is of its log.
         """
         ends: dict[int, int] = {}
         epochs, names = self._witnesses.epochs, self._witnesses.names
-        pairs = LastMaster(runs, self._witnesses)
+        pairs = LastMaster(runs, self._witnesses, self._file_size)
         others = sorted({*sources} - {leader}, key=lambda number: names[number])
         others.sort(key=lambda number: epochs.get(number, ()) != epochs.get(leader, ()))
         for place, other in enumerate(others):
             for member in (leader, *others[:place]):
                 end, is_by_epochs = pairs.diverged(member, other)
                 if end is not None and end < min(ends.get(member, INT64_MAX), ends.get(other, INT64_MAX)):
-                    ends[other] = end
+                    is_of_log = pairs.shared_end(leader, other) > end >= pairs.shared_end(leader, member)
+                    stranger = member if is_of_log else other
+                    ends[stranger] = end
                     if is_by_epochs:
-                        self._diverged.setdefault(other, end)
+                        self._diverged.setdefault(stranger, end)
         own, rest = _split(runs, lambda run, number: run.start < ends.get(number, INT64_MAX))
         return _Members(leader, dict.fromkeys(sources, -1), own, rest), ends
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.state_files import diverged_at, epoch_at
 from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.salvage.lost_entries import ReadSource
-from pyspark_dledger.log.salvage.matching import LastEntry, common_end, first_contradiction
+from pyspark_dledger.log.salvage.matching import LastEntry, common_end, first_contradiction, shared_end
 from pyspark_dledger.log.salvage.restored_log import Witnesses
 
 _HEAD_BYTES = 88
@@ -19,8 +20,8 @@ _HEAD_BYTES = 88
 class LastMaster:
     """Orders CommitLogs in pairs, by what they have in ``runs``."""
 
-    def __init__(self, runs: Sequence[Run], witnesses: Witnesses) -> None:
-        self._runs, self._witnesses = runs, witnesses
+    def __init__(self, runs: Sequence[Run], witnesses: Witnesses, file_size: int) -> None:
+        self._runs, self._witnesses, self._file_size = runs, witnesses, file_size
         self._epochs = witnesses.epochs
 
     def found(self, lasts: Mapping[int, LastEntry]) -> tuple[int, frozenset[int]]:
@@ -37,10 +38,16 @@ class LastMaster:
 
     def diverged(self, one: int, other: int) -> tuple[int | None, bool]:
         """The position from which the log of `other` differs from that of `one`, and whether only epochs say so."""
-        is_one = partial(_is_one_message, self._witnesses.read, (one, other))
         by_epochs = diverged_at(self._epochs.get(one, ()), self._epochs.get(other, ()))
-        end = common_end(self._runs, one, other, is_one, by_epochs)
+        end = common_end(self._runs, one, other, self._is_one(one, other), by_epochs, self._file_size)
         return end, end is not None and end == by_epochs
+
+    def shared_end(self, one: int, other: int) -> int:
+        """The end of the last message that both logs have; -1 without one."""
+        return shared_end(self._runs, one, other, self._is_one(one, other)) if one != other else INT64_MAX
+
+    def _is_one(self, *numbers: int) -> Callable[[Run], bool]:
+        return partial(_is_one_message, self._witnesses.read, numbers)
 
     def _is_later(self, one: int, two: int, lasts: Mapping[int, LastEntry]) -> bool | None:
         """Whether the first log is of a later master, or longer if no master wrote only one; None if nothing tells."""
@@ -56,7 +63,7 @@ class LastMaster:
 
     def _epochs_differ(self, one: int, two: int, end: int) -> bool:
         """Whether the epochs differ where the bytes do: a master writes one log, so else a file of epochs is old."""
-        run = first_contradiction(self._runs, two, one, end)
+        run = first_contradiction(self._runs, two, one, end, self._file_size)
         return run is None or epoch_at(self._epochs[one], run.start) != epoch_at(self._epochs[two], run.start)
 
     def _is_written_after(self, one: int, two: int, end: int) -> bool | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import message_in
 from pyspark_dledger.log.copies.lost_ends import OwnEnd
 from pyspark_dledger.log.copies.message_units import MessageUnits
@@ -231,37 +231,57 @@ def _other_entry(runs: Sequence[Run], source: int, limits: dict[int, int]) -> in
 
 
 def common_end(
-    runs: Sequence[Run], leader: int, other: int, is_one: Callable[[Run], bool], diverged: int | None
+    runs: Sequence[Run],
+    leader: int,
+    other: int,
+    is_one: Callable[[Run], bool],
+    diverged: int | None,
+    file_size: int,
 ) -> int | None:
     """The position up to which two logs without terms are the same; None if they never contradict each other.
 
     Messages have no terms: after the last one that both have, either all bytes fit together, or the logs diverged.
     `is_one` says whether different bytes at one place are copies of one message. Their epochs say that they `diverged`.
     """
-    both = {leader, other}
-    shared = (
-        run.end
-        for run in runs
-        if both <= {*run.sources} and (any(both <= {*group} for group in run.variants) or is_one(run))
-    )
-    after_shared = max(shared, default=-1)
+    after_shared = shared_end(runs, leader, other, is_one)
     own = [run for run in runs if run.start >= after_shared and other in run.sources and not run.is_suspect]
-    contradiction = first_contradiction(runs, leader, other, after_shared)
+    contradiction = first_contradiction(runs, leader, other, after_shared, file_size)
     until = contradiction.start if contradiction is not None else INT64_MAX
     if diverged is not None and after_shared <= diverged <= until and any(run.start >= diverged for run in own):
         return diverged
     return max(after_shared, 0) if contradiction is not None else None
 
 
-def first_contradiction(runs: Sequence[Run], leader: int, other: int, after: int) -> Run | None:
-    """The first run of `other` from a position on that overlaps one of the leader."""
+def shared_end(runs: Sequence[Run], one: int, other: int, is_one: Callable[[Run], bool]) -> int:
+    """The end of the last message that both logs have; -1 without one."""
+    both = {one, other}
+    shared = (
+        run.end
+        for run in runs
+        if both <= {*run.sources} and (any(both <= {*group} for group in run.variants) or is_one(run))
+    )
+    return max(shared, default=-1)
+
+
+def first_contradiction(runs: Sequence[Run], leader: int, other: int, after: int, file_size: int) -> Run | None:
+    """The first run of `other` from a position on that cannot be in one log with a run of the leader.
+
+    They overlap, or no message fits between them.
+    """
     intact = [run for run in runs if run.start >= after and not run.is_suspect]
     leaders = sorted((run for run in intact if leader in run.sources), key=lambda run: run.end)
     for run in intact:
         place = bisect_right(leaders, run.start, key=lambda each: each.end)
-        if other in run.sources and place < len(leaders) and leaders[place].start < run.end:
+        around = leaders[max(place - 1, 0) : place + 1]
+        if other in run.sources and not all(_fit(min(run, each), max(run, each), file_size) for each in around):
             return run
     return None
+
+
+def _fit(before: Run, after: Run, file_size: int) -> bool:
+    """Whether two runs of messages can be in one log: the rest of a file can be shorter than a message."""
+    room = after.start - before.end
+    return room == 0 or room >= MIN_MESSAGE_SIZE or (room > 0 and after.start % file_size == 0)
 
 
 def tails(runs: Sequence[Run], limits: dict[int, int], leader: int) -> list[Tail]:
