@@ -94,6 +94,16 @@ def without_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def share_dependencies(python: Path, folder: Path) -> None:
+    """Lets an environment have what this one has, except the package, so that pip downloads no Spark."""
+    folder.mkdir()
+    for each in Path(pyspark.__file__).parent.parent.iterdir():
+        if not each.name.startswith(("pyspark_dledger", "__editable__", "_pyspark_dledger")) and each.suffix != ".pth":
+            (folder / each.name).symlink_to(each)
+    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(f"{folder}\n")
+
+
 def test_the_wheel_is_whole(wheel: Path) -> None:
     wanted = {str(name) for name in sources() if name.parts[0] == "pyspark_dledger"}
     with zipfile.ZipFile(wheel) as archive:
@@ -122,6 +132,7 @@ def test_spark_reads_a_store_with_the_wheel(
 ) -> None:
     assert run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path).returncode == 0
     python = tmp_path / "venv" / "bin" / "python"
+    share_dependencies(python, tmp_path / "dependencies")
     wanted = (f"{wheel}[spark]", f"pyspark=={pyspark.__version__}")
     pip = (sys.executable, "-m", "pip", "--python", python)
     installed = run(*pip, "install", "--no-compile", *wanted, cwd=tmp_path, PATH=without_compiler)
