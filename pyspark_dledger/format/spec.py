@@ -84,6 +84,11 @@ class Segment:
     def end(self) -> int:
         return self.base + self.size
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the file is shorter than the segment, or missing."""
+        return (self.file.size() or 0) < self.size
+
     def known_entries(self) -> KnownEntries:
         """The entries that the witness knows, none without one. Raises ValueError if they are not sorted."""
         if self.witness is None:

@@ -129,7 +129,7 @@ class LogEnds:
             return segment.base if self._is_blank(segment) else segment_end
         if segment.base > last.base:
             return segment_end if self._lost_its_entries(segment, end) else segment.base
-        if _is_short(segment):
+        if segment.is_short:
             return segment.end
         # Committed entries can be lost after the last one that is there.
         return max(end.pos, evidence.committed_end)
@@ -319,12 +319,7 @@ class LogEnds:
 
     def _lost_its_entries(self, segment: Segment, end: LogEnd) -> bool:
         """Whether a segment after the log's end had entries: it is too short, or written and the log continued."""
-        if _is_short(segment):
+        if segment.is_short:
             return True
         continued = segment.source == DLEDGER and self._checkpoint_end > end.last_index
         return continued and not self._is_blank(segment)
-
-
-def _is_short(segment: Segment) -> bool:
-    """Whether a file is shorter than its segment, or missing."""
-    return (segment.file.size() or 0) < segment.size

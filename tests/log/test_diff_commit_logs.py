@@ -195,7 +195,7 @@ def test_a_missing_and_a_short_file(tmp_path: Path, engine: str) -> None:
     found = compared([store.path for store in stores], engine)
     state = found.states[1]
     assert state.missing == ((second.base, second.end),)
-    assert state.short == (third.name,)
+    assert state.short == (f"commitlog/{third.name}",)
     damaged = [each for each in short(found) if each[0] == "damaged"]
     assert damaged[0][1] == second.base
     assert all(each[3] == ("b",) and each[4] == ("a",) for each in damaged)

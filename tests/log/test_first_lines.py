@@ -136,6 +136,22 @@ def test_a_short_file_is_not_loaded(tmp_path: Path, printed: Printed) -> None:
     assert printed("diff", *(member.path for member in members), "--json")[0] == 1
 
 
+def test_a_damaged_end_of_a_data_file_has_no_entry_and_is_said(tmp_path: Path, printed: Printed) -> None:
+    members = write_group(tmp_path, random.Random(1), as_messages=True)
+    own = members[1].entries.values()
+    first = min(path for path, _, _ in own)
+    blank = max(offset + len(data) for path, offset, data in own if path == first)
+    with first.open("r+b") as file:
+        file.seek(blank)
+        file.write(bytes(first.stat().st_size - blank))
+    code, out = printed("diff", *(member.path for member in members))
+    assert code == 1
+    assert out.startswith("lost for good: nothing\n")
+    assert (
+        f"n1 must not start as it is: the end of a data file is damaged at position {blank}, where no entry was" in out
+    )
+
+
 def test_one_damaged_term_does_not_hide_the_term_before(tmp_path: Path, printed: Printed) -> None:
     """Of a member without an index: only the damaged entry is blamed, not the shorter term around it."""
     members = write_group(tmp_path, random.Random(71), as_messages=True)

@@ -287,6 +287,13 @@ def _short(member: MemberVerdict) -> str:
     return f"{who} does not load {', '.join(map(cell, member.short))}: shorter than the other files"
 
 
+def _blanks(member: MemberVerdict) -> str:
+    if not member.damaged_blanks:
+        return ""
+    more = f" and {len(member.damaged_blanks) - 1} more" if len(member.damaged_blanks) > 1 else ""
+    return f"the end of a data file is damaged at position {member.damaged_blanks[0]}{more}, where no entry was"
+
+
 def _lost_end(member: MemberVerdict) -> str:
     end = member.lost_end
     if end is None:
@@ -322,7 +329,7 @@ def _follows(member: MemberVerdict) -> str:
 
 
 _REASONS: tuple[Callable[[MemberVerdict], str], ...] = (
-    *(_damaged, _emptied, _left_out, _silent, _unread, _short, _lost_end, _elected, _epochs, _follows),
+    *(_damaged, _emptied, _left_out, _silent, _unread, _short, _blanks, _lost_end, _elected, _epochs, _follows),
 )
 
 

@@ -27,9 +27,8 @@ class CommitLogReplica:
     """A replica's CommitLog; positions in bytes. ``end`` is after its last message, which begins at ``last_pos``.
 
     ``is_old``: DLedger follows it. ``scan_ends`` are the ends of the walks of ``segments``. ``last_time`` is the store
-    timestamp of the last message (ms). ``short`` are files with fewer bytes than the others of the folder, ``missing``
-    the positions between its files. ``is_closed``: its last file ends with a blank.
-    ``epoch_problem``: what is wrong with its epoch file.
+    timestamp of the last message (ms). ``missing`` are the positions between its files. ``is_closed``: its last
+    file ends with a blank. ``epoch_problem``: what is wrong with its epoch file.
     ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
     ``unread`` are the positions of files that cannot be read, ``unreadable`` is that, and what cannot be read of its
     checkpoint, queues and indexes.
@@ -46,7 +45,6 @@ class CommitLogReplica:
     end: int
     last_pos: int
     last_time: int
-    short: tuple[str, ...]
     missing: tuple[tuple[int, int], ...]
     epochs: tuple[Epoch, ...]
     epoch_problem: str | None
@@ -143,7 +141,6 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         end=end,
         last_pos=found.last_pos if found is not None else -1,
         last_time=found.last_store_timestamp if found is not None else -1,
-        short=tuple(segment.name for segment in segments if _is_short(segment)),
         missing=tuple(part for (_, low), (high, _) in pairwise(edges) for part in unread.known_parts(low, high)),
         epochs=epochs,
         epoch_problem=problem[1] if problem is not None else None,
@@ -180,8 +177,3 @@ def _is_closed(segments: Sequence[Segment], end: int) -> bool:
         return False
     data = segment.read(end, MIN_BLANK_SIZE)
     return data == (segment.end - end).to_bytes(4, "big") + MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
-
-
-def _is_short(segment: Segment) -> bool:
-    size = segment.file.size()
-    return size is None or size < segment.size

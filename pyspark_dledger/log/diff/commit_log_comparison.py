@@ -22,7 +22,7 @@ from pyspark_dledger.log.diff.commit_log_group import (
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED
 from pyspark_dledger.log.diff.diff_table import BEHIND, DIVERGED, EXPIRED, OTHER_BYTES, SAME
 from pyspark_dledger.log.diff.replica_group import compared
-from pyspark_dledger.log.diff.verdict import MAY_START, GroupVerdict, judge_commit_logs, lone_short
+from pyspark_dledger.log.diff.verdict import MAY_START, GroupVerdict, judge_commit_logs, short_files
 from pyspark_dledger.log.store_view import StoreView
 
 # Listed rows; further ones are counted.
@@ -146,7 +146,7 @@ def _state(replica: CommitLogReplica, replicas: Sequence[CommitLogReplica], rows
         end=replica.end,
         files=len(replica.segments),
         missing=replica.missing,
-        short=replica.short or lone_short(replica.segments, [one.segments for one in replicas]),
+        short=short_files(replica.segments, [one.segments for one in replicas]),
         epoch=replica.last_epoch,
         epoch_problem=replica.epoch_problem,
         confirm_offset=replica.confirm_offset,

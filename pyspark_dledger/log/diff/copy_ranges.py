@@ -171,6 +171,16 @@ class CopyRanges:
         """The parts of a history that overlap ``[first, last]``."""
         return self._logs[history].within(first, last)
 
+    def damaged_blanks(self, number: int) -> Iterator[int]:
+        """Where a replica of DLedger has damage after the last entry of a file: the next entry is in the next file."""
+        for damage in self._damages[number]:
+            for history, _ in self._paths[number]:
+                after = self._logs[history].after_hole(damage.start)
+                if after is None or damage.end > start_of(after) or damage.is_filler:
+                    continue
+                if self.history_of(number, indexes_of(after)[0]) == history:
+                    yield damage.start
+
     def term_at(self, history: int, index: int) -> int:
         """The term of an entry in a history; -1 where it is unknown."""
         extent = self._logs[history].at(index) if 0 <= history < len(self._logs) else None
@@ -289,6 +299,12 @@ class _Extents:
         """The parts that overlap ``[first, last]``."""
         start, stop = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         return self._parts[start:stop]
+
+    def after_hole(self, pos: int) -> Extent | None:
+        """The part after a position that is between two parts; None for another one."""
+        place = bisect_right(self._parts, pos, key=start_of)
+        is_between = 0 < place < len(self._parts) and end_of(self._parts[place - 1]) <= pos
+        return self._parts[place] if is_between else None
 
     def undecided_at(self, extent: Extent) -> Undecided | None:
         return self._undecided.get(extent.pos) if isinstance(extent, LostEntry) else None

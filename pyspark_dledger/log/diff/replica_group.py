@@ -82,7 +82,8 @@ class ReplicaGroup:
         self.members = tuple(
             self._member(compared.names[number], compared.stores[number], number, bounds[number]) for number in numbers
         )
-        if compared.is_indexed:
+        self._has_places = compared.is_indexed
+        if self._has_places:
             self.ranges = [each._replace(size=self._size(each)) for each in self.ranges]
         self.size = size if size is not None else len(self.members)
         self.agreed = tuple(tuple(self._agreement(one, two) for two in numbers) for one in numbers)
@@ -91,6 +92,10 @@ class ReplicaGroup:
         self.majority_holder = holder if self.majority_index >= 0 else None
         self.doubt = self._doubt(holder)
         self.committed_index, self.committed_holder, self.committed_from = self._committed(holder)
+
+    def damaged_blanks(self, number: int) -> tuple[int, ...]:
+        """The positions of a replica's damaged blanks; none in DLedger 0.4.0, which is compared by index."""
+        return () if self._has_places else tuple(self.copies.damaged_blanks(number))
 
     def _member(self, name: str, store: StoreView, number: int, bounds: LogBounds) -> GroupMember:
         last = self.histories.lasts.get(number)

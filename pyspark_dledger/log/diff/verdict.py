@@ -18,8 +18,6 @@ from pyspark_dledger.log.diff.copy_ranges import AFTER, BEFORE, DAMAGED, INTACT,
 from pyspark_dledger.log.diff.diff_table import LogEvidence, MemberEvidence, member_evidence
 from pyspark_dledger.log.diff.replica_group import Candidate, Loss, ReplicaGroup
 from pyspark_dledger.log.io.files import path_of
-from pyspark_dledger.log.io.store_paths import file_size
-from pyspark_dledger.log.store_view import StoreView
 
 YES, NO, WITH_LOSS, UNKNOWN = "yes", "no", "withLoss", "unknown"
 MASTER, SLAVE = "master", "slave"
@@ -39,7 +37,8 @@ class MemberVerdict:
     replica has. ``in_log`` are the damaged ones that are not of a diverged tail. ``donors`` have all others and those
     left out, or fillers of what nobody has (``is_filled``). ``lost_end`` is what is committed, or was on disk, after
     its end. ``unreadable`` is what cannot be read of its log (``is_unread``), checkpoint, queues, indexes. ``short``
-    are its files with fewer bytes than others, which no version of Java loads.
+    are its files with fewer bytes than others, which no version of Java loads. ``damaged_blanks`` are the positions of
+    damaged bytes after the last entry of a DLedger file.
 
     ``elect`` says if it may lead: ``yes``, ``no``, ``unknown``, or ``withLoss`` if others would then truncate entries
     that are not proven committed.
@@ -76,6 +75,7 @@ class MemberVerdict:
     short: tuple[str, ...]
     ahead: tuple[str, ...]
     index_begin: int = -1
+    damaged_blanks: tuple[int, ...] = ()
     losses: tuple[Loss, ...] = ()
     can_win: bool = True
     first_begin: int = -1
@@ -235,12 +235,13 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
     unreadable = (*unread, *store.unread.witnesses())
     files = [each.store.ledger_segments for each in group.members]
-    short = short_files(store) or lone_short(files[number], files)
+    short = short_files(files[number], files, store.index_files.files)
+    blanks = group.damaged_blanks(number)
     index_begin = store.index_files.first_index
     is_written = any(store.segment_end(each) > each.base for each in store.ledger_segments)
     is_emptied = member.begin < 0 and (index_begin >= 0 or is_written)
     strangers = _strangers(group, number)
-    is_unfit = is_incomplete or lost_end or short or unread or is_emptied
+    is_unfit = is_incomplete or lost_end or short or blanks or unread or is_emptied
     start = _start(is_unfit, found.unclear.entries or unreadable or strangers, YES)
     others = (each for each in group.members if (each.end_term, each.end) > (member.end_term, member.end))
     return MemberVerdict(
@@ -258,6 +259,7 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
         unreadable=unreadable,
         is_unread=bool(unread),
         short=short,
+        damaged_blanks=blanks,
         ahead=tuple(sorted(each.node for each in others)),
         index_begin=index_begin,
         losses=candidate.losses if candidate is not None else (),
@@ -275,21 +277,18 @@ def _strangers(group: ReplicaGroup | CommitLogGroup, number: int) -> tuple[str, 
     return tuple(group.names[other] for other in sorted(own))
 
 
-def short_files(store: StoreView) -> tuple[str, ...]:
-    """The files of a node's data and index that are shorter than others of their folder."""
-    files = [*store.ledger_segments, *store.index_files.files]
-    sizes = ((path_of(file.path), file.size) for file in files)
-    return tuple(f"{path.parent.name}/{path.name}" for path, size in sizes if (file_size(path) or 0) < size)
+def short_files(
+    files: Sequence[Segment], groups: Iterable[Sequence[Segment]], index: Sequence[Segment] = ()
+) -> tuple[str, ...]:
+    """The files of a member's log and `index` that Java does not load: shorter than the others of their folder.
 
-
-def lone_short(files: Sequence[Segment], groups: Iterable[Sequence[Segment]]) -> tuple[str, ...]:
-    """The only file of a member's log if it is shorter than those of the others, of whose logs `groups` has the files.
-
-    Java does not load a file that has another size than its settings say.
+    So is the only file of a log if it is shorter than those of the other members, of whose logs `groups` has the files.
     """
-    is_short = len(files) == 1 and any(file.size > files[0].size for others in groups for file in others)
-    path = path_of(files[0].path) if is_short else None
-    return (f"{path.parent.name}/{path.name}",) if path is not None else ()
+    short = [file for file in (*files, *index) if file.is_short]
+    if not short and len(files) == 1 and any(file.size > files[0].size for others in groups for file in others):
+        short = [*files]
+    paths = (path_of(file.path) for file in short)
+    return tuple(f"{path.parent.name}/{path.name}" for path in paths)
 
 
 def _elect(start: str, candidate: Candidate | None) -> str:
