@@ -17,6 +17,7 @@ from pyspark_dledger.rocketmq.jobs import store_files
 from pyspark_dledger.rocketmq.migrate import MigrationReport, NotSafeError, migrate, migration
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.support.damage import flip
+from tests.support.groups import eventually
 from tests.support.long_runs import mostly_slow
 from tests.support.message_nodes import MessageNodes, message_nodes, puts, rows
 from tests.support.sparse_copy import copy_tree
@@ -118,6 +119,8 @@ def test_a_run_after_the_stop_adds_only_the_rest(tmp_path: Path) -> None:
     sources = [tmp_path / node for node in MEMBERS]
     with message_nodes(tmp_path, 3, store_options={"data_file_size": 64 << 10, "index_file_size": 32 << 10}) as group:
         send(group, 300)
+        # A member without any entry has no log to migrate yet.
+        eventually(lambda: all([*source.glob("dledger-*/data/*")] for source in sources))
         first = migrated(sources, tmp_path)
         assert (first.stores, first.in_use) == ((), MEMBERS)
         times = {

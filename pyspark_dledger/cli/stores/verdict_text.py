@@ -127,10 +127,16 @@ def unclear_text(ranges: Ranges, reasons: Iterable[str], what: str = "") -> str:
 
 
 def doubts_text(name: str, found: SalvageDoubts) -> str:
-    """What nobody knew when a salvage wrote a store."""
-    texts = [unclear_text(found.entries, found.reasons)] if found.entries.entries else []
-    texts += [unclear_text(found.positions, found.reasons, "positions")] if found.positions.entries else []
-    return f"when a salvage wrote {name}: {'; '.join(texts)}"
+    """What nobody knew when a salvage wrote a store, or the one that it was exported from."""
+    own, source = _doubts(found, found.entries, found.positions), f"the store that {name} was exported from"
+    before = _doubts(found, found.source_entries, found.source_positions)
+    wrote = ((name, own), (source, before))
+    return "; ".join(f"when a salvage wrote {what}: {'; '.join(texts)}" for what, texts in wrote if texts)
+
+
+def _doubts(found: SalvageDoubts, entries: Ranges, positions: Ranges) -> list[str]:
+    kinds = ((entries, ""), (positions, "positions"))
+    return [unclear_text(ranges, found.reasons, what) for ranges, what in kinds if ranges.entries]
 
 
 def lost_count(found: Iterable[LostMessage]) -> str:

@@ -26,6 +26,8 @@ TIE, UNCONFIRMED = "tie", "unconfirmed"
 """Why a copy was taken that may be wrong, in this list: copies differ, and nothing shows which one is right; or it is
 the only copy left, and no checksum covers it.
 """
+SOURCE_POS = "sourcePos"
+"""The name of a position in these lists where they were copied: in the log that a CommitLog was exported from."""
 _MAX_LIST = 16 * 1024 * 1024
 PROBLEM = "a filler of a salvage: no source had the entry"
 
@@ -81,7 +83,21 @@ def decided_positions(paths: StorePaths, source: str) -> frozenset[int]:
 
 def unproven_entries(paths: StorePaths, source: str) -> list[dict[str, Any]]:
     """The rows of the list for entries that may be damaged: nobody knows if the copy is right, or its checks fail."""
-    return [row for row in _decided(paths, source) if row.get("why") in (TIE, UNCONFIRMED) or row.get("isSuspect")]
+    return [row for row in _decided(paths, source) if _is_unproven(row)]
+
+
+def _is_unproven(row: dict[str, Any]) -> bool:
+    return row.get("why") in (TIE, UNCONFIRMED) or bool(row.get("isSuspect"))
+
+
+def exported_doubts(paths: StorePaths) -> list[dict[str, Any]]:
+    """As `unproven_entries`, of the store that a CommitLog was exported from: nothing tells where they are now."""
+    return [row for row in _rows(paths, DECIDED_FILE) if isinstance(row.get(SOURCE_POS), int) and _is_unproven(row)]
+
+
+def exported_list(paths: StorePaths, name: str) -> list[dict[str, Any]]:
+    """The rows of a list for the CommitLog that a store is exported to, where messages have other positions."""
+    return [{(SOURCE_POS if key == "pos" else key): row[key] for key in row} for row in _rows(paths, name)]
 
 
 def decided_offsets(paths: StorePaths) -> frozenset[int]:
@@ -95,6 +111,11 @@ def _decided(paths: StorePaths, source: str) -> list[dict[str, Any]]:
 
 
 def _listed(paths: StorePaths, name: str) -> list[dict[str, Any]]:
+    """The rows of a list that say where something is in the store."""
+    return [row for row in _rows(paths, name) if isinstance(row.get("pos"), int)]
+
+
+def _rows(paths: StorePaths, name: str) -> list[dict[str, Any]]:
     """The rows of a list; none without one, or if it is damaged."""
     if paths.root is None or is_remote_path(paths.root):
         return []
@@ -102,4 +123,4 @@ def _listed(paths: StorePaths, name: str) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in read_start(paths.root / name, _MAX_LIST).splitlines()]
     except (OSError, ValueError, RecursionError):
         return []
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("pos"), int)]
+    return [row for row in rows if isinstance(row, dict)]

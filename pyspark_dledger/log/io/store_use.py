@@ -197,8 +197,11 @@ class KnownLoss:
 
 
 def known_loss(path: str) -> KnownLoss | None:
-    """What the salvage that wrote the store at `path` lost at the end of its log; None if nothing, or not salvaged."""
-    report = _salvage_of(path).get("report")
+    """What a salvage lost at the end of the log at `path`, which it wrote, or which was exported from its result.
+
+    None if it lost nothing, and without a salvage.
+    """
+    report = _manifest_of(path, "salvage", "commitlog").get("report")
     found = report if isinstance(report, dict) else {}
     last_index, end = (found.get(name) for name in ("lost_after", "lost_until"))
     loss = KnownLoss(last_index if isinstance(last_index, int) else -1, end - 1 if isinstance(end, int) else -1)
@@ -219,15 +222,15 @@ def losses_of_all(losses: Mapping[str, KnownLoss | None], ends: Mapping[str, Kno
 
 def salvaged_from(path: str) -> tuple[str, ...]:
     """The sources of the salvage that wrote the store at `path`; empty for any other store."""
-    sources = _salvage_of(path).get("sources")
+    sources = _manifest_of(path, "salvage").get("sources")
     return tuple(map(str, sources)) if isinstance(sources, list) else ()
 
 
-def _salvage_of(path: str) -> dict[str, Any]:
-    """The manifest of the salvage that wrote the store at `path`; empty for any other store."""
+def _manifest_of(path: str, *forms: str) -> dict[str, Any]:
+    """The manifest of the job of one of these forms that wrote the store at `path`; empty for any other store."""
     given = path_of(path)
     found = {} if is_remote_path(given) else _read(Path(os.path.realpath(given)) / MANIFEST)
-    return found if found.get("form") == "salvage" else {}
+    return found if found.get("form") in forms else {}
 
 
 def _read(manifest: Path) -> dict[str, Any]:

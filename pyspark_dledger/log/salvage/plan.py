@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_of
 from pyspark_dledger.log.copies.runs import MAX_SOURCES, Run, SegmentPart
-from pyspark_dledger.log.io.salvage_fillers import TIE, UNCONFIRMED
+from pyspark_dledger.log.io.salvage_fillers import TIE, UNCONFIRMED, unproven_entries
+from pyspark_dledger.log.io.store_use import known_loss
 from pyspark_dledger.log.next_step import as_given, export_from
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import check_distinct, numbered, replica_names
@@ -42,6 +46,8 @@ UNDECIDED = (REFUSE, BY_MAJORITY, FILL)
 have, else one of the copies that differ, else a filler; always a filler."""
 
 _MAX_NOTES = 5
+
+Row = dict[str, Any]
 
 
 class ChoiceError(StoreError):
@@ -75,6 +81,7 @@ class SalvagePlan:
     ``committed`` are the indexes that the sources know to be committed. With ``refused`` entries, nothing is written.
     ``unreadable`` says for each source's name what cannot be read of its checkpoint, queues and indexes, and of the end
     of its log. ``unread`` are the positions of all files of logs that cannot be read; ``notes`` name the files.
+    ``inherited`` are entries of which an earlier salvage, which wrote all their sources, had no proof.
     """
 
     names: tuple[str, ...]
@@ -85,6 +92,7 @@ class SalvagePlan:
     refused: tuple[Undecided, ...] = ()
     unreadable: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unread: tuple[tuple[int, int], ...] = ()
+    inherited: tuple[tuple[RestoredLog, Piece], ...] = ()
 
     @property
     def is_lossless(self) -> bool:
@@ -101,7 +109,9 @@ class SalvagePlan:
     def unproven(self) -> list[tuple[RestoredLog, Piece]]:
         """All entries of which no check shows that the copy is right, also by a decision of an earlier salvage."""
         reasons = (*CHOSEN, DECIDED, UNCONFIRMED)
-        return [(log, piece) for log in self.logs for piece in log.pieces if piece.why in reasons]
+        own = [(log, piece) for log in self.logs for piece in log.pieces if piece.why in reasons]
+        known = {(log.source, piece.start) for log, piece in own}
+        return [*own, *((log, piece) for log, piece in self.inherited if (log.source, piece.start) not in known)]
 
     @property
     def unconfirmed(self) -> list[Piece]:
@@ -158,7 +168,7 @@ def plan_salvage(
             log = decided.found[0].log
             diverged = {number for each in decided.found[1:] for number in each.since}
             own = [store for number, store in enumerate(stores) if number not in diverged]
-            logs.append(log if source == DLEDGER else _with_lost_end(log, own))
+            logs.append(_with_known_loss(log if source == DLEDGER else _with_lost_end(log, own), own))
     if not logs:
         raise StoreError(f"expected segments in {', '.join(store.path for store in stores)}, found none")
     _check_taken(take, logs)
@@ -172,7 +182,8 @@ def plan_salvage(
     unread = tuple(extent for store in stores for extent in store.unread.extents)
     paths = tuple(store.path for store in stores)
     notes = (*notes, *(text for log in logs for text in _left_out_notes(log, names, paths)))
-    return SalvagePlan(names, paths, tuple(logs), found.committed, notes, refused, unreadable, unread)
+    inherited = tuple((log, piece) for log in logs for piece in _inherited(log, stores))
+    return SalvagePlan(names, paths, tuple(logs), found.committed, notes, refused, unreadable, unread, inherited)
 
 
 def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView]) -> RestoredLog:
@@ -183,6 +194,37 @@ def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView]) -> RestoredLog
     after = tuple(each for each in ends if each.is_after_all)
     is_longer = until >= log.end + MIN_MESSAGE_SIZE
     return replace(log, lost_until=until if is_longer else None, lost_ends=after)
+
+
+def _with_known_loss(log: RestoredLog, stores: Sequence[StoreView]) -> RestoredLog:
+    """A restored log with what the salvages that wrote its sources knew to be lost after its end."""
+    losses = [loss for store in stores if (loss := known_loss(store.path)) is not None]
+    if log.source == DLEDGER:
+        after = max([log.lost_after or -1, *(each.last_index for each in losses)])
+        return replace(log, lost_after=after) if after > log.last_index else log
+    until = max([log.lost_until or -1, *(each.last_pos + 1 for each in losses)])
+    return replace(log, lost_until=until) if until >= log.end + MIN_MESSAGE_SIZE else log
+
+
+def _inherited(log: RestoredLog, stores: Sequence[StoreView]) -> Iterator[Piece]:
+    """The entries of a log of which every source is the result of a salvage that had no proof for them."""
+    rows: dict[int, Row] = {}
+    having: dict[int, set[int]] = defaultdict(set)
+    for number, store in enumerate(stores):
+        for row in unproven_entries(store.paths, log.source):
+            rows[row["pos"]] = row
+            having[row["pos"]].add(number)
+    for pos, row in sorted(rows.items()):
+        place = bisect_right(log.pieces, pos, key=lambda each: each.start) - 1
+        piece = log.pieces[place] if place >= 0 else None
+        if piece is None or pos >= piece.end or not {*piece.sources} <= having[pos]:
+            continue
+        index, size, why = row.get("index"), row.get("size"), row.get("why")
+        first = index if isinstance(index, int) else -1
+        last = row["lastIndex"] if isinstance(row.get("lastIndex"), int) else first
+        end = min(pos + size, log.end) if isinstance(size, int) and size > 0 else piece.end
+        known = piece._replace(start=pos, end=end, last_pos=pos, first_index=first, last_index=last, messages=0)
+        yield known._replace(why=str(why), is_suspect=bool(row.get("isSuspect")))
 
 
 def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:

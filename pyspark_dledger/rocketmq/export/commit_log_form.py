@@ -27,6 +27,7 @@ from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.format.state_files import crc32
+from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE, exported_list
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.dispatch.log_part import UnitRules, all_rows, part_of
@@ -135,7 +136,8 @@ class CommitLogForm(Form):
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(built, target), *config]
         notes += store_files.notes_of_left_out(roots, "exported")
         conf = store_files.broker_conf(target, parts[0].segment.size, sizes)
-        return FinishReport((*empty, *store_files.small_files(target)), tuple(notes), conf)
+        lists = store_files.write_lists(target, *(exported_list(log.paths, name) for name in (LOST_FILE, DECIDED_FILE)))
+        return FinishReport((*empty, *lists, *store_files.small_files(target)), tuple(notes), conf)
 
 
 def _built(

@@ -27,7 +27,7 @@ from pyspark_dledger.format.columns import arrow_schema
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Filters
 from pyspark_dledger.log.committed import committed_bound
 from pyspark_dledger.log.healed_store import open_store
-from pyspark_dledger.log.io.store_use import MANIFEST
+from pyspark_dledger.log.io.store_use import MANIFEST, KnownLoss, known_loss
 from pyspark_dledger.log.options import Offset, ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_between, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
@@ -140,6 +140,7 @@ class _Export:
         check_last_row(now, found, self.job.advice)
         is_damaged = any(report.skipped or report.problems for report in reports)
         lost, lost_is_all = count_lost(self.log, self.read, found.start, found.end) if is_damaged else (0, True)
+        known = known_loss(self.source) or KnownLoss()
         report = ExportReport(
             source=self.source,
             target=str(self.target),
@@ -159,6 +160,8 @@ class _Export:
             source_bytes=sum(report.source_bytes for report in reports),
             seconds=round(time.monotonic() - began, 3),
             notes=(*self._notes(found, now, reports), *finish.notes),
+            lost_after=known.last_index if known.last_index >= 0 else None,
+            lost_until=known.last_pos + 1 if known.last_pos >= 0 else None,
             broker_conf=finish.broker_conf,
         )
         self.job.end(asdict(report), reports, partial(self.form.seal, settings, self.target, reports))

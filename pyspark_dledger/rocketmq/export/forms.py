@@ -232,6 +232,7 @@ class ExportReport:
     ``beyond_committed`` counts exported entries after the committed bound ``committed_index``; both are None if the
     bound is unknown. ``bytes`` is the size of all ``files`` except consumequeue/ and index/, ``source_bytes`` that of
     their part of the log. ``resumed`` counts the parts of earlier runs; ``seconds`` is the time of this run.
+    ``lost_after`` and ``lost_until`` are those of the salvage that wrote the source, see its report.
     For a table ``parts`` are the commits of this run; files are not counted, and ``lost`` is 0.
     """
 
@@ -253,6 +254,8 @@ class ExportReport:
     source_bytes: int
     seconds: float
     notes: tuple[str, ...]
+    lost_after: int | None = None
+    lost_until: int | None = None
     broker_conf: dict[str, str] = field(default_factory=dict)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import file_queues
 from pyspark_dledger.log.io.rocks_config import config_databases, rocks_tables
+from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
     StoreCheckpoint,
@@ -71,6 +73,7 @@ LEFT_OUT = {
 }
 """The folders of a broker that are neither copied nor built from the log, and what that means."""
 
+Row = Mapping[str, object]
 _WRITTEN = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
 _BAK = ".bak"
 _DEFAULT_FILE_SIZE = 1024**3
@@ -101,6 +104,17 @@ def small_files(target: Path) -> list[FileReport]:
     """The reports of the written files that are neither queues nor index. Raises OSError."""
     paths = [target / CHECKPOINT, target / ABORT, *sorted((target / CONFIG).glob("*"))]
     return [file_report(path, str(path.relative_to(target)), 0) for path in paths if path.exists()]
+
+
+def write_lists(target: Path, lost: Iterable[Row], decided: Iterable[Row]) -> list[FileReport]:
+    """Write what a salvage lost and what it had no proof for, a JSON object a line; no file without rows."""
+    reports = []
+    for name, rows in ((LOST_FILE, lost), (DECIDED_FILE, decided)):
+        (target / name).unlink(missing_ok=True)
+        if text := "".join(f"{json.dumps(row)}\n" for row in rows):
+            write_durably(target / name, text.encode())
+            reports.append(file_report(target / name, name, 0))
+    return reports
 
 
 # Queues and index

@@ -12,20 +12,21 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir, write_durably
+from pyspark_dledger.common.durable import PRIVATE_FOLDER, sync_dir
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER
 from pyspark_dledger.log.io.entry_reads import segment_at
-from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE
+from pyspark_dledger.log.io.salvage_fillers import exported_doubts
 from pyspark_dledger.log.io.state_files import is_of_controller_mode
 from pyspark_dledger.log.io.store_use import MANIFEST
 from pyspark_dledger.log.options import ReadOptions
@@ -60,7 +61,6 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     locked_folder,
     parsed,
     read_json,
-    target_errors,
     target_path,
 )
 from pyspark_dledger.rocketmq.rebuild import builder
@@ -170,10 +170,6 @@ def salvage(
     if not is_exported:
         export(between, folder, _FORM, run=run, progress=progress, verb=_VERB, engine=request.engine)
     report = _converted_report(salvaged, folder, request.engine, began)
-    with target_errors(folder, _VERB):
-        for name in (LOST_FILE, DECIDED_FILE):
-            if (between / name).exists():
-                _write_rows(folder / name, _with_old_positions(between / name))
     shutil.rmtree(between)
     return report
 
@@ -240,19 +236,6 @@ def _converted_report(salvaged: SalvageReport, folder: Path, engine: str, began:
         notes=tuple(dict.fromkeys([*notes, *exported["notes"]])),
         broker_conf=exported["broker_conf"],
     )
-
-
-def _with_old_positions(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a list; positions are those in the log of DLedger, and are named so."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        yield {("dledgerPos" if name == "pos" else name): value for name, value in json.loads(line).items()}
-
-
-def _write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows to a file, a JSON object a line; no file without rows. Raises OSError."""
-    file.unlink(missing_ok=True)
-    if text := "".join(f"{json.dumps(row)}\n" for row in rows):
-        write_durably(file, text.encode())
 
 
 # The salvage
@@ -361,8 +344,8 @@ class _Salvage:
         """Write all other files; runs again from its start if it was interrupted. Returns notes."""
         roots = store_files.roots_of(self._sources.stores)
         lost = LostList(plan, roots)
-        _write_rows(self._target / LOST_FILE, lost.rows())
-        _write_rows(self._target / DECIDED_FILE, unproven_rows(plan))
+        earlier = chain.from_iterable(exported_doubts(store.paths) for store in self._sources.stores)
+        store_files.write_lists(self._target, lost.rows(), chain(unproven_rows(plan), earlier))
         log = plan.log(DLEDGER)
         if log is not None:
             yield from self._finish_node(plan, log, reports)
