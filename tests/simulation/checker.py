@@ -165,17 +165,23 @@ class Checker:
             and index <= end
             and (self._was_committed(index, term) if index < begin else store._at(index).term == term)
         ]
-        first = MemberList(-1, -1, dict.fromkeys(self.voters, ""))
-        return max(found, key=lambda each: each.index, default=first)
+        return max(found, key=lambda each: each.index, default=self._first_list)
+
+    @property
+    def _first_list(self) -> MemberList:
+        return MemberList(-1, -1, dict.fromkeys(self.voters, ""))
 
     def _was_committed(self, index: int, term: int) -> bool:
         return index < len(self.history) and self.history[index].term == term
 
+    def last_list(self) -> MemberList:
+        """The latest committed list."""
+        found = [each for (index, term), each in self.lists.items() if self._was_committed(index, term)]
+        return max(found, key=lambda each: each.index, default=self._first_list)
+
     def last_members(self) -> list[SimNode]:
         """The nodes of the latest committed list."""
-        found = [each for (index, term), each in self.lists.items() if self._was_committed(index, term)]
-        latest = max(found, key=lambda each: each.index, default=None)
-        ids = self.voters if latest is None else latest.addresses
+        ids = self.last_list().addresses
         return [node for node in self.nodes if node.id in ids]
 
     # Called after every step of a node

@@ -271,10 +271,7 @@ class Faults:
         world, leader = self.world, self.world.leader
         node = self.any_node()
         others = [other for other in world.checker.last_members() if other is not node]
-        # A disk that was replaced does not vote at first, so one of two voters could not lead again.
-        planned = world.checker.members_of((leader or node).store)
-        is_small = bool(world.scenario.spares) and len(planned.addresses.keys() - {node.id, planned.leaving}) < 2
-        if leader in others and not is_small and all(self.is_level(other) for other in others):
+        if leader in others and self._keeps_majority(node) and all(self.is_level(other) for other in others):
             world.checker.count("replaced disks")
             node.replace_disk()
             self.restart_later(node, self.short())
@@ -293,7 +290,7 @@ class Faults:
         planned = world.checker.members_of(self.leader().store)
         voters = planned.voters.keys() - {planned.leaving}
         able = [other for other in others if other.id in voters and self._votes(other)]
-        majority = world.leader is not None and len(able) > len(voters) // 2
+        majority = world.leader is not None and len(able) > len(voters) // 2 and self._keeps_majority(node)
         majority = majority or (world.scenario.is_pair_of_ours and len(able) == 1)
         saved = self.backups.get(node.id)
         if saved is not None and world.checker.members_of(saved).addresses.keys() != planned.addresses.keys():
@@ -305,6 +302,17 @@ class Faults:
             world.checker.count("restored backups")
             node.restore(saved, max(other.store.curr_term for other in others) + 1)
             self.restart_later(node, self.short())
+
+    def _keeps_majority(self, node: SimNode) -> bool:
+        """Whether the others can elect a leader while that member has no vote, as one with a new disk at first.
+
+        They are a majority of the voters, and of those after the change under way. `dledger restore` checks it, too.
+        """
+        if not self.world.scenario.spares:
+            return True
+        lists = self.world.checker.last_list(), self.world.checker.members_of(self.leader().store)
+        voters = [each for found in lists for each in (found.voters.keys(), found.addresses.keys() - {found.leaving})]
+        return all(2 * len(each - {node.id}) > len(each) for each in voters)
 
     def _runs(self, node: SimNode) -> bool:
         return node.core is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pyspark_dledger.errors import StoreError
-from tests.simulation.mutations import Mutant
-from tests.simulation.scenario import Scenario, make_with_changes
+from tests.simulation.mutations import Mutant, SlowSummary
+from tests.simulation.scenario import Scenario
 
 
 def with_changes(scenario: Scenario) -> Scenario:
@@ -209,15 +209,16 @@ class ForgetsTheListBeforeAReset(Mutant):
 class TakesTheStateAway(Mutant):
     """A leader removes itself although no other member has the state of expired messages."""
 
-    first_seed = 1056
-    caught_by = "not all appends and puts were acknowledged"
+    caught_by = "no member has the state"
+    application_class = SlowSummary
 
     def damage(self) -> None:
         self._changes._is_state_kept = lambda _: True  # type: ignore[method-assign]
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
-        return make_with_changes(scenario.seed)
+        faults = ("expire", "expire", *("change members",) * 4)
+        return replace(with_changes(scenario), nodes=2, faults=faults, putters=max(1, scenario.putters))
 
 
 MUTANTS: tuple[type[Mutant], ...] = (

@@ -437,14 +437,16 @@ def with_lost_disks(scenario: Scenario) -> Scenario:
     return replace(with_puts(scenario), faults=faults, fault_pause=pause, java_pairs=frozenset(), is_sync=False)
 
 
-class _Slow(Ledger):
+class SlowSummary(Ledger):
+    """Sends the state of expired messages in many small parts."""
+
     part_size = 10
 
 
 class LeadsWithoutSummary(Mutant):
     """Leads although its application lacks state of expired entries (Java)."""
 
-    application_class = _Slow
+    application_class = SlowSummary
 
     def damage(self) -> None:
         class Eager(type(self._member)):  # type: ignore[misc]

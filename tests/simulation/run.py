@@ -76,6 +76,8 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
             if _needs_operator(world):
                 world.checker.counts["lost state"] += 1
                 return
+            if all(node.needs_summary for node in world.checker.last_members()):
+                raise Violation("no member has the state of expired messages: each waits for another one's")
             raise Violation(
                 f"not all appends and puts were acknowledged within {scenario.recovery_time} ms without faults"
             )
@@ -121,6 +123,8 @@ def _can_fetch_summary(world: World, node: SimNode) -> bool:
 
 def _needs_operator(world: World) -> bool:
     """Whether all who could win an election need a summary that no link carries: links as of Java carry none."""
+    if not world.scenario.java_pairs:
+        return False
     nodes = world.checker.last_members()
     stuck = [
         node
