@@ -7,16 +7,19 @@ import os
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pyspark_dledger.common.clock import SteadyClock
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.encode.encoded import ID_SIZE, PRODUCER_SIZE
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.state_files import crc32
+from pyspark_dledger.rocketmq.service import committed_identities
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.sorted_run import (
     EntryRange,
@@ -217,6 +220,23 @@ def test_expired_identities_are_new_again(tmp_path: Path, clock: Clock) -> None:
     add(identities, range(20, 30), clock)
     assert len(run_paths(tmp_path)) == 2
     assert identities.find(ids_of(range(20))) == {n: n for n in range(10, 20)}
+
+
+def test_no_identity_expires_while_the_clock_shows_a_time_days_ahead(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = [0.0]
+    found = partial(SteadyClock, wall=lambda: clock() / 1000, steady=lambda: steady[0])
+    monkeypatch.setattr(committed_identities, "SteadyClock", found)
+    identities = CommittedIdentities(tmp_path, 7 * DAY, run_ids=10)
+    identities.load(lambda _index, _term: True, 0, 0)
+    add(identities, range(10), clock)
+    clock.now += 8 * DAY
+    assert len(identities.find(ids_of(range(10)))) == 10
+    # It lasts, so it is the time.
+    clock.now += DAY
+    steady[0] += DAY / 1000
+    assert identities.find(ids_of(range(10))) == {}
 
 
 def test_a_run_of_older_messages_hides_no_earlier_run(tmp_path: Path, clock: Clock) -> None:

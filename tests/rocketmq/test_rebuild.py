@@ -78,14 +78,18 @@ def test_queues_and_index_are_those_of_the_broker_byte_for_byte(
         assert ours == java
 
 
-def test_a_unit_of_an_expired_message_with_a_changed_position_is_no_obstacle(
-    case_folder: Unpack, tmp_path: Path
+@pytest.mark.parametrize(
+    ("path", "at", "value"),
+    [
+        (f"consumequeue/SCHEDULE_TOPIC_XXXX/12/{0:020}", 569, b"\x14"),  # the position in a unit of an expired message
+        (f"dledger-n0/data/{65536:020}", 12, b"\x60"),  # the index of the first entry
+    ],
+)
+def test_one_changed_byte_of_an_expired_log_is_no_obstacle(
+    case_folder: Unpack, tmp_path: Path, path: str, at: int, value: bytes
 ) -> None:
     copy_tree(case_folder(EXPIRED), tmp_path / "broker")
-    queue = tmp_path / "broker/consumequeue/SCHEDULE_TOPIC_XXXX/12/00000000000000000000"
-    data = bytearray(queue.read_bytes())
-    data[569] = 0x14
-    queue.write_bytes(data)
+    write_at(tmp_path / "broker" / path, at, value)
     rebuild(tmp_path / "broker", "consumequeue", out=tmp_path / "out")
     assert (tmp_path / "out/consumequeue/SCHEDULE_TOPIC_XXXX/12").is_dir()
 

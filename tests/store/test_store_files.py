@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,11 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_dledger.common.clock import SteadyClock
 from pyspark_dledger.errors import DiskFullError, OptionError, StoreError
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.scan.segment_file import FileBytes
 from pyspark_dledger.format.state_files import CurrentTerm
-from pyspark_dledger.store.files import mapped_files, pending_units
+from pyspark_dledger.store.files import mapped_files, pending_units, services
 from pyspark_dledger.store.files.node_files import load_current_term, write_current_term
 from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataService
 from pyspark_dledger.store.mmap_file_store import MmapFileStore
@@ -604,6 +606,23 @@ def test_expired_files_are_deleted_at_their_hour(old: MmapFileStore) -> None:
     assert [entry.index for entry in entries(again)] == list(range(20, 34))
     again.shutdown()
     assert findings(again) == []
+
+
+def test_nothing_expires_while_the_clock_shows_a_time_days_ahead(
+    old: MmapFileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day, wall, steady = 24 * 3600, [at_hour(4)()], [0.0]
+    for file in data_files(old):
+        os.utime(file, (wall[0], wall[0]))
+    clock = partial(SteadyClock, wall=lambda: wall[0], steady=lambda: steady[0])
+    monkeypatch.setattr(services, "SteadyClock", clock)
+    cleaner = CleanSpaceService(old, old.config, used=lambda _: 0.1)
+    wall[0] += 4 * day
+    assert cleaner.run_once() == 0
+    # It lasts, so it is the time.
+    wall[0] += day
+    steady[0] += day
+    assert cleaner.run_once() == 4
 
 
 def test_files_stay_while_an_older_log_has_any(old: MmapFileStore, tmp_path: Path) -> None:
