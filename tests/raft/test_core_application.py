@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.encode.encoded import Bodies, ProducerState
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies, ProducerState, RejectedError
 from pyspark_dledger.raft.core import Send
-from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationError
 from pyspark_dledger.raft.messages import (
     ConfigRequest,
@@ -51,10 +50,10 @@ class Raising(Ledger):
         self._check("committed")
         super().committed(index)
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted:
         self._check("admit")
         if self.in_method == "strange code":
-            return Rejected(999, "no code of DLedger")
+            raise RejectedError(999, "no code of DLedger")
         return super().admit(bodies, queue_nums)
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
@@ -62,16 +61,16 @@ class Raising(Ledger):
         found = super().appended(admitted, appended)
         return found[:-1] if self.in_method == "short positions" else found
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes]:
         self._check("topics")
         if names == ("bad name",):
-            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, "expected a topic, found bad name")
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, "expected a topic, found bad name")
         return super().topics(names, queue_nums)
 
-    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState:
         self._check("producer")
         if run == 1:
-            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, "expected another run")
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, "expected another run")
         return ProducerState(3, 2, 1, -1, bytes(16), last_index=from_index)
 
     def config(self) -> Mapping[str, bytes]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.raft.core import Send
-from pyspark_dledger.raft.core.application import Rejected
 from pyspark_dledger.raft.messages import (
     MembersRequest,
     MembersResponse,
@@ -185,7 +187,7 @@ def test_a_leader_removes_itself_when_another_member_has_the_state_too(holders: 
     world.run(5000)
     applications = {node: node.application for node in world.nodes if node.application is not None}
     own = applications.pop(leader)
-    own.summary = lambda *_: Rejected(ResponseCode.DISK_ERROR, "")  # type: ignore[method-assign]
+    own.summary = Mock(side_effect=RejectedError(ResponseCode.DISK_ERROR))  # type: ignore[method-assign]
     for application in list(applications.values())[holders:]:
         application.complete = -2
         assert application.needs_summary

@@ -16,12 +16,12 @@ import pytest
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import MAX_SUMMARY_PART, SummaryPart
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.encode.encoded import Rejected
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.raft.core import summary_copy
 from pyspark_dledger.rocketmq.service import summary as summary_module
 from pyspark_dledger.rocketmq.service import summary_keeper
-from pyspark_dledger.rocketmq.service.message_service import MessageSettings
+from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
 from pyspark_dledger.rocketmq.service.sorted_run import EntryRange, concatenated, write_run
 from pyspark_dledger.rocketmq.service.summary import (
     IncomingStream,
@@ -184,9 +184,7 @@ def test_a_store_without_its_state_needs_that_of_another_member(expired: Path, l
     for _ in range(2):
         with member(expired) as one:
             assert one.needs_summary
-            rejected = one.service.summary(0, 0, 0)
-            assert isinstance(rejected, Rejected)
-            assert rejected.code == ResponseCode.INDEX_OUT_OF_RANGE
+            assert rejection(one.service) == ResponseCode.INDEX_OUT_OF_RANGE
             # Another member's state can end before later entries, so all stay until the disk needs room.
             assert one.service._summary.before_expiry(9, False) == -1
             assert one.service._summary.before_expiry(9, True) == 9
@@ -234,14 +232,28 @@ def follow(one: Member, source: MmapFileStore, first: int) -> None:
     one.commit()
 
 
+def rejection(service: MessageService, begin_index: int = 0, snapshot: int = 0) -> ResponseCode:
+    with pytest.raises(RejectedError) as caught:
+        service.summary(begin_index, snapshot, 0)
+    return caught.value.code
+
+
+def made_summary(service: MessageService, begin_index: int, snapshot: int, offset: int) -> SummaryPart:
+    """A part of a summary, once that is made."""
+
+    while True:
+        try:
+            return service.summary(begin_index, snapshot, offset)
+        except RejectedError as rejected:
+            if rejected.code != ResponseCode.LEADER_NOT_READY:
+                raise
+            time.sleep(0.01)
+
+
 def copy_summary(source: Member, one: Member, limit: int = 10_000) -> None:
     number = offset = 0
     for _ in range(limit):
-        part = source.service.summary(one.store.ledger_begin_index, number, offset)
-        if isinstance(part, Rejected):
-            assert part.code == ResponseCode.LEADER_NOT_READY
-            time.sleep(0.01)
-            continue
+        part = made_summary(source.service, one.store.ledger_begin_index, number, offset)
         assert one.service.take_summary(part)
         number, offset = part.snapshot, part.end
         if offset == part.size:
@@ -279,8 +291,7 @@ def test_a_replaced_member_gets_the_state_and_keeps_it(
 
 def test_a_summary_that_ends_before_the_log_begins_is_not_taken(expired: Path, tmp_path: Path) -> None:
     with member(expired) as source, member(tmp_path / "new") as one:
-        part = eventually(lambda: None if isinstance(found := source.service.summary(0, 0, 0), Rejected) else found)
-        assert isinstance(part, SummaryPart)
+        part = made_summary(source.service, 0, 0, 0)
         source.lead()
         end = source.store.ledger_end_index
         source.fill("more")
@@ -290,11 +301,9 @@ def test_a_summary_that_ends_before_the_log_begins_is_not_taken(expired: Path, t
         eventually(lambda: one.service._summary._installing is None or not one.needs_summary)
         assert one.needs_summary
         eventually(lambda: not list(one.folder.glob("*incoming*")))
-        late = source.service.summary(source.store.ledger_end_index + 2, 0, 0)
-        assert isinstance(late, Rejected)
-        assert late.code == ResponseCode.INDEX_OUT_OF_RANGE
+        assert rejection(source.service, source.store.ledger_end_index + 2) == ResponseCode.INDEX_OUT_OF_RANGE
         copy_summary(source, one)
-        assert isinstance(source.service.summary(0, part.snapshot + 1, 0), Rejected)
+        assert rejection(source.service, 0, part.snapshot + 1) == ResponseCode.REPEATED_REQUEST
 
 
 def test_an_old_commitlog_of_other_members_counts_as_expired(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.common.log_records import LOG, RateLimitedLog
-from pyspark_dledger.format.encode.encoded import Rejected
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.member_list import MARK, list_in, read_told
@@ -166,9 +166,8 @@ def test_a_taken_identity_hides_no_message(tmp_path: Path) -> None:
     with member(tmp_path) as node:
         node.lead()
         assert node.put(taken) == node.put(taken) == [(0, 0, 0)]
-        rejected = node.service.admit(honest, 1)
-        assert isinstance(rejected, Rejected)
-        assert "found that of another message, entry 0" in rejected.reason
+        with pytest.raises(RejectedError, match="found that of another message, entry 0"):
+            node.service.admit(honest, 1)
         assert node.put(puts(rows(1), job="another")) == [(1, node.store.get(1).pos, 0)]
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
-from pyspark_dledger.format.encode.encoded import Bodies, ProducerState
-from pyspark_dledger.raft.core.application import Admitted, Rejected
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies, ProducerState, RejectedError
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
 
 if TYPE_CHECKING:
@@ -156,15 +155,15 @@ class Ledger:
     def save(self) -> None:
         self.store.summary = self.committed_tables.to_bytes(self.complete)
 
-    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart:
         if self.needs_summary or self.complete + 1 < begin_index:
-            return Rejected(ResponseCode.INDEX_OUT_OF_RANGE, "incomplete")
+            raise RejectedError(ResponseCode.INDEX_OUT_OF_RANGE, "incomplete")
         if not snapshot and self.snapshot is None:
             self.snapshots += 1
             self.snapshot = self.committed_tables.to_bytes(self.complete)
-            return Rejected(ResponseCode.LEADER_NOT_READY, "it is being made")
+            raise RejectedError(ResponseCode.LEADER_NOT_READY, "it is being made")
         if self.snapshot is None or snapshot not in (0, self.snapshots):
-            return Rejected(ResponseCode.REPEATED_REQUEST, "the snapshot is gone")
+            raise RejectedError(ResponseCode.REPEATED_REQUEST, "the snapshot is gone")
         data = self.snapshot
         part = SummaryPart(self.snapshots, offset, len(data), data[offset : offset + self.part_size])
         if part.end == part.size:
@@ -196,15 +195,15 @@ class Ledger:
         found.add(self.store, first, self.store.ledger_end_index)
         return found
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted:
         assert self.tables is not None, "admit while it is not the leader"
         if self.is_slow and not self.is_ready:
             self.is_ready = True
-            return Rejected(ResponseCode.LEADER_NOT_READY, "the leader is not ready")
+            raise RejectedError(ResponseCode.LEADER_NOT_READY, "the leader is not ready")
         found = list(map(parse, unpack(bodies)))
         messages = [message for message in found if message is not None]
         if len(messages) < len(found):
-            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, "expected messages, found another body")
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, "expected messages, found another body")
         return self.numbered(messages)
 
     def numbered(self, messages: Sequence[Message]) -> Admitted:
@@ -232,10 +231,10 @@ class Ledger:
         assert isinstance(messages, list)
         return b"".join(_POSITION.pack(*self.tables.messages[message.identity]) for message in messages)
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes]:
         return dict.fromkeys(names, queue_nums), STORE_HOST
 
-    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState:
         return ProducerState()
 
     def config(self) -> Mapping[str, bytes]:
@@ -246,7 +245,7 @@ class Ledger:
         assert self.tables is None, "a leader got the metadata of another"
         self.copies.append(int(files["dispatched"]))
 
-    def check_entries(self, bodies: Bodies) -> object | Rejected:
+    def check_entries(self, bodies: Bodies) -> object:
         return None
 
     def entries_appended(self, checked: object) -> None:

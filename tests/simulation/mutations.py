@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.encode.encoded import Admitted, RejectedError
 from pyspark_dledger.raft.core import Core, CoreConfig
-from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.messages import (
     AppendRequest,
-    AppendResponse,
     PushRequest,
     PushType,
     PutRequest,
@@ -162,12 +161,12 @@ class RejectsWhatItAppended(Mutant):
         appends, member = self._appends, self._member
         handle = appends.handle
 
-        def confused(request: AppendRequest, token: object) -> bool:
+        def confused(request: AppendRequest, token: object) -> None:
             if appends.count != 1 or isinstance(request, PutRequest):
-                return handle(request, token)
+                handle(request, token)
+                return
             member.store.append_as_leader(request.bodies, member.term)
-            member.reject(token, request, AppendResponse(), ResponseCode.LEADER_PENDING_FULL)
-            return False
+            raise RejectedError(ResponseCode.LEADER_PENDING_FULL)
 
         appends.handle = confused  # type: ignore[method-assign]
 
@@ -257,10 +256,8 @@ class AcknowledgesAtOnce(Mutant):
         append = appends._append
 
         def hasty(request, token):  # type: ignore[no-untyped-def]
-            code = append(request, token)
-            if code is None:
-                appends._respond(appends._pending[-1], ResponseCode.SUCCESS)
-            return code
+            append(request, token)
+            appends._respond(appends._pending[-1], ResponseCode.SUCCESS)
 
         appends._append = hasty  # type: ignore[method-assign]
 
@@ -373,9 +370,8 @@ class AcknowledgesDuplicatesAtOnce(Mutant):
         application = self._application
         admit = application.admit
 
-        def hasty(request: PutRequest) -> Admitted | Rejected:
-            found = admit(request)
-            return found._replace(min_commit_index=-1) if isinstance(found, Admitted) else found
+        def hasty(request: PutRequest) -> Admitted:
+            return admit(request)._replace(min_commit_index=-1)
 
         application.admit = hasty  # type: ignore[method-assign]
 

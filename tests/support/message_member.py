@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark_dledger.format.encode.encoded import Admitted, Bodies
+from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from tests.support.groups import eventually
@@ -39,7 +39,8 @@ class Member:
 
     def put(self, bodies: Bodies) -> list[Location]:
         """Append and commit messages; returns index, pos and queueOffset of each."""
-        admitted = eventually(lambda: found if isinstance(found := self.service.admit(bodies, 1), Admitted) else None)
+        eventually(lambda: self.service.is_ready)
+        admitted = self.service.admit(bodies, 1)
         new = admitted.bodies
         located = self.service.appended(admitted, None if new is None else self.store.append_as_leader(new, 1))
         self.commit()

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_dledger.common.integers import INT64_MAX, INT64_MIN
+from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format import layout
 
 if TYPE_CHECKING:
@@ -96,11 +97,12 @@ class Admitted(NamedTuple):
     details: object
 
 
-class Rejected(NamedTuple):
-    """A put that is not appended: a `ResponseCode`, and the reason for the log."""
+class RejectedError(Exception):
+    """A request that is rejected. Nothing was appended. The response has the code, and the reason if it has a field."""
 
-    code: int
-    reason: str
+    def __init__(self, code: int = ResponseCode.INCONSISTENT_STATE, reason: str = "") -> None:
+        super().__init__(reason)
+        self.code = ResponseCode(code)
 
 
 class DiskNeededError(Exception):

@@ -1,7 +1,7 @@
 """The interface of an application: it checks, numbers and deduplicates puts, and makes entries of them.
 
-The core does not know what entries mean. All calls come from the thread that drives the core. An exception of an
-application ends its node.
+The core does not know what entries mean. All calls come from the thread that drives the core. Methods for requests
+raise RejectedError for those that are not executed. Any other exception of an application ends its node.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pyspark_dledger.common.summary_part import SummaryPart
-from pyspark_dledger.format.encode.encoded import Admitted, Bodies, ProducerState, Rejected
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies, ProducerState
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore
-
-__all__ = ["Admitted", "Application", "Rejected", "SummaryPart"]
 
 
 class Application(Protocol):
@@ -28,7 +26,7 @@ class Application(Protocol):
     may_wait: bool = True
     """Whether `admit` may wait for the disk. Else it raises DiskNeededError instead."""
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted:
         """Check a put. Rejects with LEADER_NOT_READY until the tables of a new leader are rebuilt."""
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
@@ -37,7 +35,7 @@ class Application(Protocol):
         For each body, in the put's order: index, pos and queueOffset, each i64 big-endian.
         """
 
-    def check_entries(self, bodies: Bodies) -> object | Rejected:
+    def check_entries(self, bodies: Bodies) -> object:
         """Check raw entries before they are appended. The result is passed to `entries_appended`."""
 
     def entries_appended(self, checked: object) -> None:
@@ -66,13 +64,13 @@ class Application(Protocol):
     def control(self, content: bytes) -> Bodies:
         """One body that contains `content` unchanged, and is no message for applications, as in `filler`."""
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes]:
         """The number of queues of each topic, and the store host of messages. New topics get `queue_nums` queues.
 
         The host is 8 or 20 bytes: address and port (i32).
         """
 
-    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState:
         """What the log, committed or not, has of a producer's messages."""
 
     def config(self) -> Mapping[str, bytes]:
@@ -92,7 +90,7 @@ class Application(Protocol):
     def needs_summary(self) -> bool:
         """Whether state of entries before the log's first one is missing: this member must not lead."""
 
-    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart:
         """A part of the state of all committed entries, for a member that needs it; ``snapshot`` 0 makes a new one.
 
         Its log begins at ``begin_index``. Rejects as `SummaryResponse` says.

@@ -10,18 +10,15 @@ from typing import TypeVar
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
-from pyspark_dledger.format.encode.encoded import Bodies, DiskNeededError, ProducerState
-from pyspark_dledger.raft.core.application import Admitted, Application, Rejected
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies, DiskNeededError, ProducerState, RejectedError
+from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.core.member import Member
 from pyspark_dledger.raft.messages import (
     POSITION_SIZE,
     ConfigRequest,
     ConfigResponse,
     ProducerRequest,
-    ProducerResponse,
     PutRequest,
-    PutResponse,
-    Request,
     Response,
     Role,
     TopicsRequest,
@@ -59,10 +56,19 @@ class ApplicationCaller:
         assert self._application is not None
         try:
             return method(self._application)
-        except DiskNeededError:
+        except (DiskNeededError, RejectedError):
             raise
         except Exception as error:
             raise ApplicationError(f"the application raised {error!r}") from error
+
+    def _ask(self, what: str, method: Callable[[Application], T]) -> T:
+        """Call a method for a client's request, and report a rejection."""
+        try:
+            return self._call(method)
+        except RejectedError as rejected:
+            if rejected.code not in _NORMAL_CODES:
+                self._member.report(f"a {what} was rejected: {rejected}", f"rejected {rejected.code.name}")
+            raise
 
     # Notifications
 
@@ -85,9 +91,8 @@ class ApplicationCaller:
     def _needs_summary(self) -> bool:
         return self._call(lambda application: application.needs_summary)
 
-    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
-        if self._application is None:
-            return Rejected(ResponseCode.UNSUPPORTED, "no application")
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart:
+        self._check_application()
         return self._call(lambda application: application.summary(begin_index, snapshot, offset))
 
     def take_summary(self, part: SummaryPart) -> bool:
@@ -114,12 +119,10 @@ class ApplicationCaller:
 
     # Requests to a leader
 
-    def admit(self, request: PutRequest) -> Admitted | Rejected:
-        """The entries to append for a put, or its rejection. Raises DiskNeededError; see `Core.handle`."""
-        if self._application is None:
-            return Rejected(ResponseCode.UNSUPPORTED, "no application")
-        self._application.may_wait = self._member.may_wait
-        return self._call(lambda application: application.admit(request.bodies, request.queue_nums))
+    def admit(self, request: PutRequest) -> Admitted:
+        """The entries to append for a put. Raises DiskNeededError; see `Core.handle`."""
+        self._check_application().may_wait = self._member.may_wait
+        return self._ask("PutRequest", lambda application: application.admit(request.bodies, request.queue_nums))
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None, count: int) -> bytes:
         """The positions of the `count` bodies of a put."""
@@ -128,12 +131,11 @@ class ApplicationCaller:
             raise ApplicationError(f"expected {count} positions of {POSITION_SIZE} bytes, found {len(positions)} bytes")
         return positions
 
-    def check_entries(self, bodies: Bodies) -> object | ResponseCode:
-        """Check raw entries. Returns a code if they are rejected, else what `entries_appended` gets."""
+    def check_entries(self, bodies: Bodies) -> object:
+        """Check raw entries. Returns what `entries_appended` gets."""
         if self._application is None:
             return None
-        checked = self._call(lambda application: application.check_entries(bodies))
-        return self._reported("raw append", checked) if isinstance(checked, Rejected) else checked
+        return self._ask("raw append", lambda application: application.check_entries(bodies))
 
     def entries_appended(self, checked: object) -> None:
         if self._application is not None:
@@ -146,13 +148,11 @@ class ApplicationCaller:
         return self._call(lambda application: application.control(content))
 
     def handle_topics(self, request: TopicsRequest, token: object) -> None:
-        if self.has_rejected(request, token, TopicsResponse()):
-            return
-        found = self._call(lambda application: application.topics(request.names, request.queue_nums))
-        if isinstance(found, Rejected):
-            self.reject(request, token, TopicsResponse(), found)
-            return
-        member, (counts, host) = self._member, found
+        self.check_leads()
+        member = self._member
+        counts, host = self._ask(
+            "TopicsRequest", lambda application: application.topics(request.names, request.queue_nums)
+        )
         response = TopicsResponse(
             group=member.group,
             leader_id=member.leader_id,
@@ -162,46 +162,25 @@ class ApplicationCaller:
         )
         member.reply(token, response)
 
-    def producer(self, request: ProducerRequest) -> ProducerState | Rejected:
-        return self._call(lambda application: application.producer(request.producer, request.run, request.from_index))
+    def producer(self, request: ProducerRequest) -> ProducerState:
+        return self._ask(
+            "ProducerRequest",
+            lambda application: application.producer(request.producer, request.run, request.from_index),
+        )
 
     def handle_config(self, request: ConfigRequest, token: object) -> None:
-        if self.has_rejected(request, token, ConfigResponse()):
-            return
+        self.check_leads()
         member, files = self._member, self._call(lambda application: application.config())
         response = ConfigResponse(group=member.group, leader_id=member.leader_id, term=member.term, files=dict(files))
         member.reply(token, response)
 
-    def has_rejected(self, request: Request, token: object, response: Response) -> bool:
-        """Reject a request that only a leader with an application accepts. Clients first look for the leader."""
+    def check_leads(self) -> None:
+        """Raises RejectedError unless this is a leader with an application. Clients first look for the leader."""
         if not self._member.is_leader:
-            self._member.reject(token, request, response, ResponseCode.NOT_LEADER)
-        elif self._application is None:
-            self._member.reject(token, request, response, ResponseCode.UNSUPPORTED)
-        else:
-            return False
-        return True
+            raise RejectedError(ResponseCode.NOT_LEADER)
+        self._check_application()
 
-    def reject(
-        self,
-        request: Request,
-        token: object,
-        response: PutResponse | TopicsResponse | ProducerResponse,
-        rejected: Rejected,
-    ) -> None:
-        """Respond with the application's code and reason."""
-        response.reason = rejected.reason
-        self._member.reject(token, request, response, self._reported(type(request).__name__, rejected))
-
-    def _reported(self, what: str, rejected: Rejected) -> ResponseCode:
-        code = _response_code(rejected.code)
-        if code not in _NORMAL_CODES:
-            self._member.report(f"a {what} was rejected: {rejected.reason}", f"rejected {code.name}")
-        return code
-
-
-def _response_code(code: int) -> ResponseCode:
-    try:
-        return ResponseCode(code)
-    except ValueError:
-        raise ApplicationError(f"expected a response code of DLedger, found {code}") from None
+    def _check_application(self) -> Application:
+        if self._application is None:
+            raise RejectedError(ResponseCode.UNSUPPORTED, "no application")
+        return self._application

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.cluster_id import ClusterId
@@ -103,7 +104,7 @@ class Core:
             self._members_changed,
             caller.committed,
         )
-        self._handlers: dict[type[Request], Callable[[Any, object], bool | None]] = {
+        self._handlers: dict[type[Request], Callable[[Any, object], None]] = {
             AppendRequest: self._append,
             ConfigRequest: caller.handle_config,
             GetRequest: self._reads.handle,
@@ -132,19 +133,21 @@ class Core:
         member.set_clock(now)
         member.may_wait = may_wait
         handler = self._handlers.get(type(request))
-        if request.remote_id != member.self_id:
-            code = ResponseCode.UNKNOWN_MEMBER
-        elif request.group != member.group:
-            code = ResponseCode.UNKNOWN_GROUP
-        elif handler is None:
-            code = ResponseCode.UNSUPPORTED
-        else:
-            try:
-                return handler(request, token) is not False
-            except DISK_FAILURES as error:
-                member.report_problem(f"a {type(request).__name__} failed: {error}")
-                code = ResponseCode.DISK_ERROR
-        member.reject(token, request, request.response(), code)
+        try:
+            if request.remote_id != member.self_id:
+                raise RejectedError(ResponseCode.UNKNOWN_MEMBER)
+            if request.group != member.group:
+                raise RejectedError(ResponseCode.UNKNOWN_GROUP)
+            if handler is None:
+                raise RejectedError(ResponseCode.UNSUPPORTED)
+            handler(request, token)
+            return True
+        except RejectedError as error:
+            rejected = error
+        except DISK_FAILURES as error:
+            member.report_problem(f"a {type(request).__name__} failed: {error}")
+            rejected = RejectedError(ResponseCode.DISK_ERROR)
+        member.reject(token, request, rejected)
         return not isinstance(request, AppendRequest)
 
     def handle_response(self, token: int, response: Response | None, now: int) -> None:
@@ -361,11 +364,10 @@ class Core:
 
     # Simple requests
 
-    def _append(self, request: AppendRequest, token: object) -> bool:
-        is_appended = self._appends.handle(request, token)
-        if is_appended and self._member.has_lone_vote:
+    def _append(self, request: AppendRequest, token: object) -> None:
+        self._appends.handle(request, token)
+        if self._member.has_lone_vote:
             self._commit_index.advance()
-        return is_appended
 
     def _metadata(self, request: MetadataRequest, token: object) -> None:
         member = self._member

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, InconsistentError, IndexRangeError, StoreError
-from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.raft.core.member import DISK_FAILURES, Member, RefusedError
+from pyspark_dledger.format.encode.encoded import Buffer, RejectedError
+from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.core.pushed_entries import PushedEntry, are_equal, only_entry, split
 from pyspark_dledger.raft.member_list import read_told
 from pyspark_dledger.raft.messages import (
@@ -109,8 +109,8 @@ class Follower:
             self._commit(request.commit_index)
         except _WaitingError:
             self._waiting = request, token
-        except RefusedError as refused:
-            self._member.reply(token, self._response(request, refused.code))
+        except RejectedError as rejected:
+            self._member.reply(token, self._response(request, rejected.code))
         except (InconsistentError, ValueError) as error:
             self._report_blocked(f"{request.type.name} of leader {request.leader_id} cannot be accepted: {error}")
             # Leaders of 0.4.0 send entries in another way; Java responds to them with the same code.
@@ -232,7 +232,7 @@ class Follower:
         """COMMIT needs no durable index. Rejected if the leader must compare first."""
         if request.commit_index > self._match_index:
             self._commit(request.commit_index)
-            raise RefusedError
+            raise RejectedError
         return -1
 
     # COMPARE
@@ -242,7 +242,7 @@ class Follower:
         entry = only_entry(request.data)
         if not self._has(entry, request.data):
             self._check_conflict(entry.index)
-            raise RefusedError
+            raise RejectedError
         self._match_index = max(self._match_index, entry.index)
         return entry.index
 
@@ -288,7 +288,7 @@ class Follower:
                 f"the committed index is {store.committed_index}: nothing was truncated, compare both stores with "
                 "'dledger diff'"
             )
-            raise RefusedError
+            raise RejectedError
 
     # TRUNCATE
 
@@ -303,7 +303,7 @@ class Follower:
         else:
             self._check_conflict(entry.index)
             if entry.index <= max(self._match_index, store.committed_index):
-                raise RefusedError
+                raise RejectedError
             self._replace(entry, request)
         self._match_index = max(self._match_index, entry.index)
         return entry.index
@@ -335,7 +335,7 @@ class Follower:
         if not 0 <= begin < index or self._confirmed_reset == wanted:
             return
         if self._waiting is not None or member.leader_id is None:
-            raise RefusedError
+            raise RejectedError
         request = GetRequest(
             group=member.group, remote_id=member.leader_id, local_id=member.self_id, begin_index=index - 1
         )
@@ -382,14 +382,14 @@ class Follower:
         store = self._member.store
         first = request.first_index
         if first > self._match_index + 1:
-            raise RefusedError
+            raise RejectedError
         if first == store.ledger_end_index + 1:
             last = self._write(request.data, request.term)
         else:
             last = self._overwrite(request)
         self._match_index = max(self._match_index, last)
         if last != request.last_index:
-            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT)
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT)
         return last
 
     def _write(self, data: Buffer, term: int) -> int:
@@ -412,7 +412,7 @@ class Follower:
         entries = split(request.data)
         begin, end = store.ledger_begin_index, store.ledger_end_index
         if entries[0].index != request.first_index or begin < 0 or begin > self._match_index + 1:
-            raise RefusedError
+            raise RejectedError
         view = memoryview(request.data)
         common = self._count_common(entries, view)
         if common < len(entries):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.encode.encoded import DiskNeededError
+from pyspark_dledger.format.encode.encoded import DiskNeededError, RejectedError
 from pyspark_dledger.format.state_files import MAX_TERM
 from pyspark_dledger.raft.core.core_config import CoreConfig
 from pyspark_dledger.raft.core.disk_health import DiskHealth
@@ -44,14 +44,6 @@ class _Problem(NamedTuple):
 
 
 _NO_PROBLEM = _Problem("", "", 0)
-
-
-class RefusedError(Exception):
-    """A request that is refused: the code, and why."""
-
-    def __init__(self, code: ResponseCode = ResponseCode.INCONSISTENT_STATE, reason: str = "") -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class Member:
@@ -224,11 +216,14 @@ class Member:
     def reply(self, token: object, response: Response) -> None:
         self.effects.append(Reply(token, response))
 
-    def reject(self, token: object, request: Request, response: Response, code: ResponseCode) -> None:
+    def reject(self, token: object, request: Request, rejected: RejectedError) -> None:
         """Respond with a code and the request's ids, as Java does (``copyBaseInfo``)."""
+        response, reason = request.response(), str(rejected)
+        if reason and hasattr(response, "reason"):
+            response.reason = reason
         response.group, response.term = request.group, request.term
         response.local_id, response.remote_id = request.local_id, request.remote_id
-        response.code, response.leader_id = code, self.leader_id
+        response.code, response.leader_id = rejected.code, self.leader_id
         self.effects.append(Reply(token, response))
 
     # Reading old entries

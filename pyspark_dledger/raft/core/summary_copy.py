@@ -58,11 +58,8 @@ class SummaryCopy:
         member = self._member
         found = self._application.summary(request.begin_index, request.snapshot, request.offset)
         response = SummaryResponse(group=member.group, leader_id=member.leader_id, term=member.term)
-        if isinstance(found, SummaryPart):
-            response.snapshot, response.offset, response.size, response.data = found
-            member.reply(token, response)
-        else:
-            member.reject(token, request, response, ResponseCode(found.code))
+        response.snapshot, response.offset, response.size, response.data = found
+        member.reply(token, response)
 
     # Fetching
 

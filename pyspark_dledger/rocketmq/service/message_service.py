@@ -22,7 +22,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.retention import PRODUCER_ID_EXPIRY_MS
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Admitted, Bodies, ProducerState, Rejected
+from pyspark_dledger.format.encode.encoded import MAX_BODY_SIZE, Admitted, Bodies, ProducerState, RejectedError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
@@ -44,7 +44,6 @@ from pyspark_dledger.rocketmq.service.summary_keeper import SummaryKeeper
 _FILLER_TOPIC = b"SELF_TEST_TOPIC"
 _CONTROL_TOPIC = b"RMQ_SYS_DLEDGER_CONTROL"
 _STOP_SECONDS = 10.0
-_NOT_READY = Rejected(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")
 
 
 def host_bytes(host: str, port: int) -> bytes:
@@ -261,6 +260,11 @@ class MessageService:
             self._tables, self._rebuilding = self._rebuilding.result(), None
         return self._tables
 
+    def _ready_tables(self) -> LeaderTables:
+        if (tables := self._leader_tables()) is None:
+            raise RejectedError(ResponseCode.LEADER_NOT_READY, "the leader is still reading its log")
+        return tables
+
     @property
     def is_ready(self) -> bool:
         """Whether puts are accepted: this leader's tables are rebuilt, and an old CommitLog is dispatched."""
@@ -279,11 +283,9 @@ class MessageService:
 
     # Puts
 
-    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted | Rejected:
+    def admit(self, bodies: Bodies, queue_nums: int) -> Admitted:
         _, store = self._running()
-        tables = self._leader_tables()
-        if tables is None:
-            return _NOT_READY
+        tables = self._ready_tables()
         return self._puts.admit(tables, store, bodies, queue_nums, may_wait=self.may_wait)
 
     def appended(self, admitted: Admitted, appended: AppendedEntries | None) -> bytes:
@@ -291,27 +293,25 @@ class MessageService:
         self._running()
         return self._puts.appended(self._tables, admitted, appended)
 
-    def check_entries(self, bodies: Bodies) -> object | Rejected:
+    def check_entries(self, bodies: Bodies) -> object:
         try:
             messages = messages_of(self._engine.unpack_bodies(bodies))
         except ValueError as error:
-            return self._rejected(error)
+            raise self._rejected(error) from None
         if (first := next(messages, None)) is None:
             return {}
         self._running()
-        tables = self._leader_tables()
-        if tables is None:
-            return _NOT_READY
+        tables = self._ready_tables()
         try:
             return ends_after(chain((first,), messages), tables, self._dispatched, self._puts.limits.queues)
         except ValueError as error:
-            return self._rejected(error)
+            raise self._rejected(error) from None
 
-    def _rejected(self, error: ValueError) -> Rejected:
+    def _rejected(self, error: ValueError) -> RejectedError:
         """The rejection of a request that creates topics or queues without a put."""
         if isinstance(error, LimitError):
             self._puts.statistics.add_rejected(error.limit)
-        return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+        return RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
 
     def entries_appended(self, checked: object) -> None:
         assert isinstance(checked, dict)
@@ -343,11 +343,9 @@ class MessageService:
 
     # Metadata
 
-    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes] | Rejected:
+    def topics(self, names: Sequence[str], queue_nums: int) -> tuple[Mapping[str, int], bytes]:
         self._running()
-        tables = self._leader_tables()
-        if tables is None:
-            return _NOT_READY
+        tables = self._ready_tables()
         try:
             counts = topic_counts(self._metadata, tables, names, queue_nums)
             changed = {name: count for name, count in counts.items() if self._metadata.queue_count(name) != count}
@@ -355,16 +353,14 @@ class MessageService:
                 self._metadata, {name: changed[name] for name in changed if not tables.queue_count(name)}
             )
         except ValueError as error:
-            return self._rejected(error)
+            raise self._rejected(error) from None
         if changed:
             self._metadata.add_topics(changed)
         return counts, self._host
 
-    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState | Rejected:
+    def producer(self, producer: bytes, run: int, from_index: int) -> ProducerState:
         self._running()
-        tables = self._leader_tables()
-        if tables is None:
-            return _NOT_READY
+        tables = self._ready_tables()
         return producer_state(tables, self._identities, producer, run, from_index)
 
     def config(self) -> Mapping[str, bytes]:
@@ -379,7 +375,7 @@ class MessageService:
     def needs_summary(self) -> bool:
         return self._summary.is_needed
 
-    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
+    def summary(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart:
         return self._summary.part(begin_index, snapshot, offset)
 
     def take_summary(self, part: SummaryPart) -> bool:

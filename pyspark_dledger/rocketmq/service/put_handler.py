@@ -28,7 +28,7 @@ from pyspark_dledger.format.encode.encoded import (
     DiskNeededError,
     NumberedPuts,
     Puts,
-    Rejected,
+    RejectedError,
 )
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
@@ -201,13 +201,13 @@ class PutHandler:
 
     def admit(
         self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int, *, may_wait: bool
-    ) -> Admitted | Rejected:
+    ) -> Admitted:
         """Check a put, number and stamp its new messages. Changes nothing yet. Raises DiskNeededError."""
         try:
             return self._admitted(tables, store, bodies, queue_nums, may_wait)
         except ValueError as error:
             self.statistics.add_rejected(error.limit if isinstance(error, LimitError) else "invalid")
-            return Rejected(ResponseCode.UNEXPECTED_ARGUMENT, str(error))
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, str(error)) from None
 
     def _admitted(
         self, tables: LeaderTables, store: RunningStore, bodies: Bodies, queue_nums: int, may_wait: bool

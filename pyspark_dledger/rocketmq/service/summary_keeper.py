@@ -18,7 +18,7 @@ from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.common.summary_part import SummaryPart
 from pyspark_dledger.errors import StoreError
-from pyspark_dledger.format.encode.encoded import Rejected
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.format.layout import PROPERTY_ID
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.log.io.queue_files import file_queues
@@ -234,11 +234,11 @@ class SummaryKeeper:
 
     # For other members
 
-    def part(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart | Rejected:
+    def part(self, begin_index: int, snapshot: int, offset: int) -> SummaryPart:
         """See `Application.summary`."""
         end = self._dispatched.complete_index
         if self._store is None or self._is_missing() or end + 1 < begin_index:
-            return Rejected(ResponseCode.INDEX_OUT_OF_RANGE, "this member lacks state itself")
+            raise RejectedError(ResponseCode.INDEX_OUT_OF_RANGE, "this member lacks state itself")
         now = time.monotonic()
         is_old = now - self._made_at > _SNAPSHOT_SECONDS or self._made_index + 1 < begin_index
         if self._snapshot is None or (not snapshot and is_old):
@@ -246,15 +246,15 @@ class SummaryKeeper:
             self._made_at, self._made_index = now, end
         self._used_at = now
         if not self._snapshot.done():
-            return Rejected(ResponseCode.LEADER_NOT_READY, "the summary is being made")
+            raise RejectedError(ResponseCode.LEADER_NOT_READY, "the summary is being made")
         try:
             found = self._snapshot.result()
         except (OSError, StoreError) as error:
             self._snapshot = None
             record(logging.WARNING, "summary not sent", found=str(error))
-            return Rejected(ResponseCode.DISK_ERROR, str(error))
+            raise RejectedError(ResponseCode.DISK_ERROR, str(error)) from None
         if snapshot not in (0, found.number):
-            return Rejected(ResponseCode.REPEATED_REQUEST, "the snapshot is gone")
+            raise RejectedError(ResponseCode.REPEATED_REQUEST, "the snapshot is gone")
         return SummaryPart(found.number, offset, found.size, found.read(offset))
 
     def _take_snapshot(self, config: dict[str, bytes]) -> Snapshot:

@@ -9,9 +9,8 @@ from operator import attrgetter
 from pyspark_dledger.common.histogram import Histogram
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Admitted, Bodies, RejectedError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.raft.core.application import Admitted, Rejected
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.messages import AppendRequest, AppendResponse, PutRequest, PutResponse
@@ -67,17 +66,14 @@ class Appends:
         """The number of uncommitted appends."""
         return len(self._pending)
 
-    def handle(self, request: AppendRequest, token: object) -> bool:
-        """Append or reject. Returns whether it was appended."""
-        code = self._error_code(request)
-        if code is None:
-            if isinstance(request, PutRequest):
-                return self._put(request, token)
-            code = self._append(request, token)
-        if code is not None:
-            response = PutResponse() if isinstance(request, PutRequest) else AppendResponse()
-            self._member.reject(token, request, response, code)
-        return code is None
+    def handle(self, request: AppendRequest, token: object) -> None:
+        """Append. Raises RejectedError."""
+        if (code := self._error_code(request)) is not None:
+            raise RejectedError(code)
+        if isinstance(request, PutRequest):
+            self._put(request, token)
+        else:
+            self._append(request, token)
 
     def _error_code(self, request: AppendRequest) -> ResponseCode | None:
         member, config = self._member, self._member.config
@@ -93,13 +89,9 @@ class Appends:
             return ResponseCode.REQUEST_WITH_EMPTY_BODYS
         return ResponseCode.UNEXPECTED_ARGUMENT if _size_of(request) > _MAX_APPEND_BYTES else None
 
-    def _append(self, request: AppendRequest, token: object) -> ResponseCode | None:
+    def _append(self, request: AppendRequest, token: object) -> None:
         checked = self._application.check_entries(request.bodies)
-        if isinstance(checked, ResponseCode):
-            return checked
         appended = self._store(request.bodies)
-        if not isinstance(appended, AppendedEntries):
-            return appended
         self._application.entries_appended(checked)
         response = AppendResponse(
             term=appended.term,
@@ -109,41 +101,32 @@ class Appends:
             runs=appended.runs,
         )
         self._wait(_PendingAppend(token, response, appended.last_index, _size_of(request), self._member.now))
-        return None
 
-    def _store(self, bodies: Bodies) -> AppendedEntries | ResponseCode:
-        """Append bodies in this leader's term. Returns a code if that fails."""
+    def _store(self, bodies: Bodies) -> AppendedEntries:
+        """Append bodies in this leader's term. Raises RejectedError if that fails."""
         member = self._member
         try:
             return member.store.append_as_leader(bodies, member.term)
         except DiskFullError:
             member.disk.had_no_room(member.now)
-            return ResponseCode.DISK_FULL
+            raise RejectedError(ResponseCode.DISK_FULL) from None
         except DISK_FAILURES as error:
             member.report_problem(f"entries cannot be appended: {error}")
-            return ResponseCode.DISK_ERROR
+            raise RejectedError(ResponseCode.DISK_ERROR) from None
         except ValueError:
-            return ResponseCode.UNEXPECTED_ARGUMENT
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT) from None
 
     # Puts
 
-    def _put(self, request: PutRequest, token: object) -> bool:
+    def _put(self, request: PutRequest, token: object) -> None:
         """Append the new messages of a put. It is acknowledged when all its messages are committed."""
-        member, application = self._member, self._application
-        admitted = application.admit(request)
-        if isinstance(admitted, Rejected):
-            application.reject(request, token, PutResponse(), admitted)
-            return False
+        admitted = self._application.admit(request)
         appended = None if admitted.bodies is None else self._store(admitted.bodies)
-        if isinstance(appended, ResponseCode):
-            member.reject(token, request, PutResponse(), appended)
-            return False
         pending = self._pending_put(token, request.bodies.count, admitted, appended)
-        if pending.until <= member.store.committed_index:
+        if pending.until <= self._member.store.committed_index:
             self._respond(pending, ResponseCode.SUCCESS)
         else:
             self._wait(pending)
-        return True
 
     def _pending_put(
         self, token: object, count: int, admitted: Admitted, appended: AppendedEntries | None

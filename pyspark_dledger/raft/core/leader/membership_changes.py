@@ -10,14 +10,14 @@ from __future__ import annotations
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import DiskFullError, OptionError
 from pyspark_dledger.format.codec import MEMBERS
-from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.encode.encoded import Bodies, RejectedError
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.cluster_id import ClusterId
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.noop import Noop
 from pyspark_dledger.raft.core.leader.replication import Replication
-from pyspark_dledger.raft.core.member import DISK_FAILURES, Member, RefusedError
+from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.member_list import MemberList, check_new_member
 from pyspark_dledger.raft.messages import (
     ENTRY,
@@ -71,19 +71,14 @@ class MembershipChanges:
 
     def handle(self, request: MembersRequest, token: object) -> None:
         member = self._member
+        self._change(request)
         response = MembersResponse(group=member.group, leader_id=member.leader_id, term=member.term)
-        try:
-            self._change(request)
-        except RefusedError as refused:
-            response.reason = str(refused)
-            member.reject(token, request, response, refused.code)
-            return
         response.members = member.members.shown(member.members.current)
         member.reply(token, response)
 
     def _change(self, request: MembersRequest) -> None:
         if not self._member.is_leader:
-            raise RefusedError(ResponseCode.NOT_LEADER, "another member leads")
+            raise RejectedError(ResponseCode.NOT_LEADER, "another member leads")
         if request.action == ENTRY:
             self._check_all_ours()
             self._noop.append()
@@ -93,7 +88,7 @@ class MembershipChanges:
             self._check_own_entry()
             self._check_majority(changed)
             if not self._is_state_kept(changed):
-                raise RefusedError(
+                raise RejectedError(
                     ResponseCode.LEADER_NOT_READY,
                     "no other member is known to have the queue offsets and identities of expired messages, which this "
                     "leader would take away: wait until another member has fetched them",
@@ -101,7 +96,7 @@ class MembershipChanges:
             self._append(changed)
 
     def _changed(self, request: MembersRequest) -> MemberList | None:
-        """The next list; None if it is the present one. Raises RefusedError."""
+        """The next list; None if it is the present one. Raises RejectedError."""
         found, name = self._member.members.current, request.member_id or ""
         if request.action == "add":
             if found.addresses.get(name) == request.address:
@@ -110,7 +105,7 @@ class MembershipChanges:
             return self._with_learner(found, name, request.address or "")
         if request.action == "remove":
             if not self._member.members.had(name):
-                raise RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
+                raise RejectedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
             if name not in found.addresses or found.leaving == name:
                 return None
             if name in found.learners:
@@ -127,30 +122,30 @@ class MembershipChanges:
                 return None
             self._check_no_change()
             if name not in found.voters:
-                raise RefusedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} is no member of {_names(found)}")
+                raise RejectedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} is no member of {_names(found)}")
             return self._with_learner(found, new, request.address or "")._replace(leaving=name)
-        raise RefusedError(ResponseCode.UNSUPPORTED, f"{request.action!r} is no change of members")
+        raise RejectedError(ResponseCode.UNSUPPORTED, f"{request.action!r} is no change of members")
 
     def _with_learner(self, found: MemberList, name: str, address: str) -> MemberList:
         if name in found.addresses:
             where = found.addresses[name]
             text = f"{name} is a member already, at {where}: use a new id, or remove it first"
-            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
         if len(found.body()) > _MAX_BYTES:
-            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"expected at most {_MAX_BYTES} bytes of members")
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, f"expected at most {_MAX_BYTES} bytes of members")
         if address in found.addresses.values():
-            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"another member has the address {address}")
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, f"another member has the address {address}")
         try:
             check_new_member(name, address)
         except OptionError as error:
-            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, str(error)) from None
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, str(error)) from None
         return found._replace(learners={name: address})
 
     def _check_majority(self, changed: MemberList) -> None:
         """Refuse a list that would be without a quorum at once."""
         live = [each for each in changed.voters if self._is_live(each)]
         if len(live) < changed.quorum and changed.voters != self._member.members.current.voters:
-            raise RefusedError(
+            raise RejectedError(
                 ResponseCode.UNEXPECTED_ARGUMENT,
                 f"only {', '.join(live) or 'none'} of the voters {', '.join(changed.voters)} would be up and level, no "
                 "majority: start the others, or replace the one that is down",
@@ -192,7 +187,7 @@ class MembershipChanges:
 
     def _check_all_ours(self) -> None:
         if strangers := self._member.members.not_taking_controls:
-            raise RefusedError(
+            raise RejectedError(
                 ResponseCode.UNSUPPORTED,
                 f"{', '.join(strangers)} may be Java members, or of an older version: the members of their group "
                 "change only with --change-members",
@@ -200,7 +195,7 @@ class MembershipChanges:
 
     def _check_committed(self) -> None:
         if not self._member.members.is_committed:
-            raise RefusedError(ResponseCode.LEADER_NOT_READY, "the change before is not committed yet")
+            raise RejectedError(ResponseCode.LEADER_NOT_READY, "the change before is not committed yet")
 
     def _check_no_change(self) -> None:
         self._check_committed()
@@ -210,14 +205,14 @@ class MembershipChanges:
             if found.leaving:
                 what += f", then {found.leaving} leaves"
             text = f"another change is under way ({what}): wait, or give it up with remove {', '.join(found.learners)}"
-            raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, text)
 
     def _check_own_entry(self) -> None:
         """A leader must have committed an entry of its own term, else lists of two terms could both be committed."""
         if self._member.transferee is not None:
-            raise RefusedError(ResponseCode.LEADER_TRANSFERRING, "leadership is being transferred")
+            raise RejectedError(ResponseCode.LEADER_TRANSFERRING, "leadership is being transferred")
         if not self._has_own_entry():
-            raise RefusedError(ResponseCode.LEADER_NOT_READY, "the leader has committed no entry of its term yet")
+            raise RejectedError(ResponseCode.LEADER_NOT_READY, "the leader has committed no entry of its term yet")
 
     def _has_own_entry(self) -> bool:
         if self._commit_index.has_own():
@@ -237,7 +232,7 @@ class MembershipChanges:
             store.append_as_leader(bodies, member.term, MEMBERS)
         except (DiskFullError, *DISK_FAILURES) as error:
             code = ResponseCode.DISK_FULL if isinstance(error, DiskFullError) else ResponseCode.DISK_ERROR
-            raise RefusedError(code, f"the list of members cannot be saved: {error}") from None
+            raise RejectedError(code, f"the list of members cannot be saved: {error}") from None
         finally:
             member.members.refresh()
         self._commit_index.advance()
@@ -268,8 +263,8 @@ class MembershipChanges:
                 self._check_majority(changed)
                 self._append(changed)
                 member.resolve_problem(_KIND)
-        except RefusedError as refused:
-            member.report_problem(f"the change of members waits: {refused}", _KIND, _REPORT_MS)
+        except RejectedError as rejected:
+            member.report_problem(f"the change of members waits: {rejected}", _KIND, _REPORT_MS)
 
     def _next_list(self, found: MemberList) -> MemberList | None:
         """The next step of a change; None while a learner has not caught up, or others lack what this leader has."""
@@ -286,10 +281,10 @@ class MembershipChanges:
 
 
 def _without(found: MemberList, name: str) -> MemberList:
-    """The list without that voter. Raises RefusedError if it is the last one."""
+    """The list without that voter. Raises RejectedError if it is the last one."""
     voters = {each: address for each, address in found.voters.items() if each != name}
     if not voters:
-        raise RefusedError(ResponseCode.UNEXPECTED_ARGUMENT, f"{name} is the last member")
+        raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT, f"{name} is the last member")
     return found._replace(voters=voters, leaving="")
 
 

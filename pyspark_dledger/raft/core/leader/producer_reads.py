@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.format.encode.encoded import Rejected
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.raft.core.application_caller import ApplicationCaller
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
@@ -30,39 +30,34 @@ class ProducerReads:
         self._heartbeats = heartbeats
 
     def handle(self, request: ProducerRequest, token: object) -> None:
-        if self._application.has_rejected(request, token, ProducerResponse()):
-            return
+        self._application.check_leads()
         if self._commit_index.is_known:
             self._heartbeats.confirm_leadership(lambda is_confirmed: self._confirmed(request, token, is_confirmed))
         else:
             # Nothing else may be appended that commits the entries of earlier terms.
             self._noop.append()
-            self._reject_for_now(request, token)
+            raise RejectedError(ResponseCode.LEADER_NOT_READY)
 
     def _confirmed(self, request: ProducerRequest, token: object, is_confirmed: bool) -> None:
         member = self._member
-        if self._application.has_rejected(request, token, ProducerResponse()):
+        try:
+            self._application.check_leads()
+            if not is_confirmed:
+                raise RejectedError(ResponseCode.LEADER_NOT_READY)
+            found = self._application.producer(request)
+            if found.last_index > member.store.committed_index:
+                raise RejectedError(ResponseCode.LEADER_NOT_READY)
+        except RejectedError as rejected:
+            member.reject(token, request, rejected)
             return
-        if not is_confirmed:
-            self._reject_for_now(request, token)
-            return
-        found = self._application.producer(request)
-        if isinstance(found, Rejected):
-            self._application.reject(request, token, ProducerResponse(), found)
-        elif found.last_index > member.store.committed_index:
-            self._reject_for_now(request, token)
-        else:
-            response = ProducerResponse(
-                group=member.group,
-                leader_id=member.leader_id,
-                term=member.term,
-                count=found.count,
-                other_runs=found.other_runs,
-                last_number=found.last_number,
-                next_index=found.next_index,
-                ids=found.ids,
-            )
-            member.reply(token, response)
-
-    def _reject_for_now(self, request: ProducerRequest, token: object) -> None:
-        self._member.reject(token, request, ProducerResponse(), ResponseCode.LEADER_NOT_READY)
+        response = ProducerResponse(
+            group=member.group,
+            leader_id=member.leader_id,
+            term=member.term,
+            count=found.count,
+            other_runs=found.other_runs,
+            last_number=found.last_number,
+            next_index=found.next_index,
+            ids=found.ids,
+        )
+        member.reply(token, response)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import IndexRangeError
 from pyspark_dledger.format.codec import decode_entry_header, header_kind
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.raft.core.leader.commit_index import CommitIndex
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
@@ -83,4 +84,4 @@ class Reads:
         self._reject(request, token, code)
 
     def _reject(self, request: GetRequest, token: object, code: ResponseCode) -> None:
-        self._member.reject(token, request, GetResponse(), code)
+        self._member.reject(token, request, RejectedError(code))

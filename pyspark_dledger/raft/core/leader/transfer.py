@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.format.encode.encoded import RejectedError
 from pyspark_dledger.raft.core.election import Election
 from pyspark_dledger.raft.core.leader.heartbeats import Heartbeats
 from pyspark_dledger.raft.core.leader.replication import Replication
@@ -75,7 +76,7 @@ class Transfer:
             self._reject(request, token, code)
 
     def _reject(self, request: TransferRequest, token: object, code: ResponseCode) -> None:
-        self._member.reject(token, request, TransferResponse(), code)
+        self._member.reject(token, request, RejectedError(code))
 
     def _respond(self, token: object, code: int) -> None:
         member = self._member
