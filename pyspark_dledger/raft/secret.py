@@ -26,7 +26,7 @@ class Secrets:
     def is_member(self, given: str | None) -> bool:
         return self.member is not None and is_same(given, self.member)
 
-    def refusal(self, given: str | None) -> str | None:
+    def rejection(self, given: str | None) -> str | None:
         """Why a connection with that secret is rejected; None if it is not."""
         if self.is_member(given) or (self.client is not None and is_same(given, self.client)):
             return None

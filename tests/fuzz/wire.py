@@ -22,12 +22,12 @@ from pyspark_dledger.raft.messages import RequestCode, WireMessage
 from pyspark_dledger.raft.wire import (
     MAX_FRAME_SIZE,
     FrameReader,
-    Refusal,
+    Rejection,
     WireConnection,
     WireError,
     WireFrame,
     decode,
-    encode_refusal,
+    encode_rejection,
 )
 from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
 from pyspark_dledger.raft.wire.remoting import decode_header
@@ -179,15 +179,15 @@ def read(frame: WireFrame, code: int) -> tuple[str, Any]:
         return "unreadable", None
     if message is None:
         return "late", None
-    if isinstance(message, Refusal):
+    if isinstance(message, Rejection):
         return "refused", message
     return ("request" if isinstance(message, m.Request) else "answer"), message
 
 
-def write_again(message: WireMessage | Refusal, is_binary: bool) -> None:
+def write_again(message: WireMessage | Rejection, is_binary: bool) -> None:
     """Check that a message can be written, and is read as the same."""
-    if isinstance(message, Refusal):
-        encode_refusal(message, OPAQUE, is_binary)
+    if isinstance(message, Rejection):
+        encode_rejection(message, OPAQUE, is_binary)
         return
     for as_binary in (True, is_binary):
         if as_binary or has_json_form(message):

@@ -15,7 +15,7 @@ from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import UnknownOutcomeError
 from pyspark_dledger.raft.client import Appended, PartialAppendError, appender, request_units
 from pyspark_dledger.raft.messages import GetRequest, GetResponse, Request
-from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Refusal
+from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Rejection
 from tests.support.clients import (
     BOTH,
     NOT_APPENDED,
@@ -41,7 +41,7 @@ from tests.support.long_runs import mostly_slow
 
 
 def test_java_system_busy_is_retried_and_system_error_is_unknown() -> None:
-    busy, failed = (Act(False, None, refusal=Refusal(code, "x")) for code in (SYSTEM_BUSY, SYSTEM_ERROR))
+    busy, failed = (Act(False, None, rejection=Rejection(code, "x")) for code in (SYSTEM_BUSY, SYSTEM_ERROR))
     fake = FakeMember(is_binary=False, script=deque([busy, ACK, failed]))
     with connected(fake) as client:
         assert client.append(b"x").index == 0

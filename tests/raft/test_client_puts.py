@@ -25,7 +25,7 @@ from pyspark_dledger.raft.messages import (
     Request,
     TopicsRequest,
 )
-from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Refusal
+from pyspark_dledger.raft.wire import SYSTEM_BUSY, SYSTEM_ERROR, Rejection
 from tests.support.clients import batch_of, connected
 from tests.support.fake_members import (
     ACK,
@@ -166,7 +166,7 @@ def test_config() -> None:
             Act(count_off=1),
         ),
         *(reject(404), reject(503), reject(505), reject(506), reject(415)),
-        *(Act(refusal=Refusal(SYSTEM_ERROR, "?")), Act(is_appended=False, refusal=Refusal(SYSTEM_BUSY, ""))),
+        *(Act(rejection=Rejection(SYSTEM_ERROR, "?")), Act(is_appended=False, rejection=Rejection(SYSTEM_BUSY, ""))),
     ],
     ids=str,
 )
@@ -286,7 +286,8 @@ def test_leader_that_serves_no_messages_gets_none(is_binary: bool) -> None:
 
 
 def test_node_without_the_put_request_serves_no_messages() -> None:
-    fake = serving(script=deque([Act(is_appended=False, refusal=Refusal(3, "request code 58004 is not supported"))]))
+    unknown = Rejection(3, "request code 58004 is not supported")
+    fake = serving(script=deque([Act(is_appended=False, rejection=unknown)]))
     with connected(fake) as client, pytest.raises(GroupError, match="RocketMQ producer") as caught:
         client.put_messages([b"x"])
     assert caught.value.code == UNSUPPORTED

@@ -16,7 +16,7 @@ from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.messages import AppendResponse, HeartBeatRequest, MetadataRequest, Role
 from pyspark_dledger.raft.node import NodeConfig
-from pyspark_dledger.raft.wire import Refusal, WireConnection, WireError
+from pyspark_dledger.raft.wire import Rejection, WireConnection, WireError
 from pyspark_dledger.store.files.node_files import CLUSTER, load_cluster_id, write_cluster_id
 from tests.raft.test_core import Group
 from tests.support.groups import SMALL, Nodes, eventually, nodes, peers_text
@@ -171,7 +171,7 @@ def test_a_stranger_with_a_hello_is_refused(tmp_path: Path) -> None:
             with closing(group.caller("n0")) as caller:
                 caller.wire = WireConnection(member=lambda text=member: text)
                 response = caller.call(MetadataRequest(local_id="n1"))
-                assert isinstance(response, Refusal) and response.remark.startswith("expected ")
+                assert isinstance(response, Rejection) and response.remark.startswith("expected ")
                 assert caller.is_closed()
 
 

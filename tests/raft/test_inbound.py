@@ -36,7 +36,7 @@ from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.node.callers import Caller as NodeCaller
 from pyspark_dledger.raft.node.connections import Connections
 from pyspark_dledger.raft.node.inbound import Inbound
-from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, Refusal, WireConnection
+from pyspark_dledger.raft.wire import ReceivedRequest, ReceivedResponse, Rejection, WireConnection
 from tests.support.groups import (
     HOST,
     Nodes,
@@ -189,7 +189,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.client = WireConnection(offers_binary=True)
-        self.responses: dict[int, Response | Refusal] = {}
+        self.responses: dict[int, Response | Rejection] = {}
 
     def write(self, data: bytes) -> None:
         for item in self.client.feed(data):
@@ -287,9 +287,9 @@ def test_a_client_without_the_secret_is_rejected_and_disconnected(
     with closing(secret.caller("n0")) as caller:
         caller.wire = WireConnection(secret=given)
         response = caller.call(replace(request_))
-        assert isinstance(response, Refusal)
+        assert isinstance(response, Rejection)
         found = "another" if given is not None and isinstance(request_, MetadataRequest) else "none"
-        assert response == Refusal(
+        assert response == Rejection(
             16, f"expected the secret of this node in the first request, found {found}: connect with it"
         )
         assert caller.is_closed()

@@ -270,7 +270,7 @@ def test_a_stranger_is_followed_and_elected_only_after_its_hello() -> None:
         assert isinstance(response, VoteResponse) and response.vote_result is result
         response = core.request(HeartBeatRequest(leader_id="n7", term=3))
         assert response is not None and response.code == code
-        core.core.heard("n7", "", core.now, is_refusal=False)
+        core.core.heard("n7", "", core.now, is_rejection=False)
     assert core.core.leader_id == "n7"
 
 
@@ -385,7 +385,7 @@ def test_an_entry_stays_until_the_file_of_members_has_no_other_list_of_its_index
 def test_a_leader_that_no_list_has_is_asked_where_it_says_it_is() -> None:
     """Without its address it could not confirm that entries have expired, and this member would stay behind."""
     core = OneCore(filled(1, 1, saved=3))
-    core.core.heard("n7", "", core.now, is_refusal=False)
+    core.core.heard("n7", "", core.now, is_rejection=False)
     for _ in range(2):
         core.request(HeartBeatRequest(leader_id="n7", term=3))
     assert core.push(PushType.TRUNCATE, entry(9, 3), leader="n7", members=LISTED.told(8, "h:7")) is None
@@ -574,11 +574,11 @@ def test_a_removal_can_be_repeated_but_names_a_member(tmp_path: Path) -> None:
 def test_a_member_that_is_refused_learns_only_that_it_was_removed() -> None:
     core = OneCore(filled(1, 1, saved=2))
     others = {"index": 5, "term": 2, "voters": {"n1": "b:1"}, "learners": {}, "leaving": "", "committed": 5}
-    core.core.heard("n1", json.dumps({**others, "voters": {"n0": "a:1"}}), 0, is_refusal=True)
+    core.core.heard("n1", json.dumps({**others, "voters": {"n0": "a:1"}}), 0, is_rejection=True)
     assert len(core.core.members.current.voters) == 3
-    core.core.heard("n1", "{", 0, is_refusal=True)
+    core.core.heard("n1", "{", 0, is_rejection=True)
     assert not core.core.is_removed
-    core.core.heard("n1", json.dumps(others), 0, is_refusal=True)
+    core.core.heard("n1", json.dumps(others), 0, is_rejection=True)
     assert len(core.core.members.current.voters) == 3
     core.tick(20_000)
     assert core.core.is_removed and core.core.status().elections == 0
@@ -595,8 +595,8 @@ def test_a_learner_connects_to_its_leader_by_a_list_from_before_it_was_added() -
     """A leader connects when it appends the list with the learner, and says the committed one before."""
     core = OneCore(filled(1, saved=2, committed=0))
     told = MemberList(5, 3, {"n4": "e:1", "n5": "f:1"}).told(5)
-    core.core.heard("n4", told, 0, is_refusal=False)
+    core.core.heard("n4", told, 0, is_rejection=False)
     assert core.core.members.known_addresses["n4"] == "e:1"
     assert not core.core.is_removed
-    core.core.heard("n4", told, 0, is_refusal=True)
+    core.core.heard("n4", told, 0, is_rejection=True)
     assert core.core.is_removed

@@ -18,13 +18,13 @@ from tests.support.scrapes import scrape
 
 def test_an_address_gets_its_quota_each_second() -> None:
     quotas = Quotas(2, 1000)
-    assert [quotas.refusal("a", 0.0) is None for _ in range(3)] == [True, True, False]
-    assert quotas.refusal("b", 0.0) is None
-    assert "2 requests a second" in (quotas.refusal("a", 0.4) or "")
-    assert quotas.refusal("a", 0.5) is None
+    assert [quotas.rejection("a", 0.0) is None for _ in range(3)] == [True, True, False]
+    assert quotas.rejection("b", 0.0) is None
+    assert "2 requests a second" in (quotas.rejection("a", 0.4) or "")
+    assert quotas.rejection("a", 0.5) is None
     quotas.add_bytes("a", 3000, 10.0)
-    assert "1000 bytes a second" in (quotas.refusal("a", 11.0) or "")
-    assert quotas.refusal("a", 12.5) is None
+    assert "1000 bytes a second" in (quotas.rejection("a", 11.0) or "")
+    assert quotas.rejection("a", 12.5) is None
 
 
 def test_many_addresses_are_searched_once_a_second() -> None:
@@ -33,14 +33,14 @@ def test_many_addresses_are_searched_once_a_second() -> None:
     searched = []
     quotas._forget = searched.append  # type: ignore[method-assign]
     for number in range(2000):
-        quotas.refusal(str(number), 5.0 + number / 1000)
+        quotas.rejection(str(number), 5.0 + number / 1000)
     assert len(searched) == 1
 
 
 def test_unused_addresses_are_forgotten() -> None:
     quotas = Quotas(1, None)
     for number in range(3000):
-        quotas.refusal(str(number), number / 100)
+        quotas.rejection(str(number), number / 100)
     assert len(quotas._used) <= 1200
 
 
@@ -55,7 +55,7 @@ def test_requests_above_the_quota_are_refused_and_counted(tmp_path: Path) -> Non
         # Appends after a refused one are refused, too: none overtakes it.
         assert codes == sorted(codes, reverse=True)
         assert (found[200] >= 10, found[SYSTEM_BUSY] > 0, len(found)) == (True, True, 2)
-        refused = group.nodes["n0"]._connections.refused.requests
+        refused = group.nodes["n0"]._connections.rejected.requests
         assert refused[SYSTEM_BUSY] == found[SYSTEM_BUSY]
         scraped = scrape(group.metrics_ports["n0"])
         assert scraped["dledger_refused_requests_total{SYSTEM_BUSY}"] == found[SYSTEM_BUSY]
@@ -76,7 +76,7 @@ def test_members_have_no_quota(tmp_path: Path) -> None:
     with nodes(tmp_path, 3, max_requests_per_second=1) as group:
         leader = group.leader()
         assert group.nodes[leader].core.term == group.status(leader)["term"]
-        assert not any(node._connections.refused.requests[SYSTEM_BUSY] for node in group.nodes.values())
+        assert not any(node._connections.rejected.requests[SYSTEM_BUSY] for node in group.nodes.values())
 
 
 def test_no_topic_and_no_queue_is_created_above_the_limits(tmp_path: Path) -> None:

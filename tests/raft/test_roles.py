@@ -42,7 +42,7 @@ PEERS = parse_peers("n0-10.0.0.1:1;n1-10.0.0.2:1;n2-db.example:1;n3-[fe80:0::1]:
 )
 def test_a_member_is_known_by_its_address(member_id: str, host: str | None, is_allowed: bool) -> None:
     roles = Roles(PEERS, "n0", hosts_of=lambda found: {"n2": ["10.7.7.7"]}.get(found, []))
-    reason = roles.refusal(member_id, Credentials(host))
+    reason = roles.rejection(member_id, Credentials(host))
     assert (reason is None) is is_allowed
     if member_id == "n1" and host:
         assert is_allowed or reason == (
@@ -65,18 +65,18 @@ def test_a_member_with_an_old_list_accepts_others_that_show_that_they_are_member
     modes: dict[str, bool], shown: Credentials, is_allowed: bool
 ) -> None:
     roles = Roles(PEERS, "n0", **modes, takes_strangers=True)
-    assert (roles.refusal("n9", shown) is None) is is_allowed
-    assert roles.refusal("", shown) and roles.refusal(None, shown) and roles.refusal("n0", shown)
-    assert Roles(PEERS, "n0", **modes).refusal("n9", shown)
+    assert (roles.rejection("n9", shown) is None) is is_allowed
+    assert roles.rejection("", shown) and roles.rejection(None, shown) and roles.rejection("n0", shown)
+    assert Roles(PEERS, "n0", **modes).rejection("n9", shown)
 
 
 @pytest.mark.parametrize("peers", ["n0-127.0.1.1:1;n1-127.0.1.1:2", "n0-alpha:1;n1-alpha:2"])
 def test_members_of_one_machine_connect_from_127_0_0_1(peers: str) -> None:
     """A machine's own name is often 127.0.1.1, and Java members do not choose where they connect from."""
     roles = Roles(parse_peers(peers), "n0", hosts_of=lambda _: ["127.0.1.1"] if "alpha" in peers else [])
-    assert roles.refusal("n1", Credentials("127.0.0.1")) is None
-    assert roles.refusal("n1", Credentials("127.0.0.9")) is not None
-    assert Roles(PEERS, "n0").refusal("n1", Credentials("127.0.0.1")) is not None
+    assert roles.rejection("n1", Credentials("127.0.0.1")) is None
+    assert roles.rejection("n1", Credentials("127.0.0.9")) is not None
+    assert Roles(PEERS, "n0").rejection("n1", Credentials("127.0.0.1")) is not None
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def certificate(*names: tuple[str, str], unit: str = "") -> dict[str, Any]:
 )
 def test_a_member_is_known_by_its_certificate(shown: dict[str, Any] | None, is_allowed: bool) -> None:
     roles = Roles(PEERS, "n0", uses_tls=True)
-    assert (roles.refusal("n1", Credentials("10.0.0.2", shown)) is None) is is_allowed
+    assert (roles.rejection("n1", Credentials("10.0.0.2", shown)) is None) is is_allowed
 
 
 @pytest.mark.parametrize(
@@ -133,19 +133,19 @@ def test_a_member_is_known_by_its_certificate(shown: dict[str, Any] | None, is_a
 def test_a_certificate_may_name_all_hosts_of_a_domain(name: str, is_allowed: bool) -> None:
     roles = Roles(parse_peers("n0-10.0.0.1:1;n1-db:1;n2-db.example:1;n3-10.0.0.4:1"), "n0", uses_tls=True)
     shown = Credentials(None, {"subjectAltName": (("DNS", name),)})
-    assert (roles.refusal("n2", shown) is None) is is_allowed
-    assert roles.refusal("n1", shown) is not None
-    assert roles.refusal("n3", shown) is not None
+    assert (roles.rejection("n2", shown) is None) is is_allowed
+    assert roles.rejection("n1", shown) is not None
+    assert roles.rejection("n3", shown) is not None
 
 
 def test_the_members_secret_replaces_address_and_certificate() -> None:
     roles = Roles(PEERS, "n0", uses_secret=True, uses_tls=True)
     named = certificate(("commonName", "n1"))
-    assert roles.refusal("n1", Credentials("10.0.0.2", named)) == (
+    assert roles.rejection("n1", Credentials("10.0.0.2", named)) == (
         "expected the members' secret in the first request, found none"
     )
-    assert roles.refusal("n1", Credentials("10.9.9.9", None, has_secret=True)) is None
-    assert roles.refusal("n9", Credentials("10.0.0.2", None, has_secret=True)) is not None
+    assert roles.rejection("n1", Credentials("10.9.9.9", None, has_secret=True)) is None
+    assert roles.rejection("n9", Credentials("10.0.0.2", None, has_secret=True)) is not None
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_requests_of_members(request_: Request, member_id: str | None) -> None:
     ],
 )
 def test_secrets_of_a_first_request(secrets: Secrets, given: str | None, found: str | None) -> None:
-    reason = secrets.refusal(given)
+    reason = secrets.rejection(given)
     assert (reason is None) if found is None else (reason is not None and f"found {found}:" in reason)
     assert "'m'" not in repr(secrets) and secrets.is_member(given) is (given == "m")
 
@@ -207,12 +207,13 @@ def test_secrets_are_read_from_files(tmp_path: Path) -> None:
 def test_members_change_only_by_members() -> None:
     """By the secret, by a certificate of any member, or at the address of any member, this one included."""
     roles = Roles(PEERS, "n0", uses_secret=True)
-    assert roles.change_refusal(Credentials("10.9.9.9", has_secret=True)) is None
-    assert roles.change_refusal(Credentials(PEERS["n1"].host)) is not None
+    assert roles.change_rejection(Credentials("10.9.9.9", has_secret=True)) is None
+    assert roles.change_rejection(Credentials(PEERS["n1"].host)) is not None
     roles = Roles(PEERS, "n0", uses_tls=True)
     named = {"subject": ((("commonName", "n0"),),)}
-    assert roles.change_refusal(Credentials("10.9.9.9", named)) is None
-    assert roles.change_refusal(Credentials(PEERS["n1"].host, {"subject": ((("commonName", "client"),),)})) is not None
+    assert roles.change_rejection(Credentials("10.9.9.9", named)) is None
+    other = {"subject": ((("commonName", "client"),),)}
+    assert roles.change_rejection(Credentials(PEERS["n1"].host, other)) is not None
     roles = Roles(PEERS, "n0")
-    assert all(roles.change_refusal(Credentials(PEERS[member_id].host)) is None for member_id in ("n0", "n1"))
-    assert roles.change_refusal(Credentials("10.9.9.9")) is not None
+    assert all(roles.change_rejection(Credentials(PEERS[member_id].host)) is None for member_id in ("n0", "n1"))
+    assert roles.change_rejection(Credentials("10.9.9.9")) is not None

@@ -35,11 +35,11 @@ from pyspark_dledger.raft.wire import (
     FrameReader,
     ReceivedRequest,
     ReceivedResponse,
-    Refusal,
+    Rejection,
     WireConnection,
     WireError,
     decode,
-    encode_refusal,
+    encode_rejection,
     encode_request,
     encode_response,
     framing,
@@ -65,7 +65,7 @@ from tests.support.wire_messages import (
 DATA = Path(__file__).resolve().parent / "wire"
 
 
-def sent(message: WireMessage, is_binary: bool) -> WireMessage | Refusal | None:
+def sent(message: WireMessage, is_binary: bool) -> WireMessage | Rejection | None:
     """The message, encoded and decoded."""
     outstanding = {7: message.request_code} if isinstance(message, Response) else {}
     return decode(only(encoded(message, 7, is_binary)), outstanding).message
@@ -111,9 +111,9 @@ def test_frames_are_encoded_as_in_java(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["refused-unsupported", "refused-error"])
 def test_refusals_are_encoded_as_in_java(name: str) -> None:
-    row, refusal = JAVA_FRAMES[name], READ_ONLY[name]
-    assert isinstance(refusal, Refusal)
-    frame = joined(encode_refusal(refusal, row["opaque"]))
+    row, rejection = JAVA_FRAMES[name], READ_ONLY[name]
+    assert isinstance(rejection, Rejection)
+    frame = joined(encode_rejection(rejection, row["opaque"]))
     assert frame[8:] == base64.b64decode(row["frame"])[8:].replace(b'"JAVA"', b'"PYTHON"')
 
 
@@ -641,12 +641,12 @@ def test_an_unreadable_request_gets_a_refusal_as_in_java(name: str) -> None:
     elapsed, (_, peak) = time.perf_counter() - started, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert isinstance(found, ReceivedRequest)
-    assert isinstance(found.request, Refusal)
+    assert isinstance(found.request, Rejection)
     assert found.request.code == 1
     assert len(found.request.remark) < 500
     assert elapsed < 2
     assert peak < 10 * len(frame) + (1 << 20)
-    (response,) = FrameReader().feed(joined(connection.refuse(found, found.request)))
+    (response,) = FrameReader().feed(joined(connection.reject(found, found.request)))
     assert decode(response, {1: RequestCode.HEART_BEAT}).message == found.request
     assert connection.feed(encoded(m.HeartBeatRequest(), 2, False))
 
@@ -667,7 +667,7 @@ def test_a_batch_cannot_refer_to_one_entry_many_times() -> None:
 def test_unknown_requests_get_a_refusal(code: int) -> None:
     (found,) = WireConnection().feed(framed(0, b'{"code":%d,"flag":0,"opaque":9}' % code, b"{}"))
     assert isinstance(found, ReceivedRequest)
-    assert found.request == Refusal(3, f"request code {code} is not supported")
+    assert found.request == Rejection(3, f"request code {code} is not supported")
 
 
 @pytest.mark.parametrize("is_binary", [False, True])
@@ -814,8 +814,8 @@ def test_refusals_are_matched_to_their_requests() -> None:
         opaque, buffers = client.request(m.VoteRequest())
         (received,) = server.feed(joined(buffers))
         assert isinstance(received, ReceivedRequest)
-        refused = server.refuse(received, Refusal(2, "busy \u4e2d"))
-        assert client.feed(joined(refused)) == [ReceivedResponse(opaque, Refusal(2, "busy \u4e2d"))]
+        refused = server.reject(received, Rejection(2, "busy \u4e2d"))
+        assert client.feed(joined(refused)) == [ReceivedResponse(opaque, Rejection(2, "busy \u4e2d"))]
         exchange(client, server, m.MetadataRequest(), m.MetadataResponse())
     assert client.is_binary
 
@@ -825,9 +825,9 @@ def test_an_unknown_binary_request_gets_a_refusal() -> None:
     server.peer_is_binary = True
     (found,) = server.feed(framed(0x44, binary_header(58099, b"anything")))
     assert isinstance(found, ReceivedRequest)
-    assert found.request == Refusal(3, "request code 58099 is not supported")
+    assert found.request == Rejection(3, "request code 58099 is not supported")
     assert found.is_binary
-    assert only(joined(server.refuse(found, Refusal(3, "")))).kind == framing.KIND_BINARY
+    assert only(joined(server.reject(found, Rejection(3, "")))).kind == framing.KIND_BINARY
 
 
 def test_one_way_requests_are_marked() -> None:

@@ -128,7 +128,7 @@ def _all_refused(group: Nodes, connect: Callable[[Nodes, str], Caller], **option
                         if isinstance(request, VoteRequest):
                             assert response.vote_result is VoteResult.REJECT_UNKNOWN_LEADER
                 assert caller.append(b"").code in (ResponseCode.SUCCESS, ResponseCode.NOT_LEADER)
-            refused = group.nodes[node_id]._connections.refused.member_requests
+            refused = group.nodes[node_id]._connections.rejected.member_requests
             assert refused == {"VoteRequest": 2, "HeartBeatRequest": 2, "PushRequest": 8, "TransferRequest": 2}
         assert (group.leader(), group.status(leader)["term"]) == (leader, term)
         assert [client.get(index).body for index in range(len(BODIES))] == BODIES

@@ -133,9 +133,9 @@ class SimNode:
             self.roles = Roles(members, self.id, uses_secret=True, takes_strangers=not knows)
             self.world.judge(self)
 
-    def hear(self, hello: MemberHello, *, is_refusal: bool = False) -> None:
+    def hear(self, hello: MemberHello, *, is_rejection: bool = False) -> None:
         """Another node said hello, or refused this one."""
-        self.call("heard", hello.id, hello.members, is_refusal=is_refusal)
+        self.call("heard", hello.id, hello.members, is_rejection=is_rejection)
 
     def meet(self, other: SimNode) -> None:
         """This node is connected to another one."""

@@ -209,9 +209,9 @@ class World:
         if target.core is None or target.paused_until > self.now or {pair, pair[::-1]} & self.blocked:
             # Requests wait for a connection.
             return target.core is not None
-        if target.hello.mismatch(source.hello) or target.roles.refusal(source.id, MARKED):
+        if target.hello.mismatch(source.hello) or target.roles.rejection(source.id, MARKED):
             self.checker.count("hellos of strangers refused")
-            source.hear(target.hello, is_refusal=True)
+            source.hear(target.hello, is_rejection=True)
             return False
         self.connections[pair] = source.process, target.process
         target.hear(source.hello)
@@ -224,7 +224,7 @@ class World:
     def judge(self, node: SimNode) -> None:
         """A node has other members: it closes the connections of strangers."""
         for source in self.nodes:
-            if self.is_connected(source, node) and node.roles.refusal(source.id, MARKED):
+            if self.is_connected(source, node) and node.roles.rejection(source.id, MARKED):
                 del self.connections[source.number, node.number]
 
     def deliver(self, call: Call, process: int) -> None:
@@ -273,7 +273,7 @@ class World:
     def admits(self, node: SimNode, request: Request, host: str) -> bool:
         """Whether a node handles a request that comes from that address."""
         member_id = acting_member(request)
-        if member_id is None or self.takes_strangers or node.roles.refusal(member_id, Credentials(host)) is None:
+        if member_id is None or self.takes_strangers or node.roles.rejection(member_id, Credentials(host)) is None:
             return True
         self.checker.count("requests of strangers refused")
         return False

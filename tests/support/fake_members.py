@@ -27,7 +27,7 @@ from pyspark_dledger.raft.messages import (
     TopicsRequest,
     TopicsResponse,
 )
-from pyspark_dledger.raft.wire import ReceivedRequest, Refusal, WireConnection
+from pyspark_dledger.raft.wire import ReceivedRequest, Rejection, WireConnection
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 HOST = "127.0.0.1"
@@ -80,7 +80,7 @@ class Act:
     count_off: int = 0
     index_off: int = 0
     raw: bytes = b""
-    refusal: Refusal | None = None
+    rejection: Rejection | None = None
 
 
 ACK = Act()
@@ -237,8 +237,8 @@ class _Served:
             time.sleep(act.delay)
         if act.raw:
             self.socket.sendall(act.raw)
-        if act.refusal is not None:
-            self.socket.sendall(b"".join(self.wire.refuse(received, act.refusal)))
+        if act.rejection is not None:
+            self.socket.sendall(b"".join(self.wire.reject(received, act.rejection)))
         elif act.code is not None:
             response.group, response.code, response.leader_id = "g", act.code, act.leader_id
             response.count += act.count_off

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest, Request, Response, Role
 from pyspark_dledger.raft.node import Node, NodeConfig
-from pyspark_dledger.raft.wire import ReceivedResponse, Refusal, WireConnection
+from pyspark_dledger.raft.wire import ReceivedResponse, Rejection, WireConnection
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Caller:
         self.sock = sock or socket.create_connection((HOST, port), 30)
         self.sock.settimeout(60)
         self.wire = WireConnection()
-        self._responses: dict[int, Response | Refusal] = {}
+        self._responses: dict[int, Response | Rejection] = {}
 
     def hello(self) -> Caller:
         """Switch to the binary dialect."""

@@ -9,7 +9,7 @@ from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushType, Request, Response, VoteResult, WireMessage
-from pyspark_dledger.raft.wire import FrameReader, Refusal, WireFrame, encode_request, encode_response
+from pyspark_dledger.raft.wire import FrameReader, Rejection, WireFrame, encode_request, encode_response
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 IDS: dict[str, Any] = {"group": "g1", "remote_id": "n1", "local_id": "n0", "leader_id": "n0", "term": 3}
@@ -77,14 +77,14 @@ JAVA_MESSAGES: dict[str, WireMessage] = {
     "text-3": m.HeartBeatRequest(group=""),
 }
 # Frames that are decoded to these, but that we encode differently.
-READ_ONLY: dict[str, WireMessage | Refusal] = {
+READ_ONLY: dict[str, WireMessage | Rejection] = {
     "metadata-unknown-group": m.MetadataResponse(code=400),
     "append-nothing": m.AppendRequest(**IDS),
     "append-batch": m.AppendRequest(**IDS),
-    "pull": Refusal(3, "request code 51003 is not supported"),
+    "pull": Rejection(3, "request code 51003 is not supported"),
     "push-reference": m.PushRequest(**IDS, first_index=13, count=1, data=encode_entry(13, 3, 8192, TWO)),
-    "refused-unsupported": Refusal(3, " request type 51006 not supported"),
-    "refused-error": Refusal(1, 'java.lang.NullPointerException\n\tat "x"'),
+    "refused-unsupported": Rejection(3, " request type 51006 not supported"),
+    "refused-error": Rejection(1, 'java.lang.NullPointerException\n\tat "x"'),
 }
 
 

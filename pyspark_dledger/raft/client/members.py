@@ -14,7 +14,7 @@ from pyspark_dledger.raft.client.outcomes import WRONG_MEMBER, AnyResponse, code
 from pyspark_dledger.raft.messages import MetadataRequest, MetadataResponse
 from pyspark_dledger.raft.peers import PEER_ID, Address, parse_address
 from pyspark_dledger.raft.tls import TlsContext
-from pyspark_dledger.raft.wire import NO_PERMISSION, Refusal
+from pyspark_dledger.raft.wire import NO_PERMISSION, Rejection
 
 # Seconds between two rounds of the search for the leader.
 _MIN_PAUSE, _MAX_PAUSE = 0.02, 0.25
@@ -197,7 +197,7 @@ class Members:
         return response
 
     def _wrong_member_error(self, member_id: str, response: AnyResponse) -> GroupError:
-        if isinstance(response, Refusal) and response.code == NO_PERMISSION:
+        if isinstance(response, Rejection) and response.code == NO_PERMISSION:
             return GroupError(
                 f"member {member_id} of group {self.group} at {self.addresses[member_id]} rejected this client with "
                 f"{code_name(response)}: connect with the secret of that node",

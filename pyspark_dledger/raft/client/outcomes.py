@@ -12,10 +12,10 @@ from pyspark_dledger.raft.wire import (
     REQUEST_CODE_NOT_SUPPORTED,
     SYSTEM_BUSY,
     SYSTEM_ERROR,
-    Refusal,
+    Rejection,
 )
 
-AnyResponse = Response | Refusal
+AnyResponse = Response | Rejection
 
 # Codes of the remoting layer.
 _REMOTING_NAMES = {
@@ -94,7 +94,7 @@ def outcome_of(response: AnyResponse | None) -> Outcome:
     """The outcome by the response; None is no response."""
     if response is None:
         return Outcome.UNKNOWN
-    if isinstance(response, Refusal):
+    if isinstance(response, Rejection):
         if response.code == SYSTEM_BUSY:
             return Outcome.TEMPORARY
         return Outcome.PERMANENT if response.code in _NEVER_EXECUTED else Outcome.UNKNOWN
@@ -107,7 +107,7 @@ def outcome_of(response: AnyResponse | None) -> Outcome:
 
 def may_transfer(response: AnyResponse) -> bool:
     """Whether a transfer may still succeed after this response."""
-    if isinstance(response, Refusal):
+    if isinstance(response, Rejection):
         return outcome_of(response) is Outcome.UNKNOWN
     return response.code not in _TRANSFER_NOT_STARTED
 
@@ -119,7 +119,7 @@ def is_temporary(response: AnyResponse) -> bool:
 
 def code_name(response: AnyResponse) -> str:
     """``NOT_LEADER (404)``."""
-    if isinstance(response, Refusal):
+    if isinstance(response, Rejection):
         return f"{_REMOTING_NAMES.get(response.code, 'remoting code')} ({response.code}) {response.remark}".rstrip()
     try:
         return f"{ResponseCode(response.code).name} ({response.code})"
@@ -140,7 +140,7 @@ def rejected_error(group: str, what: str, member_id: str, response: AnyResponse,
 
 def serves_no_messages(response: AnyResponse) -> bool:
     """Whether it is the response of a leader that does not serve messages."""
-    if isinstance(response, Refusal):
+    if isinstance(response, Rejection):
         return response.code == REQUEST_CODE_NOT_SUPPORTED
     return response.code == ResponseCode.UNSUPPORTED
 
@@ -183,6 +183,6 @@ def _advice(response: AnyResponse) -> str:
     """The application's reason, or advice."""
     if isinstance(response, (PutResponse, TopicsResponse, ProducerResponse)) and response.reason:
         return response.reason
-    if isinstance(response, Refusal):
+    if isinstance(response, Rejection):
         return _REMOTING_ADVICE.get(response.code, "look at the log of that node")
     return _ADVICE.get(response.code, "nothing was changed")

@@ -205,14 +205,14 @@ class Core:
         else:
             self._member.binary_peers.discard(peer_id)
 
-    def heard(self, member_id: str, text: str, now: int, *, is_refusal: bool) -> None:
+    def heard(self, member_id: str, text: str, now: int, *, is_rejection: bool) -> None:
         """The hello of another member, with the latest committed list of its log, or "".
 
-        With a refusal, that can only say that this member was removed.
+        With a rejection, that can only say that this member was removed.
         """
         member = self._member
         member.set_clock(now)
-        if not is_refusal:
+        if not is_rejection:
             member.members.met(member_id)
         if not text:
             return
@@ -222,8 +222,8 @@ class Core:
             member.report_problem(f"a member sent a list of members that cannot be used: {error}", "list")
             return
         is_listed = member.self_id in found.addresses or member.members.is_joining
-        if not (is_listed and is_refusal) and not member.is_leader:
-            member.members.heard(found, is_refusal=is_refusal)
+        if not (is_listed and is_rejection) and not member.is_leader:
+            member.members.heard(found, is_rejection=is_rejection)
 
     def drain(self) -> list[Effect]:
         """The effects to execute, in order; a leader's new entries are among them.

@@ -141,7 +141,7 @@ class Member:
     def knows_members(self) -> bool:
         """Whether its list is the group's present one: it leads, or a member of the list leads it.
 
-        A list that the log brought can be of the past, so nobody is refused by it.
+        A list that the log brought can be of the past, so nobody is rejected by it.
         """
         return self.is_leader or self.leader_id in self.peers
 

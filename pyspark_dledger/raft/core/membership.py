@@ -52,8 +52,8 @@ class Membership:
         # Members whose hello this one has accepted, and a later committed list of one.
         self._met: set[str] = set()
         self._told: MemberList | None = None
-        # Whether the member that told it refused this one. A leader tells its learner a list from before it was added.
-        self._is_told_by_refusal = False
+        # Whether the member that told it rejected this one. A leader tells its learner a list from before it was added.
+        self._is_told_by_rejection = False
         # The address of a leader that no known list has.
         self._leader: dict[str, str] = {}
         self._is_dirty = False
@@ -133,7 +133,7 @@ class Membership:
     @property
     def removed_by(self) -> MemberList | None:
         """The committed list by which the group removed this member. One that joins was never in."""
-        is_told = self._told is not None and (self._is_told_by_refusal or self._self_id in self._told.addresses)
+        is_told = self._told is not None and (self._is_told_by_rejection or self._self_id in self._told.addresses)
         found = self._told if is_told else self.current if self.is_by_log and self.is_committed else None
         return None if found is None or self.is_joining or self._self_id in found.addresses else found
 
@@ -258,12 +258,12 @@ class Membership:
             self._leader = {leader_id: address}
             self.on_change()
 
-    def heard(self, found: MemberList, *, is_refusal: bool) -> None:
-        """The latest committed list of another member, which refuses this one or not."""
-        before = self._told, self._is_told_by_refusal
-        self._told, self._is_told_by_refusal = found, is_refusal
+    def heard(self, found: MemberList, *, is_rejection: bool) -> None:
+        """The latest committed list of another member, which rejects this one or not."""
+        before = self._told, self._is_told_by_rejection
+        self._told, self._is_told_by_rejection = found, is_rejection
         self._forget_told()
-        if (self._told, self._is_told_by_refusal) != before:
+        if (self._told, self._is_told_by_rejection) != before:
             self.on_change()
 
     def _forget_told(self) -> None:

@@ -11,7 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.raft.hello import MemberHello, read_hello
@@ -34,16 +34,13 @@ _LOOPBACK = "127.0.0.1"
 _HOST_NAMES = ("DNS", "IP Address")
 
 
-ConnectionRefusal = Literal["descriptors", "handshake", "hello", "limit", "malformed", "secret", "timeout"]
-"""Why a connection was refused or closed; ``hello``: its sender is no member of this group."""
-
-
-class Refusals:
-    """Counts what a node has refused since its start, for metrics."""
+class Rejections:
+    """Counts what a node has rejected since its start, for metrics."""
 
     def __init__(self) -> None:
-        self.connections: Counter[ConnectionRefusal] = Counter()
-        # Requests whose response is an error, by its code: a `ResponseCode`, or that of a `Refusal`.
+        # Rejected or closed ones, by the kind of reason; ``hello``: the sender is no member of this group.
+        self.connections: Counter[str] = Counter()
+        # Requests whose response is an error, by its code: a `ResponseCode`, or that of a `Rejection`.
         self.requests: Counter[int] = Counter()
         # Requests of members that came from others, by the name of the request.
         self.member_requests: Counter[str] = Counter()
@@ -105,19 +102,19 @@ class Roles:
         """Whether another member has this network address."""
         return any(self._has_host(member_id, host) for member_id in self._others)
 
-    def change_refusal(self, shown: Credentials) -> str | None:
+    def change_rejection(self, shown: Credentials) -> str | None:
         """Why a connection may not change the members; None if it may, because it may act as one of them."""
         if self._uses_secret:
             return None if shown.has_secret else "expected the members' secret in the first request, found none"
         if self._uses_tls:
-            reasons = [self._certificate_refusal(member_id, shown.certificate or {}) for member_id in self._members]
+            reasons = [self._certificate_rejection(member_id, shown.certificate or {}) for member_id in self._members]
         else:
             reasons = [None if self._has_host(member_id, shown.host) else "" for member_id in self._members]
         if None in reasons:
             return None
         return f"expected a change of members from a member's address, or with its certificate, found {shown.host}"
 
-    def refusal(self, member_id: str | None, shown: Credentials) -> str | None:
+    def rejection(self, member_id: str | None, shown: Credentials) -> str | None:
         """Why a connection may not act as that member; None if it may."""
         if self._takes_strangers and member_id and member_id != self._self_id and self._is_marked(shown):
             return None
@@ -126,7 +123,7 @@ class Roles:
         if self._uses_secret:
             return None if shown.has_secret else "expected the members' secret in the first request, found none"
         if self._uses_tls:
-            return self._certificate_refusal(member_id, shown.certificate or {})
+            return self._certificate_rejection(member_id, shown.certificate or {})
         if self._has_host(member_id, shown.host):
             return None
         return (
@@ -149,7 +146,7 @@ class Roles:
         # Linux connects from 127.0.0.1 to 127.0.1.1, the address of many machines' own names.
         return host in known or (host == _LOOPBACK and any(map(is_loopback, known)))
 
-    def _certificate_refusal(self, member_id: str, certificate: Mapping[str, Any]) -> str | None:
+    def _certificate_rejection(self, member_id: str, certificate: Mapping[str, Any]) -> str | None:
         host = usual_host(self._members[member_id].host)
         subject = [pair for part in certificate.get("subject", ()) for pair in part]
         names = [text for key, text in subject if key == "commonName"]
@@ -167,38 +164,38 @@ class Roles:
 
 
 class Access:
-    """Judges one connection. `shown` is what the other side has shown; `refusal` is that of `Roles`."""
+    """Judges one connection. `shown` is what the other side has shown."""
 
     def __init__(
         self,
         secrets: Secrets,
         own_hello: Callable[[], MemberHello] | None,
-        refusal: Callable[[Credentials, str], str | None],
+        roles: Callable[[], Roles],
         on_hello: Callable[[MemberHello], None],
     ) -> None:
         self.shown = Credentials(None)
         self.lacks_secret = secrets.client is not None
         self._secrets = secrets
         self._own_hello = own_hello
-        self._refusal = refusal
+        self._roles = roles
         # Called with the hello of a connection that may act as that member.
         self._on_hello = on_hello
-        self.refused_for: ConnectionRefusal = "secret"
+        self.rejected_for = "secret"
         # The hello for a sender that is not in the list of members.
         self.told: str | None = None
         self._acts_as: set[str] = set()
 
-    def first_refusal(self, received: ReceivedRequest) -> str | None:
+    def first_rejection(self, received: ReceivedRequest) -> str | None:
         """Why the connection is closed after its first request: a secret is missing, or the hello is wrong."""
         self.shown = self.shown._replace(has_secret=self._secrets.is_member(received.secret))
-        reason = self._secrets.refusal(received.secret)
+        reason = self._secrets.rejection(received.secret)
         if reason is None:
-            self.refused_for = "hello"
-            reason = self._hello_refusal(received.member)
+            self.rejected_for = "hello"
+            reason = self._hello_rejection(received.member)
         self.lacks_secret = self.lacks_secret and reason is not None
         return reason
 
-    def _hello_refusal(self, text: str | None) -> str | None:
+    def _hello_rejection(self, text: str | None) -> str | None:
         """Why the sender cannot be a member of this group; None if it can, or does not say that it is one."""
         if text is None or self._own_hello is None:
             return None
@@ -209,7 +206,7 @@ class Access:
         own = self._own_hello()
         if (reason := own.mismatch(hello)) is not None:
             return reason
-        reason = self._refusal(self.shown, hello.id)
+        reason = self._roles().rejection(hello.id, self.shown)
         if reason is not None:
             self.told = own.text()
         else:
@@ -220,11 +217,11 @@ class Access:
         """Other members: judge again."""
         self._acts_as.clear()
 
-    def member_refusal(self, member_id: str) -> str | None:
+    def member_rejection(self, member_id: str) -> str | None:
         """Why the connection may not act as that member; None if it may."""
         if member_id in self._acts_as:
             return None
-        reason = self._refusal(self.shown, member_id)
+        reason = self._roles().rejection(member_id, self.shown)
         if reason is None:
             self._acts_as.add(member_id)
         return reason

@@ -7,7 +7,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from pyspark_dledger.raft.node.access import Credentials, Refusals, Roles
+from pyspark_dledger.raft.node.access import Rejections, Roles
 from pyspark_dledger.raft.node.inbound import Inbound, Timeouts
 from pyspark_dledger.raft.node.limits import MemoryBudget, Quotas
 from pyspark_dledger.raft.node.node_config import NodeConfig
@@ -40,7 +40,7 @@ class Connections:
         self._clients: dict[Inbound, None] = {}
         self._judged: tuple[Mapping[str, Address], bool] | None = None
         self.set_members({}, is_present=False)
-        self.refused = Refusals()
+        self.rejected = Rejections()
         self._per_host: Counter[str | None] = Counter()
         # Clients without a request, of each host and of all, the one that was silent the longest last.
         self._idle: dict[str | None, list[tuple[float, Inbound]]] = {}
@@ -57,7 +57,7 @@ class Connections:
             return
         self._judged = members, is_present
         self._others = members.keys() - {config.self_id}
-        self._roles = Roles(
+        self.roles = Roles(
             *(members, config.self_id),
             uses_secret=config.member_secret is not None,
             uses_tls=config.tls is not None,
@@ -68,7 +68,7 @@ class Connections:
             inbound.access.forget()
             member_id = self._member_ids.get(inbound)
             is_stranger = member_id is not None and member_id not in members
-            if is_stranger and self.refusal(inbound.access.shown, member_id or "") is not None:
+            if is_stranger and self.roles.rejection(member_id, inbound.access.shown) is not None:
                 inbound.abort()
 
     def all(self) -> list[Inbound]:
@@ -95,7 +95,7 @@ class Connections:
 
     def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
         """The first request names that member as its sender. Returns the reason to close the connection."""
-        is_member = member_id is not None and self.refusal(inbound.access.shown, member_id) is None
+        is_member = member_id is not None and self.roles.rejection(member_id, inbound.access.shown) is None
         if member_id is not None and is_member and self._has_place(member_id):
             self._forget_client(inbound)
             self._member_ids[inbound] = member_id
@@ -121,17 +121,9 @@ class Connections:
             if not self._per_host[inbound.host]:
                 del self._per_host[inbound.host]
 
-    def refusal(self, shown: Credentials, member_id: str) -> str | None:
-        """Why a connection may not act as that member; None if it may."""
-        return self._roles.refusal(member_id, shown)
-
-    def change_refusal(self, shown: Credentials) -> str | None:
-        """Why a connection may not change the members; None if it may."""
-        return self._roles.change_refusal(shown)
-
     def is_member_host(self, host: str | None) -> bool:
         """Whether a member has this network address."""
-        return self._roles.is_member_host(host)
+        return self.roles.is_member_host(host)
 
     def _surplus(self, inbound: Inbound, extra: int) -> str | None:
         """Make room for a client's connection. Returns the reason to close it if no other is idle."""

@@ -141,13 +141,13 @@ class CoreDriver:
         if hello is not None:
             self.heard(hello)
 
-    def heard(self, hello: MemberHello, *, is_refusal: bool = False) -> None:
-        """Another member said hello, or refused this one, which it may have removed."""
-        self._run(lambda: self._core.heard(hello.id, hello.members, self._now(), is_refusal=is_refusal))
+    def heard(self, hello: MemberHello, *, is_rejection: bool = False) -> None:
+        """Another member said hello, or rejected this one, which it may have removed."""
+        self._run(lambda: self._core.heard(hello.id, hello.members, self._now(), is_rejection=is_rejection))
 
-    def refused(self, hello: MemberHello) -> None:
-        """A peer refuses this member, which it may have removed."""
-        self.heard(hello, is_refusal=True)
+    def rejected(self, hello: MemberHello) -> None:
+        """A peer rejects this member, which it may have removed."""
+        self.heard(hello, is_rejection=True)
 
     def flushed_in_thread(self, index: int) -> None:
         """The log is durable up to that index; called by the flush thread."""

@@ -30,9 +30,9 @@ from pyspark_dledger.raft.messages import (
 )
 from pyspark_dledger.raft.node.access import (
     Access,
-    ConnectionRefusal,
     Credentials,
-    Refusals,
+    Rejections,
+    Roles,
     acting_member,
     stranger_response,
 )
@@ -47,7 +47,7 @@ from pyspark_dledger.raft.wire import (
     EncodeError,
     ReceivedRequest,
     ReceivedResponse,
-    Refusal,
+    Rejection,
 )
 
 # The maximum of outstanding requests of one connection, and of those whose responses have entries.
@@ -92,19 +92,14 @@ class Registry(Protocol):
 
     memory: MemoryBudget
     quotas: Quotas
-    refused: Refusals
+    rejected: Rejections
+    roles: Roles
 
     def opened(self, inbound: Inbound) -> str | None:
         """The reason to reject a new connection."""
 
     def identified(self, inbound: Inbound, member_id: str | None) -> str | None:
         """The first request names that member as its sender. Returns the reason to close the connection."""
-
-    def refusal(self, shown: Credentials, member_id: str) -> str | None:
-        """Why a connection may not act as that member; None if it may."""
-
-    def change_refusal(self, shown: Credentials) -> str | None:
-        """Why a connection may not change the members; None if it may."""
 
     def closed(self, inbound: Inbound) -> None:
         """The connection is lost."""
@@ -143,7 +138,7 @@ class Inbound(Channel):
         # The connection of a member of the group: limits of memory and idle time are for clients.
         self.is_member = False
         self.is_identified = False
-        self.access = Access(secrets, hello, registry.refusal, on_hello)
+        self.access = Access(secrets, hello, lambda: registry.roles, on_hello)
         self._outstanding = 0
         self._max_outstanding = _MIN_OUTSTANDING
         self._reads = 0
@@ -157,7 +152,7 @@ class Inbound(Channel):
         self._lacks_buffer = False
         self._is_retry_due = False
         # The response to a rejected append, and later appends that wait for that response.
-        self._rejection: Response | Refusal | None = None
+        self._rejection: Response | Rejection | None = None
         self._is_rejecting = False
         self._waiting_appends: list[ReceivedRequest] = []
         self._progress = TransferProgress()
@@ -169,7 +164,7 @@ class Inbound(Channel):
         self.active_at = self._opened_at = asyncio.get_running_loop().time()
         self._progress.begin(self.active_at)
         if (reason := self._registry.opened(self)) is not None:
-            self._refuse_connection("limit", reason)
+            self._reject_connection("limit", reason)
         self._charge()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -307,11 +302,11 @@ class Inbound(Channel):
         request = received.request
         if not self.is_identified and not (self._is_admitted(received) and self._identify(request)):
             return
-        if isinstance(request, Refusal):
-            self._refuse(received, request)
+        if isinstance(request, Rejection):
+            self._reject(received, request)
             return
         if (reason := self._stranger_reason(request)) is not None:
-            self._refuse_stranger(received, request, reason)
+            self._reject_stranger(received, request, reason)
             return
         if isinstance(request, AppendRequest) and self._follows_rejection(received, request):
             return
@@ -329,16 +324,16 @@ class Inbound(Channel):
     def reject_next(self) -> None:
         self._is_rejecting = True
 
-    def _identify(self, request: Request | Refusal) -> bool:
+    def _identify(self, request: Request | Rejection) -> bool:
         """Whether the sender of the first request may stay."""
         self.is_identified = True
-        reason = self._registry.identified(self, None if isinstance(request, Refusal) else request.local_id)
+        reason = self._registry.identified(self, None if isinstance(request, Rejection) else request.local_id)
         if reason is not None:
-            self._refuse_connection("limit", reason)
+            self._reject_connection("limit", reason)
         return reason is None
 
-    def _refuse_connection(self, kind: ConnectionRefusal, reason: str, event: str = "connection refused") -> None:
-        self._registry.refused.connections[kind] += 1
+    def _reject_connection(self, kind: str, reason: str, event: str = "connection refused") -> None:
+        self._registry.rejected.connections[kind] += 1
         self._log(logging.WARNING, event, address=self.address, reason=reason)
         if kind in ("secret", "hello"):
             self.close()  # after the response
@@ -350,13 +345,13 @@ class Inbound(Channel):
     def _stranger_reason(self, request: Request) -> str | None:
         """Why this connection may not send a request that only members may send."""
         if isinstance(request, MembersRequest) and request.is_change:
-            return self._registry.change_refusal(self.access.shown)
+            return self._registry.roles.change_rejection(self.access.shown)
         member_id = acting_member(request)
-        return None if member_id is None else self.access.member_refusal(member_id)
+        return None if member_id is None else self.access.member_rejection(member_id)
 
-    def _refuse_stranger(self, received: ReceivedRequest, request: Request, reason: str) -> None:
+    def _reject_stranger(self, received: ReceivedRequest, request: Request, reason: str) -> None:
         name = type(request).__name__
-        self._registry.refused.member_requests[name] += 1
+        self._registry.rejected.member_requests[name] += 1
         self._log(logging.WARNING, "request refused", address=self.address, request=name, reason=reason)
         response = stranger_response(request)
         if isinstance(response, MembersResponse):
@@ -365,12 +360,12 @@ class Inbound(Channel):
 
     def _is_admitted(self, received: ReceivedRequest) -> bool:
         """Whether the first request admits the connection; otherwise it is closed."""
-        reason = self.access.first_refusal(received)
+        reason = self.access.first_rejection(received)
         if reason is None:
             self.wire.set_max_frame_size(self._max_frame_bytes)
             return True
-        self._refuse(received, Refusal(NO_PERMISSION, reason), self.access.told)
-        self._refuse_connection(self.access.refused_for, reason)
+        self._reject(received, Rejection(NO_PERMISSION, reason), self.access.told)
+        self._reject_connection(self.access.rejected_for, reason)
         return False
 
     # Quotas
@@ -381,16 +376,16 @@ class Inbound(Channel):
             self._quotas.add_bytes(self.host, size, asyncio.get_running_loop().time())
 
     def _has_quota(self, received: ReceivedRequest) -> bool:
-        """Whether a client may send this request; otherwise it is refused."""
+        """Whether a client may send this request; otherwise it is rejected."""
         if self._quotas is None or self.is_member:
             return True
-        if (reason := self._quotas.refusal(self.host, asyncio.get_running_loop().time())) is None:
+        if (reason := self._quotas.rejection(self.host, asyncio.get_running_loop().time())) is None:
             return True
-        refusal = Refusal(SYSTEM_BUSY, reason)
+        rejection = Rejection(SYSTEM_BUSY, reason)
         if isinstance(received.request, AppendRequest):
-            self._is_rejecting, self._rejection = True, refusal
+            self._is_rejecting, self._rejection = True, rejection
         self._log(logging.WARNING, "request refused", address=self.address, reason=reason)
-        self._refuse(received, refusal)
+        self._reject(received, rejection)
         return False
 
     # Pipelines
@@ -408,10 +403,10 @@ class Inbound(Channel):
             self._send_rejection(received, self._rejection)
         return True
 
-    def _send_rejection(self, received: ReceivedRequest, rejection: Response | Refusal) -> None:
+    def _send_rejection(self, received: ReceivedRequest, rejection: Response | Rejection) -> None:
         """Reject an append or put with the response to the earlier one."""
-        if isinstance(rejection, Refusal):
-            self._refuse(received, rejection)
+        if isinstance(rejection, Rejection):
+            self._reject(received, rejection)
             return
         kind = PutResponse if isinstance(received.request, PutRequest) else AppendResponse
         if not isinstance(rejection, kind):
@@ -437,21 +432,21 @@ class Inbound(Channel):
 
     def _send(self, received: ReceivedRequest, response: Response) -> None:
         if response.code != _SUCCESS:
-            self._registry.refused.requests[response.code] += 1
+            self._registry.rejected.requests[response.code] += 1
         if received.is_one_way or not self.is_open:
             return
         try:
             parts = self.wire.respond(received, response)
         except EncodeError as error:
             self._log(logging.ERROR, "answer not sent", address=self.address, reason=str(error))
-            parts = self.wire.refuse(received, Refusal(SYSTEM_ERROR, str(error)))
+            parts = self.wire.reject(received, Rejection(SYSTEM_ERROR, str(error)))
         self.write(parts)
         self._handler.flush_later(self)
 
-    def _refuse(self, received: ReceivedRequest, refusal: Refusal, member: str | None = None) -> None:
-        self._registry.refused.requests[refusal.code] += 1
+    def _reject(self, received: ReceivedRequest, rejection: Rejection, member: str | None = None) -> None:
+        self._registry.rejected.requests[rejection.code] += 1
         if not received.is_one_way:
-            self.write(self.wire.refuse(received, refusal, member))
+            self.write(self.wire.reject(received, rejection, member))
             self._handler.flush_later(self)
 
     def write(self, parts: Sequence[Buffer]) -> None:
@@ -484,7 +479,7 @@ class Inbound(Channel):
     def check(self, now: float, timeouts: Timeouts) -> None:
         """Close the connection if it has waited too long, and free what it does not need. `now` is in seconds."""
         if (reason := self._overdue(now, timeouts)) is not None:
-            self._refuse_connection("timeout", reason, "connection closed")
+            self._reject_connection("timeout", reason, "connection closed")
             return
         if self.is_idle and now - self.active_at > _SHRINK_SECONDS:
             self.wire.reader.use_small_buffer()
@@ -508,7 +503,7 @@ class Inbound(Channel):
         )
 
     def malformed(self, error: str) -> None:
-        self._refuse_connection("malformed", error, "connection closed")
+        self._reject_connection("malformed", error, "connection closed")
 
     def lost(self) -> None:
         self._held = None

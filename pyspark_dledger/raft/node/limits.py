@@ -20,7 +20,7 @@ from pyspark_dledger.raft.messages import (
     SummaryRequest,
     TopicsRequest,
 )
-from pyspark_dledger.raft.wire import MAX_FRAME_SIZE, Refusal
+from pyspark_dledger.raft.wire import MAX_FRAME_SIZE, Rejection
 
 # With a tick that is later than this, clients wait for the next turn of the event loop.
 _MAX_LATE_SECONDS = 0.1
@@ -50,7 +50,7 @@ _MAX_RESPONSES: dict[type[Any], Callable[[Any], int]] = {
 }
 
 
-def max_response_size(request: Request | Refusal) -> int:
+def max_response_size(request: Request | Rejection) -> int:
     """The maximum size of a response that is made at once, in bytes; 0 for small ones."""
     size = _MAX_RESPONSES.get(type(request))
     return 0 if size is None else size(request)
@@ -190,21 +190,21 @@ class Quotas:
         self._size = size
         self._used: dict[str | None, Usage] = {}
         self._forget_at = 0.0
-        # Refused requests by the quota that was used up: requests or bytes.
-        self.refused: Counter[str] = Counter()
+        # Rejected requests by the quota that was used up: requests or bytes.
+        self.rejected: Counter[str] = Counter()
 
     @property
     def are_on(self) -> bool:
         return self._requests is not None or self._size is not None
 
-    def refusal(self, host: str | None, now: float) -> str | None:
-        """Count a request. Returns why it is refused."""
+    def rejection(self, host: str | None, now: float) -> str | None:
+        """Count a request. Returns why it is rejected."""
         usage = self._usage(host, now)
         if self._size is not None and usage.size < 0:
-            self.refused["bytes"] += 1
+            self.rejected["bytes"] += 1
             return f"clients at {host} may send and receive {self._size} bytes a second: send less, or later"
         if self._requests is not None and usage.requests < 1:
-            self.refused["requests"] += 1
+            self.rejected["requests"] += 1
             return f"clients at {host} may send {self._requests} requests a second: send fewer, or later"
         usage.requests -= 1
         return None

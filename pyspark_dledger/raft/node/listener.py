@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark_dledger.common.log_records import RateLimitedLog
-from pyspark_dledger.raft.node.access import Refusals
+from pyspark_dledger.raft.node.access import Rejections
 from pyspark_dledger.raft.node.channel import host_of
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
@@ -35,14 +35,14 @@ async def listen(
     tls: TlsContext | None = None,
     handshake_seconds: float = 10.0,
     may_use_reserve: Callable[[str], bool] = lambda _: False,
-    refused: Refusals | None = None,
+    rejected: Rejections | None = None,
 ) -> Listener:
     """Listen at `address`, or at all addresses of a host name. Raises OSError.
 
     Connections leave file descriptors free for other files; half of those are for hosts that `may_use_reserve`.
     """
     sockets = await listening_sockets(address)
-    return Listener(new_protocol, sockets, log, tls, handshake_seconds, may_use_reserve, refused or Refusals())
+    return Listener(new_protocol, sockets, log, tls, handshake_seconds, may_use_reserve, rejected or Rejections())
 
 
 async def listening_sockets(address: Address) -> list[socket.socket]:
@@ -72,10 +72,10 @@ class Listener:
         tls: TlsContext | None,
         handshake_seconds: float,
         may_use_reserve: Callable[[str], bool],
-        refused: Refusals,
+        rejected: Rejections,
     ) -> None:
         self.sockets = sockets
-        self._refused = refused
+        self._rejected = rejected
         self._new_protocol = new_protocol
         self._log = log
         self._tls = tls
@@ -117,7 +117,7 @@ class Listener:
     def _accepted(self, accepted: socket.socket, host: str, address: str) -> None:
         if not self._has_descriptor(accepted.fileno(), host):
             accepted.close()
-            self._refused.connections["descriptors"] += 1
+            self._rejected.connections["descriptors"] += 1
             self._log(logging.WARNING, "connection refused", address=address, reason="too few file descriptors")
             return
         accepted.setblocking(False)
@@ -149,6 +149,6 @@ class Listener:
             )
         except OSError as error:
             accepted.close()
-            self._refused.connections["handshake"] += 1
+            self._rejected.connections["handshake"] += 1
             reason = str(error) or type(error).__name__
             self._log(logging.WARNING, "handshake refused", address=address, reason=reason)

@@ -271,7 +271,7 @@ class Node:
             self._server = await listen(
                 *(self._new_inbound, address, self._log, tls, self.config.handshake_timeout_ms / 1000),
                 may_use_reserve=self._connections.is_member_host,
-                refused=self._connections.refused,
+                rejected=self._connections.rejected,
             )
         except OSError as error:
             raise DLedgerError(f"cannot listen at {address} ({error}): use another address") from None
@@ -295,7 +295,7 @@ class Node:
             *(peer_id, address, hello, tls, config.max_frame_bytes),
             *(driver.handle_response, driver.peer_connected, config.secrets().of_links, self._hello),
             own_host=own_source(self._members[config.self_id]),
-            on_refused=driver.refused,
+            on_rejected=driver.rejected,
         )
 
     def _take_members(self) -> None:

@@ -19,15 +19,15 @@ from pyspark_dledger.raft.node.access import is_loopback
 from pyspark_dledger.raft.node.channel import Channel, host_of
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
-from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Refusal, WireError
+from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Rejection, WireError
 
 # Timeouts of DLedgerRpcNettyService in milliseconds.
 _TIMEOUT = 3000
 _TRANSFER_TIMEOUT = 10000
 _CONNECT_SECONDS = 3.0
 _FIRST_WAIT, _MAX_WAIT = 0.05, 0.5
-# The longest pause after a refusal: it has to be corrected first.
-_MAX_REFUSED_WAIT = 5.0
+# The longest pause after a rejection: it has to be corrected first.
+_MAX_REJECTED_WAIT = 5.0
 # Requests that wait for the connection; a core sends few requests without responses.
 _MAX_WAITING = 256
 # The maximum of unsent bytes.
@@ -52,7 +52,7 @@ class PeerLink:
         secret: str | None = None,
         own_hello: Callable[[], MemberHello] | None = None,
         own_host: str | None = None,
-        on_refused: Callable[[MemberHello], None] = lambda _: None,
+        on_rejected: Callable[[MemberHello], None] = lambda _: None,
     ) -> None:
         self.peer_id = peer_id
         self.address = address
@@ -66,8 +66,8 @@ class PeerLink:
         self._own_hello = own_hello
         # The network address to connect from: peers know this member by it.
         self._own_host = own_host
-        # Called with the hello of a peer that refuses this member.
-        self._on_refused = on_refused
+        # Called with the hello of a peer that rejects this member.
+        self._on_rejected = on_rejected
         self._channel: _PeerChannel | None = None
         # Why the peer is no member of this group; None if it is one, or is not reachable.
         self.mismatch: str | None = None
@@ -129,14 +129,14 @@ class PeerLink:
                 reported = reason
                 self.mismatch = reason if isinstance(error, _HelloError) else None
                 if self._channel is not None and self._channel.hello is not None and self.mismatch is not None:
-                    self._on_refused(self._channel.hello)
+                    self._on_rejected(self._channel.hello)
             else:
                 wait, reported, self.mismatch = _FIRST_WAIT, "", None
                 await lost.wait()
                 record(logging.WARNING, "peer disconnected", peer=self.peer_id)
             self._drop_channel()
             await asyncio.sleep(wait)
-            wait = min(2 * wait, _MAX_WAIT if self.mismatch is None else _MAX_REFUSED_WAIT)
+            wait = min(2 * wait, _MAX_WAIT if self.mismatch is None else _MAX_REJECTED_WAIT)
 
     async def _connect(self) -> asyncio.Event:
         """Connect and send the hello. The event is set when the connection is lost."""
@@ -218,8 +218,8 @@ class _PeerChannel(Channel):
         self.flush()
         received = await self._hello
         response = received.response
-        if isinstance(response, Refusal) or response.code != ResponseCode.SUCCESS:
-            found = response.remark if isinstance(response, Refusal) else f"code {response.code}"
+        if isinstance(response, Rejection) or response.code != ResponseCode.SUCCESS:
+            found = response.remark if isinstance(response, Rejection) else f"code {response.code}"
             with suppress(_HelloError):
                 self._check_hello(received.member, hello.remote_id)
             raise _HelloError(f"member {hello.remote_id} of group {hello.group} refuses this member: {found}")
@@ -283,7 +283,7 @@ class _PeerChannel(Channel):
         outstanding = self._outstanding.pop(received.opaque, None)
         if outstanding is not None:
             response = received.response
-            self._on_response(outstanding[0], None if isinstance(response, Refusal) else response)
+            self._on_response(outstanding[0], None if isinstance(response, Rejection) else response)
 
     def malformed(self, error: str) -> None:
         record(logging.WARNING, "peer closed for malformed frames", address=self.address, reason=error)

@@ -3,7 +3,7 @@
 from pyspark_dledger.raft.wire.dialects import (
     DecodedFrame,
     decode,
-    encode_refusal,
+    encode_rejection,
     encode_request,
     encode_response,
 )
@@ -13,7 +13,7 @@ from pyspark_dledger.raft.wire.remoting import (
     REQUEST_CODE_NOT_SUPPORTED,
     SYSTEM_BUSY,
     SYSTEM_ERROR,
-    Refusal,
+    Rejection,
 )
 from pyspark_dledger.raft.wire.wire_connection import ReceivedRequest, ReceivedResponse, WireConnection
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
@@ -29,12 +29,12 @@ __all__ = [
     "FrameReader",
     "ReceivedRequest",
     "ReceivedResponse",
-    "Refusal",
+    "Rejection",
     "WireConnection",
     "WireError",
     "WireFrame",
     "decode",
-    "encode_refusal",
+    "encode_rejection",
     "encode_request",
     "encode_response",
 ]

@@ -23,7 +23,7 @@ from pyspark_dledger.raft.message_fields import wire_fields
 from pyspark_dledger.raft.messages import PushType, WireMessage
 from pyspark_dledger.raft.wire import binary_layout as layout
 from pyspark_dledger.raft.wire.json_values import MAX_TEXT_SIZE
-from pyspark_dledger.raft.wire.remoting import Refusal, not_supported
+from pyspark_dledger.raft.wire.remoting import Rejection, not_supported
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
@@ -60,7 +60,7 @@ class BinaryFrame(NamedTuple):
     opaque: int
     is_response: bool
     is_one_way: bool
-    message: WireMessage | Refusal
+    message: WireMessage | Rejection
 
 
 class _Layout(NamedTuple):
@@ -96,11 +96,11 @@ def encode(message: WireMessage, opaque: int, is_one_way: bool = False) -> tuple
     return fixed + _texts_bytes(texts), [part for part in body if len(part)]
 
 
-def encode_refusal(refusal: Refusal, request_code: int, opaque: int) -> tuple[bytes, list[Buffer]]:
-    """Header and body of a refusal's frame."""
-    flags = layout.FLAG_RESPONSE | layout.FLAG_REFUSAL
-    fixed = _COMMON.pack(layout.VERSION, flags, request_code, opaque, refusal.code, -1)
-    return fixed + _texts_bytes((_fitting(refusal.remark),)), []
+def encode_rejection(rejection: Rejection, request_code: int, opaque: int) -> tuple[bytes, list[Buffer]]:
+    """Header and body of a rejection's frame."""
+    flags = layout.FLAG_RESPONSE | layout.FLAG_REJECTION
+    fixed = _COMMON.pack(layout.VERSION, flags, request_code, opaque, rejection.code, -1)
+    return fixed + _texts_bytes((_fitting(rejection.remark),)), []
 
 
 def decode(header: memoryview, body: memoryview) -> BinaryFrame:
@@ -111,12 +111,12 @@ def decode(header: memoryview, body: memoryview) -> BinaryFrame:
     if version != layout.VERSION:
         raise WireError(f"expected version {layout.VERSION} of the binary frames, found {version}")
     is_response = bool(flags & layout.FLAG_RESPONSE)
-    if flags & layout.FLAG_REFUSAL:
+    if flags & layout.FLAG_REJECTION:
         if not is_response:
             raise WireError("expected a refusal as a response, found one as a request")
         *_, opaque, code, _ = _COMMON.unpack_from(header)
         (remark,) = _texts(header[_COMMON.size :], 1)
-        return BinaryFrame(request_code, opaque, is_response, False, Refusal(code, remark or ""))
+        return BinaryFrame(request_code, opaque, is_response, False, Rejection(code, remark or ""))
     request = m.REQUESTS.get(request_code)
     if request is None:
         return _unknown(header, request_code, is_response)
@@ -137,7 +137,7 @@ def decode(header: memoryview, body: memoryview) -> BinaryFrame:
 
 
 def _unknown(header: memoryview, request_code: int, is_response: bool) -> BinaryFrame:
-    """The refusal of an unknown request. Raises WireError for a response to one."""
+    """The rejection of an unknown request. Raises WireError for a response to one."""
     if is_response:
         raise WireError(f"expected a response to a known request, found request code {request_code}")
     _, flags, _, opaque, *_ = _COMMON.unpack_from(header)

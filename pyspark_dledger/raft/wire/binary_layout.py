@@ -1,7 +1,7 @@
 """The layouts of the binary dialect, made of the fields that `messages` declares. All integers are big-endian.
 
 A frame's header is `COMMON`, then the message's own numbers, then the texts of every message (`COMMON_TEXTS`) and the
-message's own. A text is its length in bytes (u16), then UTF-8; length 65535 is null. A refusal has only `COMMON` and
+message's own. A text is its length in bytes (u16), then UTF-8; length 65535 is null. A rejection has only `COMMON` and
 one text, its remark.
 """
 
@@ -18,7 +18,7 @@ VERSION = 1
 
 FLAG_RESPONSE = 1
 FLAG_ONE_WAY = 2
-FLAG_REFUSAL = 4
+FLAG_REJECTION = 4
 
 NO_TEXT = 0xFFFF
 

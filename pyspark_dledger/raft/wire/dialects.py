@@ -14,7 +14,7 @@ from pyspark_dledger.raft.wire.remoting import (
     SUCCESS,
     SYSTEM_ERROR,
     Header,
-    Refusal,
+    Rejection,
     decode_header,
     encode_header,
     not_supported,
@@ -30,14 +30,14 @@ _NO_OUTSTANDING: Mapping[int, int] = {}
 class DecodedFrame(NamedTuple):
     """A decoded frame.
 
-    ``message`` is a Refusal for a request that is unknown or unreadable: the caller sends it as the response. It is
+    ``message`` is a Rejection for a request that is unknown or unreadable: the caller sends it as the response. It is
     None for a response without an outstanding request. ``secret`` is that of a METADATA request, ``member`` a member's
     hello in a METADATA request or its response.
     """
 
     opaque: int
     request_code: int
-    message: Request | Response | Refusal | None
+    message: Request | Response | Rejection | None
     is_response: bool
     is_one_way: bool
     is_binary: bool
@@ -65,27 +65,27 @@ def encode_response(
     return _encode(response, opaque, is_binary, offers_binary, is_response=True, member=member)
 
 
-def encode_refusal(
-    refusal: Refusal, opaque: int, is_binary: bool = False, request_code: int = 0, member: str | None = None
+def encode_rejection(
+    rejection: Rejection, opaque: int, is_binary: bool = False, request_code: int = 0, member: str | None = None
 ) -> list[Buffer]:
-    """The refusal of the request with that opaque."""
+    """The rejection of the request with that opaque."""
     if is_binary:
-        return frame(KIND_BINARY, *binary.encode_refusal(refusal, request_code, opaque))
-    header = Header(refusal.code, opaque, is_response=True, remark=refusal.remark, member=member)
+        return frame(KIND_BINARY, *binary.encode_rejection(rejection, request_code, opaque))
+    header = Header(rejection.code, opaque, is_response=True, remark=rejection.remark, member=member)
     return frame(KIND_JSON, encode_header(header), [])
 
 
 def decode(found: WireFrame, outstanding: Mapping[int, int] = _NO_OUTSTANDING) -> DecodedFrame:
     """The message of a frame; ``outstanding`` has the request code of each opaque without a response.
 
-    Raises WireError for unreadable bytes. A request in JSON with an unreadable body gets a Refusal instead, as in Java.
+    Raises WireError for unreadable bytes. A request in JSON with an unreadable body becomes a Rejection, as in Java.
     """
     if found.kind == KIND_BINARY:
         return _decode_binary(found, outstanding)
     header = decode_header(found.header)
     if header.is_response:
         return _decode_response(header, found.body, outstanding)
-    message = _request_or_refusal(header.code, found.body)
+    message = _request_or_rejection(header.code, found.body)
     is_hello = header.code == RequestCode.METADATA
     if not is_hello:
         return DecodedFrame(header.opaque, header.code, message, False, header.is_one_way, False, False)
@@ -121,25 +121,25 @@ def _decode_binary(found: WireFrame, outstanding: Mapping[int, int]) -> DecodedF
     expected = outstanding.get(opaque, NO_REQUEST)
     if expected == NO_REQUEST:
         return DecodedFrame(opaque, NO_REQUEST, None, True, False, True, False)
-    if expected != code and not isinstance(message, Refusal):
+    if expected != code and not isinstance(message, Rejection):
         raise WireError(f"expected the response to request code {expected} for opaque {opaque}, found one to {code}")
     return DecodedFrame(opaque, expected, message, True, False, True, False)  # type: ignore[arg-type]
 
 
 def _decode_response(header: Header, body: memoryview, outstanding: Mapping[int, int]) -> DecodedFrame:
     code = outstanding.get(header.opaque, NO_REQUEST)
-    message: Response | Refusal | None = None
+    message: Response | Rejection | None = None
     if code != NO_REQUEST:
-        message = decode_response(code, body) if header.is_success else Refusal(header.code, header.remark or "")
+        message = decode_response(code, body) if header.is_success else Rejection(header.code, header.remark or "")
     is_hello = code == RequestCode.METADATA
     offers, member = header.offers_binary and is_hello, header.member if is_hello else None
     return DecodedFrame(header.opaque, code, message, True, False, False, offers, None, member)
 
 
-def _request_or_refusal(code: int, body: memoryview) -> Request | Refusal:
+def _request_or_rejection(code: int, body: memoryview) -> Request | Rejection:
     if code not in REQUESTS or is_extension(code):
         return not_supported(code)
     try:
         return decode_request(code, body)
     except WireError as error:
-        return Refusal(SYSTEM_ERROR, str(error))
+        return Rejection(SYSTEM_ERROR, str(error))

@@ -1,4 +1,4 @@
-"""The JSON header of a frame (``RemotingCommand``), and refusals of the remoting layer."""
+"""The JSON header of a frame (``RemotingCommand``), and rejections of the remoting layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _USUAL = re.compile(
 
 
 @dataclass(slots=True)
-class Refusal:
+class Rejection:
     """A response of the remoting layer, below DLedger's messages (``RemotingSysResponseCode``).
 
     The request was not executed, except perhaps after `SYSTEM_ERROR`. `NO_PERMISSION` comes from a node that requires a
@@ -43,9 +43,9 @@ class Refusal:
     remark: str
 
 
-def not_supported(request_code: int) -> Refusal:
-    """The refusal of a request code that this version does not know."""
-    return Refusal(REQUEST_CODE_NOT_SUPPORTED, f"request code {request_code} is not supported")
+def not_supported(request_code: int) -> Rejection:
+    """The rejection of a request code that this version does not know."""
+    return Rejection(REQUEST_CODE_NOT_SUPPORTED, f"request code {request_code} is not supported")
 
 
 class Header(NamedTuple):

@@ -24,25 +24,25 @@ from pyspark_dledger.raft.wire.dialects import (
     NO_REQUEST,
     DecodedFrame,
     decode,
-    encode_refusal,
+    encode_rejection,
     encode_request,
     encode_response,
 )
 from pyspark_dledger.raft.wire.framing import MAX_FRAME_SIZE, FrameReader, WireFrame
-from pyspark_dledger.raft.wire.remoting import Refusal
+from pyspark_dledger.raft.wire.remoting import Rejection
 from pyspark_dledger.raft.wire.wire_errors import WireError
 
 _MAX_OPAQUE = 2**31 - 1
 
 
 class ReceivedRequest(NamedTuple):
-    """A request of the other side. If ``request`` is a Refusal, the caller only sends it with `WireConnection.refuse`.
+    """A request of the other side. If ``request`` is a Rejection, the caller sends it with `WireConnection.reject`.
 
     ``secret`` is the secret of a hello, ``member`` what a member tells of itself in one.
     """
 
     opaque: int
-    request: Request | Refusal
+    request: Request | Rejection
     is_binary: bool
     is_one_way: bool
     offers_binary: bool
@@ -55,7 +55,7 @@ class ReceivedResponse(NamedTuple):
     """The response to a request of this side."""
 
     opaque: int
-    response: Response | Refusal
+    response: Response | Rejection
     member: str | None = None
 
 
@@ -138,9 +138,9 @@ class WireConnection:
         member = None if received.member is None or self._member is None else self._member()
         return encode_response(response, received.opaque, received.is_binary, offers, member)
 
-    def refuse(self, received: ReceivedRequest, refusal: Refusal, member: str | None = None) -> list[Buffer]:
-        """The buffers of a refusal. ``member`` is the hello for a member that is refused."""
-        return encode_refusal(refusal, received.opaque, received.is_binary, received.request_code, member)
+    def reject(self, received: ReceivedRequest, rejection: Rejection, member: str | None = None) -> list[Buffer]:
+        """The buffers of a rejection. ``member`` is the hello for a member that is rejected."""
+        return encode_rejection(rejection, received.opaque, received.is_binary, received.request_code, member)
 
     def _free_opaque(self) -> int:
         """The next number that no outstanding request has."""
@@ -163,7 +163,7 @@ class WireConnection:
         if decoded.offers_binary and self._offers_binary:
             self.peer_is_binary = True
         request = decoded.message
-        assert isinstance(request, (Request, Refusal))
+        assert isinstance(request, (Request, Rejection))
         opaque, code = decoded.opaque, decoded.request_code
         is_one_way, offers = decoded.is_one_way, decoded.offers_binary
         shown = decoded.secret, decoded.member
@@ -178,5 +178,5 @@ class WireConnection:
         self.forget(opaque)
         if decoded.offers_binary and self._offers_binary:
             self.is_binary = self.peer_is_binary = True
-        assert isinstance(response, (Response, Refusal))
+        assert isinstance(response, (Response, Rejection))
         return ReceivedResponse(opaque, response, decoded.member)

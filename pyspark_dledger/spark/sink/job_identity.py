@@ -142,7 +142,7 @@ def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -
     if job.is_micro_batch:
         if columns is not None:
             return _begin_with_keys(client, job, columns)
-        _refuse_if_written(client, job, job.key_producer, "with idColumns")
+        _reject_if_written(client, job, job.key_producer, "with idColumns")
     run = run_tag(job.run)
     claim = JobClaim(client, job.title, job.producer, run)
     identities = RunIdentities(job, partition) if columns is None else KeyIdentities(job.producer, columns, run)
@@ -157,11 +157,11 @@ def _begin_with_keys(client: Client, job: Job, columns: IdColumns) -> Attempt:
     tag = run_tag(columns.text)
     if client.producer(job.key_producer, tag).other_runs:
         raise _changed(job, "with other idColumns")
-    _refuse_if_written(client, job, job.producer, "without idColumns")
+    _reject_if_written(client, job, job.producer, "without idColumns")
     return Attempt(KeyIdentities(job.key_producer, columns, tag), client.put_messages)
 
 
-def _refuse_if_written(client: Client, job: Job, producer: bytes, how: str) -> None:
+def _reject_if_written(client: Client, job: Job, producer: bytes, how: str) -> None:
     if client.producer(producer).count:
         raise _changed(job, how)
 

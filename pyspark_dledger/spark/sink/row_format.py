@@ -270,7 +270,7 @@ def _sys_flags(column: pa.Array, first_row: int) -> pa.Array:
 
 
 KEY_SEPARATOR = " "
-# ``MessageConst.STRING_HASH_SET`` of RocketMQ 5.3.3: its client refuses them in user properties.
+# ``MessageConst.STRING_HASH_SET`` of RocketMQ 5.3.3: its client rejects them in user properties.
 RESERVED = (
     "KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID "
     "ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES "

@@ -142,7 +142,7 @@ class MembershipChanges:
         return found._replace(learners={name: address})
 
     def _check_majority(self, changed: MemberList) -> None:
-        """Refuse a list that would be without a quorum at once."""
+        """Reject a list that would be without a quorum at once."""
         live = [each for each in changed.voters if self._is_live(each)]
         if len(live) < changed.quorum and changed.voters != self._member.members.current.voters:
             raise RejectedError(

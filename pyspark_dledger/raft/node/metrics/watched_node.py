@@ -23,7 +23,7 @@ from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.wire import NO_PERMISSION, REQUEST_CODE_NOT_SUPPORTED, SYSTEM_BUSY, SYSTEM_ERROR
 from pyspark_dledger.store.dledger_store import DLedgerStore
 
-_REFUSALS = {
+_REJECTIONS = {
     SYSTEM_ERROR: "SYSTEM_ERROR",
     SYSTEM_BUSY: "SYSTEM_BUSY",
     REQUEST_CODE_NOT_SUPPORTED: "REQUEST_CODE_NOT_SUPPORTED",
@@ -149,18 +149,18 @@ class WatchedNode(NamedTuple):
         }
 
     def _connection_values(self) -> Values:
-        connections, refused = self.connections, self.connections.refused
+        connections, rejected = self.connections, self.connections.rejected
         return {
             "dledger_connections": {(role,): count for role, count in connections.counts().items()},
-            "dledger_refused_connections_total": {(kind,): count for kind, count in refused.connections.items()},
+            "dledger_refused_connections_total": {(kind,): count for kind, count in rejected.connections.items()},
             "dledger_refused_requests_total": {
-                (_REFUSALS.get(code) or ResponseCode(code).name,): count for code, count in refused.requests.items()
+                (_REJECTIONS.get(code) or ResponseCode(code).name,): count for code, count in rejected.requests.items()
             },
             "dledger_quota_refused_requests_total": {
-                (name,): count for name, count in connections.quotas.refused.items()
+                (name,): count for name, count in connections.quotas.rejected.items()
             },
             "dledger_refused_member_requests_total": {
-                (name,): count for name, count in refused.member_requests.items()
+                (name,): count for name, count in rejected.member_requests.items()
             },
             "dledger_connection_memory_bytes": connections.memory.used,
             "dledger_connection_memory_limit_bytes": connections.memory.limit,
