@@ -11,7 +11,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, INDEX_UNIT, MAGIC_NORMAL
 from pyspark_dledger.store.dledger_store import AppendedEntries, DLedgerStore, Entry, EntryRange, EntryRun
 from pyspark_dledger.store.rules import (
-    LogEnd,
+    AppendPosition,
     announce_members,
     check_index,
     check_lengths,
@@ -131,7 +131,7 @@ class MemoryStore(DLedgerStore):
             self._engine,
             view,
             leader_term,
-            LogEnd(self._next_index, self.end_pos, self.ledger_end_term, not self._entries),
+            AppendPosition(self._next_index, self.end_pos, self.ledger_end_term, not self._entries),
             self._file_size,
         )
         announce_members(self.members_hook, view, checked)

@@ -39,7 +39,7 @@ from pyspark_dledger.store.files.services import CleanSpaceService, FlushDataSer
 from pyspark_dledger.store.log_files import LogFiles, is_without_room
 from pyspark_dledger.store.recovery.load_files import check_version
 from pyspark_dledger.store.rules import (
-    LogEnd,
+    AppendPosition,
     announce_members,
     check_index,
     check_lengths,
@@ -288,7 +288,7 @@ class MmapFileStore(DLedgerStore):
     def append_as_follower(self, data: Buffer, leader_term: int) -> int:
         self._check_writable()
         files = self._files
-        end = LogEnd(self._next_index, self.end_pos, self._end_term, self._begin < 0)
+        end = AppendPosition(self._next_index, self.end_pos, self._end_term, self._begin < 0)
         pos, checked = check_next_entries(self._engine, data, leader_term, end, files.data.file_size)
         announce_members(self.members_hook, data, checked)
         try:

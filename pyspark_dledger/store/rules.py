@@ -73,8 +73,8 @@ def entry_position(end_pos: int, size: int, file_size: int) -> int:
     return end_pos if size + MIN_BLANK_SIZE <= left else end_pos + left
 
 
-class LogEnd(NamedTuple):
-    """The end of a log: index and position of the next entry, and the term of the last one."""
+class AppendPosition(NamedTuple):
+    """Where entries are appended: index and position of the next entry, and the term of the last one."""
 
     next_index: int
     pos: int
@@ -83,7 +83,7 @@ class LogEnd(NamedTuple):
 
 
 def check_next_entries(
-    engine: Engine, data: Buffer, leader_term: int, end: LogEnd, file_size: int
+    engine: Engine, data: Buffer, leader_term: int, end: AppendPosition, file_size: int
 ) -> tuple[int, CheckedEntries]:
     """The position of a leader's entries, and what they are. Raises InconsistentError unless they continue the log."""
     size = len(data)
@@ -114,7 +114,7 @@ def announce_members(hook: MembersHook | None, data: Buffer, checked: CheckedEnt
         at += header[1]
 
 
-def _check_position(pos: int, size: int, end: LogEnd, file_size: int) -> None:
+def _check_position(pos: int, size: int, end: AppendPosition, file_size: int) -> None:
     """Raises InconsistentError unless a leader's `size` bytes of entries can begin at `pos`.
 
     They begin at the end of the log, or at the start of the next file even if the first entry would fit: a Java leader

@@ -41,7 +41,7 @@ from pyspark_dledger.log.verify.findings import (
 from pyspark_dledger.log.verify.report import MAX_LISTED
 from pyspark_dledger.log.verify.verify_store import plan_findings, read_findings, verify
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
-from pyspark_dledger.rocketmq.broker.root_files import StoreLock
+from pyspark_dledger.rocketmq.broker.root_files import RootLock
 from tests.support import golden
 from tests.support.damage import write_at
 from tests.support.generate import (
@@ -454,7 +454,7 @@ def overlapping(root: Path) -> None:
     write_dledger(root, messages(30), base=FILE)
 
 
-TAKEN: list[StoreLock] = []
+TAKEN: list[RootLock] = []
 
 
 @pytest.fixture(autouse=True)
@@ -466,7 +466,7 @@ def release_locks() -> Iterator[None]:
 
 def used(root: Path) -> None:
     broker(root)
-    TAKEN.append(StoreLock(root))
+    TAKEN.append(RootLock(root))
     TAKEN[-1].lock()
 
 

@@ -15,7 +15,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io import store_use
 from pyspark_dledger.log.io.store_paths import find_store
 from pyspark_dledger.log.io.store_use import StoreUse, StoreWatch, taken_locks
-from pyspark_dledger.rocketmq.broker.root_files import StoreLock
+from pyspark_dledger.rocketmq.broker.root_files import RootLock
 from tests.support.damage import write_at
 from tests.support.golden import fingerprint
 from tests.support.stores import opened
@@ -73,7 +73,7 @@ def test_a_lock_that_was_released_during_the_read(root: Path) -> None:
 
 
 def test_the_question_does_not_release_the_lock_of_this_process(root: Path) -> None:
-    lock = StoreLock(root)
+    lock = RootLock(root)
     lock.lock()
     assert taken_locks(find_store(str(root))) == (root / "lock",)
     other = [sys.executable, "-c", TAKE.replace("LOCK_EX", "LOCK_EX | fcntl.LOCK_NB"), str(root / "lock")]

@@ -28,7 +28,7 @@ from pyspark_dledger.log.io.key_files import index_files, read_header
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, StoreLock, write_store_checkpoint
+from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogSegments, RootLock, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
 from tests.support.damage import flip, write_at
 from tests.support.dispatching import (
@@ -70,7 +70,7 @@ def last(store: Store) -> int:
 
 
 def cleaner(root: Path) -> FileCleaner:
-    files = LogFiles(root, [root / "dledger-n0" / "data"])
+    files = LogSegments(root, [root / "dledger-n0" / "data"])
     return FileCleaner(root, files, Retention(), QueueWriter(root), IndexWriter(root))
 
 
@@ -804,11 +804,11 @@ def test_the_checkpoint_covers_flushed_files(tmp_path: Path) -> None:
 
 
 def test_abort_exists_while_a_store_is_open(tmp_path: Path) -> None:
-    lock = StoreLock(tmp_path)
+    lock = RootLock(tmp_path)
     assert not lock.acquire()
     assert (tmp_path / "abort").exists()
     with pytest.raises(StoreError, match="the store is open in this process"):
-        StoreLock(tmp_path).acquire()
+        RootLock(tmp_path).acquire()
     lock.release(is_clean=False)
     assert lock.acquire()
     lock.release(is_clean=True)
@@ -820,7 +820,7 @@ def test_abort_exists_while_a_store_is_open(tmp_path: Path) -> None:
 def test_the_lock_is_compatible_with_javas(tmp_path: Path) -> None:
     """A POSIX lock of the first byte, like ``FileChannel.tryLock(0, 1, false)``."""
     take = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)"
-    lock = StoreLock(tmp_path)
+    lock = RootLock(tmp_path)
     lock.acquire()
     other = [sys.executable, "-c", take, str(tmp_path / "lock")]
     assert subprocess.run(other, capture_output=True, check=False).returncode == 1

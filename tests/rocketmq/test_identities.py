@@ -22,7 +22,7 @@ from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.rocketmq.service import committed_identities
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
 from pyspark_dledger.rocketmq.service.sorted_run import (
-    EntryRange,
+    CoveredRange,
     SortedRun,
     concatenated,
     identity_arrays,
@@ -53,8 +53,8 @@ def ids_of(numbers: range, producer: str = "p") -> bytes:
     return b"".join(identity(number, producer) for number in numbers)
 
 
-def entry_range(numbers: range, stored: int, term: int = 1) -> EntryRange:
-    return EntryRange(numbers[0], numbers[-1], term, stored, stored)
+def entry_range(numbers: range, stored: int, term: int = 1) -> CoveredRange:
+    return CoveredRange(numbers[0], numbers[-1], term, stored, stored)
 
 
 def open_identities(
@@ -78,10 +78,10 @@ def clock() -> Clock:
 
 def test_a_run_has_the_identities_that_were_written(tmp_path: Path) -> None:
     parts = [identity_arrays(ids_of(range(n, n + 50), f"p{n % 3}"), np.arange(n, n + 50)) for n in range(0, 500, 50)]
-    write_run(tmp_path, EntryRange(0, 499, 7, 11, 22), concatenated(parts), is_durable=True)
+    write_run(tmp_path, CoveredRange(0, 499, 7, 11, 22), concatenated(parts), is_durable=True)
     (path,) = run_paths(tmp_path)
     run = SortedRun(path)
-    assert (run.range, run.count) == (EntryRange(0, 499, 7, 11, 22), 500)
+    assert (run.range, run.count) == (CoveredRange(0, 499, 7, 11, 22), 500)
     for part in parts:
         producer = int(part.producer[0])
         assert run.has_producer(producer)
@@ -130,7 +130,7 @@ def test_the_last_of_equal_identities_is_found_and_half_a_hash_does_not_match(tm
     one, other = identity(1), identity(2)
     near = one[:16] + other[16:]
     found = identity_arrays(one + near + one + other, np.array([3, 4, 5, 6]))
-    run = write_run(tmp_path, EntryRange(0, 9, 1, 0, 0), found, is_durable=False)
+    run = write_run(tmp_path, CoveredRange(0, 9, 1, 0, 0), found, is_durable=False)
     wanted = identity_arrays(one + near + other + one[:16] + bytes(8), np.zeros(4, np.int64))
     assert run.find(int(wanted.producer[0]), wanted.first, wanted.second).tolist() == [5, 4, 6, -1]
 
@@ -139,7 +139,7 @@ def test_the_last_of_equal_identities_is_found_and_half_a_hash_does_not_match(tm
 def test_runs_in_another_order_are_rejected(tmp_path: Path, at: int) -> None:
     """Checksums of a run that a member sends do not prove its order; the merge of runs failed later."""
     parts = [identity_arrays(ids_of(range(2), producer), np.arange(2)) for producer in ("a", "b")]
-    path = write_run(tmp_path, EntryRange(0, 9, 1, 0, 0), concatenated(parts), is_durable=False).path
+    path = write_run(tmp_path, CoveredRange(0, 9, 1, 0, 0), concatenated(parts), is_durable=False).path
     data = bytearray(path.read_bytes())
     data[at : at + 8] = bytes(8) if at == 80 else b"\xff" * 8
     struct.pack_into("<I", data, 64, crc32(data[72:]))
@@ -152,7 +152,7 @@ def test_runs_in_another_order_are_rejected(tmp_path: Path, at: int) -> None:
 @pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty"])
 def test_damaged_runs_are_rejected(tmp_path: Path, damage: str) -> None:
     write_run(
-        tmp_path, EntryRange(0, 99, 1, 0, 0), identity_arrays(ids_of(range(100)), np.arange(100)), is_durable=False
+        tmp_path, CoveredRange(0, 99, 1, 0, 0), identity_arrays(ids_of(range(100)), np.arange(100)), is_durable=False
     )
     (path,) = run_paths(tmp_path)
     data = bytearray(path.read_bytes())

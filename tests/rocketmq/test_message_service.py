@@ -29,7 +29,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import Put, PutResult
 from pyspark_dledger.raft.messages import AppendRequest, PutRequest
-from pyspark_dledger.rocketmq.broker.root_files import LogFiles
+from pyspark_dledger.rocketmq.broker.root_files import LogSegments
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart
 from pyspark_dledger.rocketmq.service import leader_tables
 from pyspark_dledger.rocketmq.service.leader_tables import covered_range, read_tail
@@ -808,7 +808,7 @@ def test_the_times_of_a_part_include_old_messages_among_new_ones() -> None:
 @pytest.mark.parametrize("queue_offset", [2**62, 2**63 - 1])
 def test_a_queue_offset_out_of_range_is_ignored(tmp_path: Path, queue_offset: int) -> None:
     store = write_dledger(tmp_path, [mq_message("A", queue_offset=3), mq_message("A", queue_offset=queue_offset)])
-    tail = read_tail(get_engine(), LogFiles(tmp_path, [tmp_path / "dledger-n0" / "data"]), 0, store.end)
+    tail = read_tail(get_engine(), LogSegments(tmp_path, [tmp_path / "dledger-n0" / "data"]), 0, store.end)
     assert tail is not None
     assert tail.ends == {("A", 0): 4}
 

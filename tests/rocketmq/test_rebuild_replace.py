@@ -18,7 +18,7 @@ from pyspark_dledger.errors import DiskFullError, StoreError
 from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.broker.root_files import StoreLock, locked, write_store_checkpoint
+from pyspark_dledger.rocketmq.broker.root_files import RootLock, locked, write_store_checkpoint
 from pyspark_dledger.rocketmq.rebuild import builder, compare, rebuild, swap
 from tests.support.damage import write_at
 from tests.support.dispatching import Messages, dispatch, files_of, with_noise
@@ -294,7 +294,7 @@ def test_a_full_disk_leaves_only_the_old_folder(
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", full)
             # The lock of a store is also written.
-            patched.setattr(StoreLock, "lock", lambda _: None)
+            patched.setattr(RootLock, "lock", lambda _: None)
             with pytest.raises(DiskFullError, match=r"cannot be written: no space left \(No space left on device\)"):
                 rebuild(root, what, out=out)
         assert files_of(root, *WHATS) == before

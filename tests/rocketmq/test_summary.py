@@ -22,7 +22,7 @@ from pyspark_dledger.raft.core import summary_copy
 from pyspark_dledger.rocketmq.service import summary as summary_module
 from pyspark_dledger.rocketmq.service import summary_keeper
 from pyspark_dledger.rocketmq.service.message_service import MessageService, MessageSettings
-from pyspark_dledger.rocketmq.service.sorted_run import EntryRange, concatenated, write_run
+from pyspark_dledger.rocketmq.service.sorted_run import CoveredRange, concatenated, write_run
 from pyspark_dledger.rocketmq.service.summary import (
     IncomingStream,
     Snapshot,
@@ -40,7 +40,7 @@ from tests.support.message_nodes import SMALL_QUEUES, MessageNodes, puts, rows
 from tests.support.sparse_copy import copy_tree
 
 SUMMARY = Summary(
-    7, 3, {("Orders", 0): 40, ("Orders", 3): 1, ("%RETRY%\u00e9", 1): 2**40}, (EntryRange(0, 7, -1, 1000, 1000),)
+    7, 3, {("Orders", 0): 40, ("Orders", 3): 1, ("%RETRY%\u00e9", 1): 2**40}, (CoveredRange(0, 7, -1, 1000, 1000),)
 )
 
 
@@ -381,7 +381,7 @@ def test_a_run_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
 def test_a_stream_of_too_many_runs_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a file that is synced, and mapped as long as the node runs."""
     monkeypatch.setattr(summary_module, "_MAX_RUNS", 2)
-    run = write_run(tmp_path, EntryRange(0, 5, 1, 0, 0), concatenated([]), is_durable=False)
+    run = write_run(tmp_path, CoveredRange(0, 5, 1, 0, 0), concatenated([]), is_durable=False)
     with pytest.raises(ValueError, match="at most 2 runs"):
         receive(tmp_path, stream_of(*[bytes(run.data)] * 3)).unpack(tmp_path)
 

@@ -17,7 +17,7 @@ from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK
 from pyspark_dledger.log import open_log
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
-from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, begin_over_old_log
+from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogSegments, begin_over_old_log
 from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.store import MmapFileStore, StoreConfig
 from pyspark_dledger.store.files.services import CleanSpaceService
@@ -317,7 +317,7 @@ def both(tmp_path: Path) -> Callable[[], tuple[Path, MmapFileStore, FileCleaner]
         store.append_as_leader([payload.make(0) for payload in messages.some(40)])
         store.flush()
         store.update_committed_index(0, 39)
-        files = LogFiles(tmp_path, [data_dir(tmp_path)])
+        files = LogSegments(tmp_path, [data_dir(tmp_path)])
         settings = Retention(file_reserved_hours=1)
         queues, index = QueueWriter(tmp_path), IndexWriter(tmp_path)
         cleaner = FileCleaner(tmp_path, files, settings, queues, index, used=lambda _: 0.8)

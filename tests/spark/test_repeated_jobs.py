@@ -21,7 +21,7 @@ from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import PutResult
 from pyspark_dledger.spark.sink import repeated_job
 from pyspark_dledger.spark.sink.job_identity import Job, begin, txn_producer
-from pyspark_dledger.spark.sink.task_writer import MessageSender, WrittenRange, _write_messages
+from pyspark_dledger.spark.sink.task_writer import MessageSender, TaskCommit, _write_messages
 from tests.support.jobs import Jobs, Killed, divided, rows_of
 from tests.support.long_runs import mostly_slow
 from tests.support.message_nodes import MessageNodes, message_nodes
@@ -126,7 +126,7 @@ def test_a_task_of_an_earlier_run_writes_no_row_again(
 
     is_same = mode == "idColumns"  # in all runs
     with nullcontext() if is_same else pytest.raises(DLedgerError, match="messages of the job's last run"):
-        _write_messages(source(), client, jobs.format, jobs.options, job, WrittenRange(0))
+        _write_messages(source(), client, jobs.format, jobs.options, job, TaskCommit(0))
     assert bodies(group, start) == Counter(DISTINCT)
 
 

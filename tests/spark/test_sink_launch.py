@@ -123,7 +123,7 @@ def test_task_knows_master_and_driver_of_its_session() -> None:
     found = driver.session_of({"spark.master": "spark://h:7077", "spark.driver.host": "[fe80::1]"}.get)
     assert found == ("spark://h:7077", "fe80::1") and not found.is_local
     local = {"local": True, "local[2]": True, "local-cluster[2,1,1024]": False, "yarn": False, "": False}
-    assert {master: driver.Session(master, "").is_local for master in local} == local
+    assert {master: driver.TaskSession(master, "").is_local for master in local} == local
 
 
 def test_driver_of_a_process_without_java_is_its_parent() -> None:

@@ -28,7 +28,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import connect
 from pyspark_dledger.rocketmq.service.message_service import MessageService
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
-from pyspark_dledger.spark.sink.driver import Session
+from pyspark_dledger.spark.sink.driver import TaskSession
 from pyspark_dledger.spark.sink.launch import start
 from pyspark_dledger.spark.sink.sink_process import SinkProcess
 from pyspark_dledger.spark.sink.targets import PathTarget
@@ -380,7 +380,7 @@ def test_micro_batch_that_another_process_acknowledged_may_not_be_on_disk(sinks:
 
 # Where it listens
 
-LOCAL, CLUSTER = Session("local[2]", "driver-1"), Session("spark://h:7077", "127.0.0.1")
+LOCAL, CLUSTER = TaskSession("local[2]", "driver-1"), TaskSession("spark://h:7077", "127.0.0.1")
 
 
 def test_task_of_another_machine_needs_the_option_listen() -> None:

@@ -96,7 +96,7 @@ def test_nothing_is_written_after_an_error() -> None:
     batches = [pa.RecordBatch.from_arrays([pa.array([body])], names=["body"]) for body in (b"1", b"bad", b"2", b"3")]
     sender = FailingSender()
     with pytest.raises(StoreError, match="on purpose"):
-        task_writer._send(iter(batches), sender, task_writer.WrittenRange(0))
+        task_writer._send(iter(batches), sender, task_writer.TaskCommit(0))
     assert sender.sent == [b"1"]
 
 

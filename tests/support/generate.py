@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyspark_dledger.format import codec, layout, message
 from pyspark_dledger.format.columns import ALL_COLUMNS
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
-from tests.support.log_writer import CommitLogWriter, DLedgerWriter, LogFiles, Written
+from tests.support.log_writer import CommitLogWriter, DLedgerWriter, Written, WrittenFiles
 from tests.support.queues import unit_of, write_units
 
 Row = dict[str, Any]
@@ -260,12 +260,12 @@ def write_dledger(
     return store
 
 
-def _files(folder: Path, files: LogFiles) -> list[tuple[str, str, int, int]]:
+def _files(folder: Path, files: WrittenFiles) -> list[tuple[str, str, int, int]]:
     """Path, name, base and size of each file."""
     return [(str(folder / f"{base:020}"), f"{base:020}", base, files.size) for base in sorted(files.files)]
 
 
-def _entry_row(payload: Payload, entry: Written, magic: int, files: LogFiles) -> Row:
+def _entry_row(payload: Payload, entry: Written, magic: int, files: WrittenFiles) -> Row:
     pos, size, index, term = entry
     body = payload.make(pos + layout.ENTRY_HEADER_SIZE)
     row = dict.fromkeys(COLUMN_NAMES)

@@ -14,7 +14,7 @@ from pyspark_dledger.raft.client import Client
 from pyspark_dledger.spark.sink.job_identity import Job, txn_producer
 from pyspark_dledger.spark.sink.repeated_job import complete, needs_driver
 from pyspark_dledger.spark.sink.row_format import row_format
-from pyspark_dledger.spark.sink.task_writer import WrittenRange, _write_messages
+from pyspark_dledger.spark.sink.task_writer import TaskCommit, _write_messages
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 SCHEMA = StructType().add("body", StringType()).add("keys", StringType())
@@ -44,7 +44,7 @@ class Jobs:
         chance.shuffle(numbers)
         messages = []
         for number in numbers:
-            written = WrittenRange(number)
+            written = TaskCommit(number)
             batches = rows_of(partitions[number], point)
             _write_messages(batches, self.client, self.format, self.options, job, written)
             messages.append(written)
@@ -53,7 +53,7 @@ class Jobs:
             raise Killed
         self._commit(messages, chance if point == 1 else None)
 
-    def _commit(self, messages: list[WrittenRange], chance: random.Random | None) -> None:
+    def _commit(self, messages: list[TaskCommit], chance: random.Random | None) -> None:
         left = [message.left for message in messages if message.left is not None]
         app, number = self.options.txn_app_id, self.options.txn_version
         version = None if app is None or number is None else (txn_producer(app), number)

@@ -31,7 +31,7 @@ class Written(NamedTuple):
     term: int
 
 
-class LogFiles:
+class WrittenFiles:
     """Files of one size, by base. A file is made of `stale` bytes for its base, else of zeros."""
 
     def __init__(self, size: int, base: int = 0, stale: Callable[[int], bytes] | None = None) -> None:
@@ -77,8 +77,8 @@ class DLedgerWriter:
         stale: Callable[[int], bytes] | None = None,
         stale_index: Callable[[int], bytes] | None = None,
     ) -> None:
-        self.data = LogFiles(file_size, base, stale)
-        self.index = LogFiles(index_units * layout.INDEX_UNIT_SIZE, 0, stale_index)
+        self.data = WrittenFiles(file_size, base, stale)
+        self.index = WrittenFiles(index_units * layout.INDEX_UNIT_SIZE, 0, stale_index)
         self.entries: list[Written] = []
         self.at = base
         self._next = first_index
@@ -134,7 +134,7 @@ class CommitLogWriter:
     """The old CommitLog of a broker."""
 
     def __init__(self, file_size: int, base: int = 0, stale: Callable[[int], bytes] | None = None) -> None:
-        self.data = LogFiles(file_size, base, stale)
+        self.data = WrittenFiles(file_size, base, stale)
         self.entries: list[Written] = []
         self.at = base
 

@@ -20,7 +20,7 @@ from pyspark_dledger.log.io.entry_reads import entry_at
 from pyspark_dledger.log.io.key_files import KeyFile, index_files
 from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
 from pyspark_dledger.log.io.queue_units import QueueUnits
-from pyspark_dledger.rocketmq.broker.root_files import LogFiles
+from pyspark_dledger.rocketmq.broker.root_files import LogSegments
 
 Status = Literal[
     "FOUND",
@@ -55,7 +55,7 @@ class MessageReader:
         self, root: Path, data_dirs: Iterable[Path], committed_pos: Callable[[], int], engine: str = "auto"
     ) -> None:
         self._root = root
-        self._files = LogFiles(root, data_dirs)
+        self._files = LogSegments(root, data_dirs)
         self._committed_pos = committed_pos
         self._engine = get_engine(engine)
 

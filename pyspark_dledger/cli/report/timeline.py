@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.cli.stores.statistics import BUCKETS_PER_E, Histogram
+from pyspark_dledger.cli.stores.statistics import BUCKETS_PER_E, BucketCounts
 
 Longs = npt.NDArray[np.int64]
 
@@ -134,7 +134,7 @@ class Timeline:
         """When the first message of each term was stored, in milliseconds since 1970; at most the first 1000 terms."""
         self._stored = _Grid()
         self._latencies = _Grid()
-        self._histogram = Histogram()
+        self._histogram = BucketCounts()
         self._gaps: list[Gap] = []
         self._last: int | None = None
 

@@ -32,7 +32,7 @@ _MAX_TERMS = 50_000
 
 
 @dataclass
-class Histogram:
+class BucketCounts:
     """Non-negative numbers in logarithmic buckets: a number n is in bucket `BUCKETS_PER_E` * ln(n + 1)."""
 
     buckets: Counter[int] = field(default_factory=Counter)
@@ -73,8 +73,8 @@ class _MessageCounts:
     messages: int = 0
     size: int = 0
     times: _TimeRange = field(default_factory=_TimeRange)
-    sizes: Histogram = field(default_factory=Histogram)
-    latencies: Histogram = field(default_factory=Histogram)
+    sizes: BucketCounts = field(default_factory=BucketCounts)
+    latencies: BucketCounts = field(default_factory=BucketCounts)
     tags: Counter[str] = field(default_factory=Counter)
     other_tags: int = 0
     queues: set[int] = field(default_factory=set)

@@ -54,7 +54,7 @@ ABORT = "abort"
 _locked: set[tuple[int, int]] = set()
 
 
-class StoreLock:
+class RootLock:
     """The lock of a storePathRootDir, and its abort file, from `acquire` to `release`."""
 
     def __init__(self, root: Path) -> None:
@@ -121,7 +121,7 @@ def locked(root: Path) -> Iterator[None]:
 
     Raises StoreError if one uses it, or if its lock cannot be written.
     """
-    lock = StoreLock(root)
+    lock = RootLock(root)
     try:
         lock.lock()
     except OSError as error:
@@ -152,7 +152,7 @@ def write_store_checkpoint(root: Path, checkpoint: StoreCheckpoint) -> None:
 OLD_FOLDER = "commitlog"
 
 
-class LogFiles:
+class LogSegments:
     """Segments below ``root/commitlog`` and in `data_dirs`; `refresh` lists them again."""
 
     def __init__(self, root: Path, data_dirs: Iterable[Path]) -> None:
@@ -220,7 +220,7 @@ class FileCleaner:
     """
 
     root: Path
-    files: LogFiles
+    files: LogSegments
     settings: Retention
     queues: QueueWriter
     index: IndexWriter

@@ -19,7 +19,7 @@ from pyspark_dledger.log.io.key_files import IndexHeader
 from pyspark_dledger.log.io.state_files import MARGIN_MS, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import DispatchedMessage, QueueWriter
-from pyspark_dledger.rocketmq.broker.root_files import LogFiles, write_store_checkpoint
+from pyspark_dledger.rocketmq.broker.root_files import LogSegments, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.log_part import stored_at
 
 _LOG = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class DispatchRecovery:
 
     root: Path
     engine: Engine
-    files: LogFiles
+    files: LogSegments
     queues: QueueWriter
     index: IndexWriter
     chunk_bytes: int

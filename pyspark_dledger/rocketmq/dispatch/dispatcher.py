@@ -24,7 +24,7 @@ from pyspark_dledger.format.spec import DLEDGER
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS, IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
-from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogFiles, write_store_checkpoint
+from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogSegments, write_store_checkpoint
 from pyspark_dledger.rocketmq.dispatch.dispatch_recovery import DispatchRecovery
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, UnitRules, read_part
 
@@ -63,7 +63,7 @@ class DispatchSettings:
 class CommittedEnd:
     """``pos`` is the end of the committed entry ``index``. Of the dispatcher's thread, but `advance` and `wake`."""
 
-    def __init__(self, engine: Engine, files: LogFiles) -> None:
+    def __init__(self, engine: Engine, files: LogSegments) -> None:
         self._engine = engine
         self._files = files
         self._changed = threading.Condition()
@@ -159,7 +159,7 @@ class Dispatcher:
         self._listener = listener
         self._settings = settings = settings or DispatchSettings()
         self._engine = get_engine(settings.engine)
-        self._files = LogFiles(root, data_dirs)
+        self._files = LogSegments(root, data_dirs)
         self._queues = QueueWriter(root, settings.units_per_file)
         self._index = IndexWriter(root, settings.hash_slots, settings.index_units)
         self._cleaner = FileCleaner(root, self._files, settings.clean, self._queues, self._index)

@@ -22,7 +22,7 @@ from pyspark_dledger.format.dispatched_rows import Longs
 from pyspark_dledger.format.encode.encoded import DiskNeededError
 from pyspark_dledger.format.engine import Engine, get_engine
 from pyspark_dledger.rocketmq.service.sorted_run import (
-    EntryRange,
+    CoveredRange,
     IdentityArrays,
     SortedRun,
     Words,
@@ -50,7 +50,7 @@ class _Pending:
     """Committed identities that are in no run yet, and the entries they cover."""
 
     parts: list[IdentityArrays]
-    range: EntryRange | None = None
+    range: CoveredRange | None = None
     count: int = 0
     since_ms: int = 0
 
@@ -185,7 +185,7 @@ class CommittedIdentities:
 
     # Writing
 
-    def add(self, covered: EntryRange, ids: bytes, index: Longs) -> None:
+    def add(self, covered: CoveredRange, ids: bytes, index: Longs) -> None:
         """Add the identities of the range that was committed next, with the indexes of their entries."""
         with self._writer:
             if covered.last_index <= self._added:
@@ -204,7 +204,7 @@ class CommittedIdentities:
             if pending.count >= self._run_ids or self._clock() - pending.since_ms >= self._run_ms:
                 self.flush()
 
-    def _stamped(self, covered: EntryRange) -> EntryRange:
+    def _stamped(self, covered: CoveredRange) -> CoveredRange:
         """The range, stored after the ones before it: a leader's clock can have been wrong."""
         newest = max((run.range.last_store_timestamp for run in self._runs), default=0)
         stamp = max(covered.last_store_timestamp, min(newest, self._clock()))
@@ -254,7 +254,7 @@ class CommittedIdentities:
             for path in dropped:
                 path.unlink(missing_ok=True)
 
-    def covers(self, ranges: Sequence[EntryRange]) -> bool:
+    def covers(self, ranges: Sequence[CoveredRange]) -> bool:
         """Whether the runs have all identities of these ranges that have not expired."""
         oldest = self._clock() - self._expiry_ms
         needed = [each for each in ranges if each.last_store_timestamp >= oldest]
@@ -312,14 +312,14 @@ def _last_index(runs: Sequence[SortedRun]) -> int:
     return runs[-1].range.last_index if runs else -1
 
 
-def _extended(before: EntryRange | None, covered: EntryRange, added: int) -> EntryRange:
+def _extended(before: CoveredRange | None, covered: CoveredRange, added: int) -> CoveredRange:
     """Both ranges as one. Without `before`, the range begins after `added`, the last index so far (-1 for none)."""
     stamps = covered.first_store_timestamp, covered.last_store_timestamp
     if before is not None:
         stamps = before.first_store_timestamp, max(before.last_store_timestamp, stamps[1])
     # Entries between both ranges are missing in the log: they cannot and need not be covered.
     first = before.first_index if before is not None else added + 1 if added >= 0 else covered.first_index
-    return EntryRange(first, covered.last_index, covered.last_term, *stamps)
+    return CoveredRange(first, covered.last_index, covered.last_term, *stamps)
 
 
 def _mergeable(runs: Sequence[SortedRun], max_ms: int) -> int | None:

@@ -19,11 +19,17 @@ from pyspark_dledger.format.encode.encoded import CONTENT_SIZE, MAX_STATE_IDS, P
 from pyspark_dledger.format.encode.identities import CLAIM, IdentityTable, runs_of
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
-from pyspark_dledger.rocketmq.broker.root_files import LogFiles
+from pyspark_dledger.rocketmq.broker.root_files import LogSegments
 from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, Dispatcher
 from pyspark_dledger.rocketmq.dispatch.log_part import LogPart, UnitRules, read_part
 from pyspark_dledger.rocketmq.service.committed_identities import CommittedIdentities
-from pyspark_dledger.rocketmq.service.sorted_run import WORD, EntryRange, IdentityArrays, concatenated, identity_arrays
+from pyspark_dledger.rocketmq.service.sorted_run import (
+    WORD,
+    CoveredRange,
+    IdentityArrays,
+    concatenated,
+    identity_arrays,
+)
 
 _POLL_SECONDS = 0.005
 _CHUNK_BYTES = 16 * 1024 * 1024
@@ -117,14 +123,14 @@ class DispatchedTables:
             return TopicQueues(self._queues), self._pos, self._identities.pending()
 
 
-def covered_range(part: DispatchedPart) -> EntryRange:
+def covered_range(part: DispatchedPart) -> CoveredRange:
     """The entries of a part, with the times of its identities, which may be older for raw entries."""
     now, stamps = now_ms(), part.ids.store_timestamps
     if len(stamps):
         first, last = int(stamps.min()), int(stamps.max())
     else:
         first, last = part.first_store_timestamp or now, part.last_store_timestamp or now
-    return EntryRange(part.first_index, part.last_index, part.last_term, first, min(last, now))
+    return CoveredRange(part.first_index, part.last_index, part.last_term, first, min(last, now))
 
 
 class LeaderTables:
@@ -154,7 +160,7 @@ def rebuild_leader_tables(
     dispatched: DispatchedTables,
     dispatcher: Dispatcher,
     engine: Engine,
-    files: Callable[[], LogFiles],
+    files: Callable[[], LogSegments],
     *,
     committed: int,
     min_pos: int,
@@ -199,7 +205,7 @@ class LogTail:
 
 
 def read_tail(
-    engine: Engine, files: LogFiles, start: int, end: int, is_wanted: Callable[[], bool] = lambda: True
+    engine: Engine, files: LogSegments, start: int, end: int, is_wanted: Callable[[], bool] = lambda: True
 ) -> LogTail | None:
     """Read ``[start, end)`` of the log, both positions of entries; None as soon as it is not `is_wanted`.
 

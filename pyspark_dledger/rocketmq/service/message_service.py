@@ -27,7 +27,7 @@ from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.layout import TRANSACTION_FLAGS
 from pyspark_dledger.format.message import encode_host, encode_message
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata, LimitError, TopicLimits
-from pyspark_dledger.rocketmq.broker.root_files import OLD_FOLDER, LogFiles, StoreLock, begin_over_old_log
+from pyspark_dledger.rocketmq.broker.root_files import OLD_FOLDER, LogSegments, RootLock, begin_over_old_log
 from pyspark_dledger.rocketmq.dispatch.dispatcher import Dispatcher, DispatchSettings
 from pyspark_dledger.rocketmq.service.committed_identities import FOLDER, CommittedIdentities
 from pyspark_dledger.rocketmq.service.leader_tables import (
@@ -117,7 +117,7 @@ class MessageService:
             TopicLimits(self._settings.max_topics, self._settings.max_queues),
         )
         self._summary = SummaryKeeper(root, self._dispatched, self._identities, self._metadata, self._worker)
-        self._lock = StoreLock(root)
+        self._lock = RootLock(root)
         self._is_unclean = False
         self._is_open = False
         self._divided = -1
@@ -243,7 +243,7 @@ class MessageService:
             self._dispatched,
             dispatcher,
             self._engine,
-            partial(LogFiles, self._root, self._data_dirs),
+            partial(LogSegments, self._root, self._data_dirs),
             committed=store.committed_index,
             min_pos=min(self._divided, end),
             end=end,

@@ -82,7 +82,7 @@ _UNFINISHED = ".tmp"
 
 
 @dataclass(frozen=True)
-class EntryRange:
+class CoveredRange:
     """The entries that a run covers: all of ``[first_index, last_index]``, with or without identities.
 
     ``last_term`` is that of the last entry. Store timestamps are the first and the last message's, in milliseconds.
@@ -94,7 +94,7 @@ class EntryRange:
     first_store_timestamp: int
     last_store_timestamp: int
 
-    def contains(self, other: EntryRange) -> bool:
+    def contains(self, other: CoveredRange) -> bool:
         return self.first_index <= other.first_index and other.last_index <= self.last_index
 
 
@@ -225,7 +225,7 @@ class SortedRun:
         return IdentityArrays(np.repeat(self._producers, counts), self._first, self._second, self._index)
 
 
-def _parsed(header: bytes) -> tuple[EntryRange, int, int, int]:
+def _parsed(header: bytes) -> tuple[CoveredRange, int, int, int]:
     """The range, the numbers of identities and producers, and the CRC of what follows."""
     if len(header) < _HEADER.size:
         raise ValueError(f"expected a header of {_HEADER.size} bytes, found {len(header)}")
@@ -236,10 +236,10 @@ def _parsed(header: bytes) -> tuple[EntryRange, int, int, int]:
         raise ValueError(f"expected a header with CRC {header_crc:08x}, found {found:08x}")
     if count < 0 or producers < 0:
         raise ValueError(f"expected numbers of identities and producers, found {count} and {producers}")
-    return EntryRange(first, last, term, begin, end), count, producers, crc
+    return CoveredRange(first, last, term, begin, end), count, producers, crc
 
 
-def write_run(folder: Path, covered: EntryRange, found: IdentityArrays, *, is_durable: bool) -> SortedRun:
+def write_run(folder: Path, covered: CoveredRange, found: IdentityArrays, *, is_durable: bool) -> SortedRun:
     """Write a run and open it. Raises OSError if that fails; the file then does not exist.
 
     A run with ``is_durable`` survives a power loss, which one that replaces others has to.
@@ -282,7 +282,7 @@ def copy_run(folder: Path, data: Buffer) -> SortedRun:
     return run
 
 
-def _path_of(folder: Path, covered: EntryRange) -> Path:
+def _path_of(folder: Path, covered: CoveredRange) -> Path:
     return folder / f"{covered.first_index:020}-{covered.last_index:020}{_SUFFIX}"
 
 

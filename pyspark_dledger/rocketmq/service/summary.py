@@ -30,7 +30,7 @@ from pyspark_dledger.format.engine import map_whole
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.broker_config import FILES
 from pyspark_dledger.log.io.files import read_start
-from pyspark_dledger.rocketmq.service.sorted_run import EntryRange, SortedRun, copy_run
+from pyspark_dledger.rocketmq.service.sorted_run import CoveredRange, SortedRun, copy_run
 
 SUMMARY = "summary"
 MAX_SUMMARY_SIZE = 64 * 1024 * 1024
@@ -54,7 +54,7 @@ class Summary:
     index: int
     term: int
     ends: dict[QueueName, int]
-    identities: tuple[EntryRange, ...] = ()
+    identities: tuple[CoveredRange, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The content of the file. Raises StoreError if it is too large."""
@@ -96,11 +96,11 @@ def _ends(topics: dict[str, dict[str, int]]) -> Iterator[tuple[QueueName, int]]:
             yield name, end
 
 
-def _ranges(runs: list[list[int]]) -> Iterator[EntryRange]:
+def _ranges(runs: list[list[int]]) -> Iterator[CoveredRange]:
     for first, last, stored in runs:
         if not all(_is_integer(value, -1, _INT63) for value in (first, last, stored)) or first > last:
             raise ValueError("expected first and last index and a time of each run, found something else")
-        yield EntryRange(first, last, -1, stored, stored)
+        yield CoveredRange(first, last, -1, stored, stored)
 
 
 def _is_integer(value: Any, start: int, stop: int) -> bool:
@@ -122,7 +122,7 @@ def write_summary(folder: Path, summary: Summary) -> None:
     replace_durably(folder / SUMMARY, data)
 
 
-def ranges_of(runs: Sequence[EntryRange], index: int) -> tuple[EntryRange, ...]:
+def ranges_of(runs: Sequence[CoveredRange], index: int) -> tuple[CoveredRange, ...]:
     """The ranges up to an index."""
     return tuple(run for run in runs if run.first_index <= index)
 

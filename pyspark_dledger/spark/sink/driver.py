@@ -19,7 +19,7 @@ _ANY_HOST = ("192.0.2.1", 9)
 LOOPBACK = "127.0.0.1"
 
 
-class Session(NamedTuple):
+class TaskSession(NamedTuple):
     """What a task knows of its session: Spark sets its configuration as local properties of the task."""
 
     master: str
@@ -31,14 +31,14 @@ class Session(NamedTuple):
         return self.master.startswith("local") and not self.master.startswith("local-cluster")
 
 
-ON_DRIVER = Session("local", "")
+ON_DRIVER = TaskSession("local", "")
 """For connections from the driver's machine itself."""
 
 
-def session_of(local_property: Callable[[str], str | None]) -> Session:
+def session_of(local_property: Callable[[str], str | None]) -> TaskSession:
     """Return the session of a task; `local_property` is ``TaskContext.getLocalProperty``."""
     host = local_property("spark.driver.host") or ""
-    return Session(local_property("spark.master") or "", without_brackets(host))
+    return TaskSession(local_property("spark.master") or "", without_brackets(host))
 
 
 def driver_pid() -> int:

@@ -13,7 +13,7 @@ from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.sink.control import SinkAddress, SinkGoneError, open_store, renewed_lease, send_request
-from pyspark_dledger.spark.sink.driver import LOOPBACK, ON_DRIVER, Session
+from pyspark_dledger.spark.sink.driver import LOOPBACK, ON_DRIVER, TaskSession
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 
@@ -31,7 +31,7 @@ class GroupTarget:
         """Where the log is, for messages to the user."""
         return f"group {self.address.group}"
 
-    def connect(self, session: Session) -> Client:
+    def connect(self, session: TaskSession) -> Client:
         """Return a client for one task."""
         return self.address.connect(self.timeout_ms, self.max_retries)
 
@@ -62,14 +62,14 @@ class PathTarget:
         return f"{self.path} on {self.sink.machine}"
 
     @contextmanager
-    def connect(self, session: Session) -> Iterator[Client]:
+    def connect(self, session: TaskSession) -> Iterator[Client]:
         """Return a client for one task; the store stays open meanwhile."""
         sink = self._reached_from(session)
         address = open_store(sink)
         with renewed_lease(sink), address.connect(self.timeout_ms, self.max_retries) as client:
             yield client
 
-    def _reached_from(self, session: Session) -> SinkAddress:
+    def _reached_from(self, session: TaskSession) -> SinkAddress:
         """Return the address that a task connects to. Raises DLedgerError if only the driver's machine has it."""
         sink, here = self.sink, socket.gethostname()
         if sink.listens_everywhere:

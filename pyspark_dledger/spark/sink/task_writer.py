@@ -46,7 +46,7 @@ _MAX_ENCODED = 64 * 1024 * 1024
 
 
 @dataclass
-class WrittenRange(WriterCommitMessage):
+class TaskCommit(WriterCommitMessage):
     """What a task wrote: the number of entries, their lowest and highest index (-1: none), and its sink process."""
 
     partition: int
@@ -65,13 +65,13 @@ class WrittenRange(WriterCommitMessage):
 
 def write_partition(
     batches: Iterator[pa.RecordBatch], rows: RowFormat, options: WriteOptions, target: Target, job: Job | None
-) -> WrittenRange:
+) -> TaskCommit:
     """Write the rows of this task. Without a `job` they are those of a micro-batch. Raises DLedgerError."""
     context = TaskContext.get()
     assert context is not None
     partition = context.partitionId()
     job = micro_batch_job(context) if job is None and rows.is_message else job
-    written = WrittenRange(partition, pid=target.pid)
+    written = TaskCommit(partition, pid=target.pid)
     try:
         with target.connect(session_of(context.getLocalProperty)) as client:
             if job is None or not rows.is_message:
@@ -90,7 +90,7 @@ def _write_messages(
     rows: RowFormat,
     options: WriteOptions,
     job: Job,
-    written: WrittenRange,
+    written: TaskCommit,
 ) -> None:
     """Write messages, but leave to the driver those of a repeated job, and with ``txnAppId`` the last one."""
     columns = rows.id_columns
@@ -110,7 +110,7 @@ def _write_messages(
 def _send(
     batches: Iterator[pa.RecordBatch],
     sender: RawSender | MessageSender,
-    written: WrittenRange,
+    written: TaskCommit,
     last: list[PackedBodies] | None = None,
 ) -> None:
     """Send batches in order, and add what is acknowledged to `written`. Stops at the first error.

@@ -25,7 +25,7 @@ from pyspark_dledger.spark.sink.launch import start_sink, stream_sink
 from pyspark_dledger.spark.sink.repeated_job import complete, needs_driver
 from pyspark_dledger.spark.sink.row_format import row_format
 from pyspark_dledger.spark.sink.targets import Target, new_target
-from pyspark_dledger.spark.sink.task_writer import WrittenRange, write_partition
+from pyspark_dledger.spark.sink.task_writer import TaskCommit, write_partition
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class BatchWriter(SentToTasks, DataSourceArrowWriter):
         if self.complete_version is not None:
             for _ in iterator:
                 pass
-            return WrittenRange(-1, pid=self.target.pid)
+            return TaskCommit(-1, pid=self.target.pid)
         return write_partition(iterator, self.format, self.options, self.target, self.job)
 
     @plain_errors
@@ -117,7 +117,7 @@ class StreamWriter(SentToTasks, *_StreamBases):  # type: ignore[misc]  # the bas
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make the micro-batch durable."""
         written = _complete(self.target, self.options, messages, None)
-        self.target.flush({message.pid for message in written if isinstance(message, WrittenRange)})
+        self.target.flush({message.pid for message in written if isinstance(message, TaskCommit)})
         log.info("batch %d: wrote %s to %s", batchId, _summary(written), self.target.place)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -132,11 +132,11 @@ def _complete(
     version: tuple[bytes, int] | None,
 ) -> Sequence[WriterCommitMessage | None]:
     """Write what the tasks left to the driver. Return the commit messages, with one for that."""
-    ranges = [message for message in messages if isinstance(message, WrittenRange)]
+    ranges = [message for message in messages if isinstance(message, TaskCommit)]
     left = [message.left for message in ranges if message.left is not None]
     if not needs_driver(left):
         return messages
-    written = WrittenRange(-1, pid=target.pid)
+    written = TaskCommit(-1, pid=target.pid)
     with target.connect(ON_DRIVER) as client:
         for result in complete(client, left, sum(each.count for each in ranges), options.queue_nums, version):
             written.add(len(result), result.first_index, result.last_index)
@@ -145,9 +145,9 @@ def _complete(
 
 def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:
     """Return ``1000 entries, indexes 0 to 999``."""
-    total = WrittenRange(-1)
+    total = TaskCommit(-1)
     for message in messages:
-        if isinstance(message, WrittenRange) and message.count:
+        if isinstance(message, TaskCommit) and message.count:
             total.add(message.count, message.first_index, message.last_index)
     if not total.count:
         return "no entries"
