@@ -113,7 +113,7 @@ def decode(header: memoryview, body: memoryview) -> BinaryFrame:
     is_response = bool(flags & layout.FLAG_RESPONSE)
     if flags & layout.FLAG_REJECTION:
         if not is_response:
-            raise WireError("expected a refusal as a response, found one as a request")
+            raise WireError("expected a rejection as a response, found one as a request")
         *_, opaque, code, _ = _COMMON.unpack_from(header)
         (remark,) = _texts(header[_COMMON.size :], 1)
         return BinaryFrame(request_code, opaque, is_response, False, Rejection(code, remark or ""))

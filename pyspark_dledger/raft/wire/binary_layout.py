@@ -33,10 +33,10 @@ class WireField(NamedTuple):
 
 COMMON = (
     WireField("version", "B", "1"),
-    WireField("flags", "B", "1 response, 2 one-way, 4 refusal"),
+    WireField("flags", "B", "1 response, 2 one-way, 4 rejection"),
     WireField("requestCode", "H", "a response repeats it"),
     WireField("opaque", "i", "a response repeats it"),
-    WireField("code", "i", "response code; remoting code of a refusal"),
+    WireField("code", "i", "response code; remoting code of a rejection"),
     WireField("term", "q"),
 )
 COMMON_TEXTS = ("group", "remoteId", "localId", "leaderId")

@@ -63,20 +63,14 @@ class Transfer:
     def handle(self, request: TransferRequest, token: object) -> None:
         member = self._member
         if request.transfer_id == member.self_id:
-            code = self._error_code(request)
-            if code is None:
-                self._for_clients.append(member.now)
-                self._transfer(request.transferee_id or "", request, token)
-                return
+            if (code := self._error_code(request)) is not None:
+                raise RejectedError(code)
+            self._for_clients.append(member.now)
+            self._transfer(request.transferee_id or "", request, token)
         elif request.transferee_id == member.self_id:
-            code = self._take(request, token)
+            self._take(request, token)
         else:
-            code = ResponseCode.UNEXPECTED_ARGUMENT
-        if code is not None:
-            self._reject(request, token, code)
-
-    def _reject(self, request: TransferRequest, token: object, code: ResponseCode) -> None:
-        self._member.reject(token, request, RejectedError(code))
+            raise RejectedError(ResponseCode.UNEXPECTED_ARGUMENT)
 
     def _respond(self, token: object, code: int) -> None:
         member = self._member
@@ -189,22 +183,21 @@ class Transfer:
     def is_taking_over(self) -> bool:
         return self._take_over is not None
 
-    def _take(self, request: TransferRequest, token: object) -> ResponseCode | None:
-        """Campaign as soon as this member has all entries. Returns a code if the transfer is rejected."""
+    def _take(self, request: TransferRequest, token: object) -> None:
+        """Campaign as soon as this member has all entries."""
         member = self._member
         if member.role is not Role.FOLLOWER or request.transfer_id != member.leader_id:
-            return ResponseCode.INCONSISTENT_LEADER
+            raise RejectedError(ResponseCode.INCONSISTENT_LEADER)
         if request.term != member.term:
-            return ResponseCode.INCONSISTENT_TERM
+            raise RejectedError(ResponseCode.INCONSISTENT_TERM)
         if not member.can_campaign:
-            return ResponseCode.FALL_BEHIND_TOO_MUCH
+            raise RejectedError(ResponseCode.FALL_BEHIND_TOO_MUCH)
         if member.disk.problem(member.now):
-            return ResponseCode.DISK_FULL
+            raise RejectedError(ResponseCode.DISK_FULL)
         self._finish_take_over(ResponseCode.TAKE_LEADERSHIP_FAILED)
         deadline = member.now + member.config.leadership_transfer_wait_timeout_ms
         self._take_over = _TakeOver(request, token, deadline)
         self._check_take_over()
-        return None
 
     def _check_take_over(self) -> None:
         member, take_over = self._member, self._take_over
