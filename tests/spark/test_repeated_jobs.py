@@ -20,7 +20,7 @@ from pyspark_dledger.log import open_log
 from pyspark_dledger.raft.client import Client, connect
 from pyspark_dledger.raft.client.results import PutResult
 from pyspark_dledger.spark.sink import repeated_job
-from pyspark_dledger.spark.sink.job_identity import Job, begin, txn_producer
+from pyspark_dledger.spark.sink.job_identity import WriteJob, begin, txn_producer
 from pyspark_dledger.spark.sink.task_writer import MessageSender, TaskCommit, _write_messages
 from tests.support.jobs import Jobs, Killed, divided, rows_of
 from tests.support.long_runs import mostly_slow
@@ -114,7 +114,7 @@ def test_a_task_of_an_earlier_run_writes_no_row_again(
     chance = random.Random(seed)
     app = {"txn_app_id": str(uuid.uuid4())} if "txn_version" in MODES[mode] else {}
     jobs = new_jobs(client, **MODES[mode], **app)
-    job = Job(jobs.name, str(uuid.uuid4()), "the batch", is_micro_batch=not app)
+    job = WriteJob(jobs.name, str(uuid.uuid4()), "the batch", is_micro_batch=not app)
     batches = list(rows_of(DISTINCT, len(DISTINCT)))
     waits = chance.randrange(len(batches) - 1)
 
@@ -147,7 +147,7 @@ class _Task:
     """A task of a first run, which outlives its driver."""
 
     def __init__(self, client: Client, jobs: Jobs) -> None:
-        job = Job(jobs.name, str(uuid.uuid4()), "the batch", is_micro_batch=jobs.options.txn_app_id is None)
+        job = WriteJob(jobs.name, str(uuid.uuid4()), "the batch", is_micro_batch=jobs.options.txn_app_id is None)
         attempt = begin(client, job, 0, jobs.format.id_columns)
         self._sender = MessageSender(client, jobs.format, jobs.options, attempt, 0)
 

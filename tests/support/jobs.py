@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.types import StringType, StructType
 
 from pyspark_dledger.raft.client import Client
-from pyspark_dledger.spark.sink.job_identity import Job, txn_producer
+from pyspark_dledger.spark.sink.job_identity import WriteJob, txn_producer
 from pyspark_dledger.spark.sink.repeated_job import complete, needs_driver
 from pyspark_dledger.spark.sink.row_format import row_format
 from pyspark_dledger.spark.sink.task_writer import TaskCommit, _write_messages
@@ -37,7 +37,7 @@ class Jobs:
     def run(self, partitions: Sequence[Sequence[str]], chance: random.Random, *, is_killed: bool) -> None:
         """Write rows of text, which are bodies and keys. Raises Killed at a random point."""
         is_micro_batch = self.options.txn_app_id is None
-        job = Job(self.name, str(uuid.uuid4()), "the batch", is_micro_batch=is_micro_batch)
+        job = WriteJob(self.name, str(uuid.uuid4()), "the batch", is_micro_batch=is_micro_batch)
         points = sum(map(len, partitions)) + 2
         point = chance.randrange(points) if is_killed else points
         numbers = list(range(len(partitions)))

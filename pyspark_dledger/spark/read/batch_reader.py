@@ -34,7 +34,7 @@ _Changes = tuple[dict[str, Any], dict[str, Any], list[tuple[Any, ...]], tuple[An
 """Values of a request and of its segment that another one does not have; its fingerprints and following entry."""
 
 
-class LogPart(InputPartition):
+class LogPartition(InputPartition):
     """A partition of the log, which is pickled as its differences from the plan's first range.
 
     Spark pickles the partitions of a read one by one. What they have in common is pickled once, and each has its bytes.
@@ -57,7 +57,7 @@ def log_parts(partitions: Sequence[Partition]) -> list[InputPartition]:
     if model is None:
         return [InputPartition(each) for each in partitions]
     common = pickle.dumps(replace(partitions[0], ranges=(model,)))
-    return [LogPart(each, model, common) for each in partitions]
+    return [LogPartition(each, model, common) for each in partitions]
 
 
 def _changes(part: ScanRequest | FileGap, model: ScanRequest) -> FileGap | _Changes:
@@ -70,7 +70,7 @@ def _changes(part: ScanRequest | FileGap, model: ScanRequest) -> FileGap | _Chan
 
 
 def _unpickled(common: bytes, ranges: list[FileGap | _Changes], _statistics: str | None) -> InputPartition:
-    """A partition as `LogPart` pickles it. The statistics are for the optimizer's extension only."""
+    """A partition as `LogPartition` pickles it. The statistics are for the optimizer's extension only."""
     partition: Partition = pickle.loads(common)  # noqa: S301  # from the driver
     (model,) = partition.ranges
     return InputPartition(replace(partition, ranges=tuple(_range(part, model) for part in ranges)))

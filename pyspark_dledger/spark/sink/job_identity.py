@@ -39,7 +39,7 @@ from pyspark_dledger.spark.sink.write_options import WriteOptions
 _QUERY_ID, _BATCH_ID, _RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 
 
-class Job(NamedTuple):
+class WriteJob(NamedTuple):
     """A write job: its name, a run of it, and whether another run may repeat it. ``title`` is for messages."""
 
     name: str
@@ -59,13 +59,13 @@ class Job(NamedTuple):
         return digest_word(f"{self.name}\0idColumns")
 
 
-def batch_job(options: WriteOptions) -> Job:
+def batch_job(options: WriteOptions) -> WriteJob:
     """The job of one ``save()``."""
     run = str(uuid.uuid4())
     if options.txn_app_id is None:
-        return Job(run, run, "the job", is_repeatable=False, is_micro_batch=False)
+        return WriteJob(run, run, "the job", is_repeatable=False, is_micro_batch=False)
     name = f"txn\0{options.txn_app_id}\0{options.txn_version}"
-    return Job(name, run, f"version {options.txn_version} of {options.txn_app_id}", is_micro_batch=False)
+    return WriteJob(name, run, f"version {options.txn_version} of {options.txn_app_id}", is_micro_batch=False)
 
 
 def txn_producer(app_id: str) -> bytes:
@@ -73,13 +73,13 @@ def txn_producer(app_id: str) -> bytes:
     return digest_word(f"txn\0{app_id}\0versions")
 
 
-def micro_batch_job(context: TaskContext) -> Job:
+def micro_batch_job(context: TaskContext) -> WriteJob:
     """The job of a micro-batch. Raises DLedgerError without its identity: such micro-batches would be duplicates."""
     names = (_QUERY_ID, _BATCH_ID, _RUN_ID)
     query, batch, run = found = [context.getLocalProperty(name) for name in names]
     if query is None or batch is None or run is None:
         raise DLedgerError(f"expected the local properties {', '.join(names)}, found {found}: let Spark set them")
-    return Job(f"{query}/{batch}", run, f"batch {batch} of query {query}")
+    return WriteJob(f"{query}/{batch}", run, f"batch {batch} of query {query}")
 
 
 class Identities(Protocol):
@@ -104,7 +104,7 @@ class PartitionIdentities:
 class RunIdentities:
     """Identities that another run of the job finds in any partition."""
 
-    def __init__(self, job: Job, partition: int) -> None:
+    def __init__(self, job: WriteJob, partition: int) -> None:
         self.producer = job.producer
         self._run, self._partition = run_tag(job.run), partition
 
@@ -133,7 +133,7 @@ class Attempt(NamedTuple):
     is_repeated: bool = False
 
 
-def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -> Attempt:
+def begin(client: Client, job: WriteJob, partition: int, columns: IdColumns | None) -> Attempt:
     """Find out from the log how a task has to write. Raises DLedgerError if an earlier run had other identities."""
     if not job.is_repeatable:
         return Attempt(PartitionIdentities(job.name, partition), client.put_messages)
@@ -153,7 +153,7 @@ def begin(client: Client, job: Job, partition: int, columns: IdColumns | None) -
     return Attempt(identities, put, claim.is_repeated)
 
 
-def _begin_with_keys(client: Client, job: Job, columns: IdColumns) -> Attempt:
+def _begin_with_keys(client: Client, job: WriteJob, columns: IdColumns) -> Attempt:
     tag = run_tag(columns.text)
     if client.producer(job.key_producer, tag).other_runs:
         raise _changed(job, "with other idColumns")
@@ -161,12 +161,12 @@ def _begin_with_keys(client: Client, job: Job, columns: IdColumns) -> Attempt:
     return Attempt(KeyIdentities(job.key_producer, columns, tag), client.put_messages)
 
 
-def _reject_if_written(client: Client, job: Job, producer: bytes, how: str) -> None:
+def _reject_if_written(client: Client, job: WriteJob, producer: bytes, how: str) -> None:
     if client.producer(producer).count:
         raise _changed(job, how)
 
 
-def _changed(job: Job, how: str) -> DLedgerError:
+def _changed(job: WriteJob, how: str) -> DLedgerError:
     return DLedgerError(
         f"an earlier attempt wrote messages of {job.title} {how}: repeat it with the same idColumns, and change them "
         "for later batches; nothing was written"

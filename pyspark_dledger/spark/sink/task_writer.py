@@ -28,9 +28,9 @@ from pyspark_dledger.raft.client import Client
 from pyspark_dledger.spark.sink.driver import own_address, session_of
 from pyspark_dledger.spark.sink.job_identity import (
     Attempt,
-    Job,
     KeyIdentities,
     PartitionIdentities,
+    WriteJob,
     begin,
     micro_batch_job,
 )
@@ -64,7 +64,7 @@ class TaskCommit(WriterCommitMessage):
 
 
 def write_partition(
-    batches: Iterator[pa.RecordBatch], rows: RowFormat, options: WriteOptions, target: Target, job: Job | None
+    batches: Iterator[pa.RecordBatch], rows: RowFormat, options: WriteOptions, target: Target, job: WriteJob | None
 ) -> TaskCommit:
     """Write the rows of this task. Without a `job` they are those of a micro-batch. Raises DLedgerError."""
     context = TaskContext.get()
@@ -89,7 +89,7 @@ def _write_messages(
     client: Client,
     rows: RowFormat,
     options: WriteOptions,
-    job: Job,
+    job: WriteJob,
     written: TaskCommit,
 ) -> None:
     """Write messages, but leave to the driver those of a repeated job, and with ``txnAppId`` the last one."""
