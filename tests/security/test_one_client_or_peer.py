@@ -32,12 +32,12 @@ from tests.support.puts import block_of, messages_of, put, raw_properties_of
 TOLD = {"index": 3, "term": 1, "voters": {"n0": "h:1"}, "learners": {}, "leaving": "", "committed": 5}
 
 
-def test_a_refusal_is_no_request() -> None:
+def test_a_rejection_is_no_request() -> None:
     """Its code would be counted: unknown codes failed every later response of /metrics."""
     wire = WireConnection()
     wire.peer_is_binary = True
     header = struct.pack(">BBHiiqH", 1, 4, 50002, 7, 424242, -1, 0xFFFF)
-    with pytest.raises(WireError, match="a refusal as a response"):
+    with pytest.raises(WireError, match="a rejection as a response"):
         wire.feed(struct.pack(">iI", 4 + len(header), 0x44 << 24 | len(header)) + header)
 
 
