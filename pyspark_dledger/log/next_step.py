@@ -24,6 +24,8 @@ PLAN = "plan"
 """Something is damaged: what can be restored from where."""
 COPY = "copy"
 """Something is damaged in stores that no salvage writes: copy a complete member by hand."""
+KEEP = "keep"
+"""As `COPY`, and no member is known to be complete: keep all stores."""
 SALVAGE = "salvage"
 """Write what the plan shows."""
 EMPTY = "empty"
@@ -81,13 +83,15 @@ another place."""
 class NextStep:
     """What to do next: ``arguments`` are a command that works as it is, empty if nothing is to be run.
 
-    ``names`` are the members that ``step`` is about. ``before`` is a command that saves what the step leaves out.
+    ``names`` are the members that ``step`` is about, ``donors`` those to copy. ``before`` is a command that saves what
+    the step leaves out.
     """
 
     step: str
     arguments: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
+    donors: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -149,7 +153,10 @@ def next_step(
         if is_empty:
             return NextStep(EMPTY, names=tuple(each.name for each in members))
         if not can_salvage:
-            return NextStep(COPY, names=tuple(each.name for each in damaged or members))
+            donors = tuple(each.name for each in healthy if each.may_lead)
+            is_possible = bool(damaged and (donors or len(members) == 1))
+            names = tuple(each.name for each in (damaged if is_possible else members))
+            return NextStep(COPY if is_possible else KEEP, names=names, donors=donors)
         chosen = ["--log-of", log_of] if log_of is not None else []
         left_out = [each for each in members if each.save is not None and chosen]
         before = _save(left_out[0]).arguments if left_out else ()

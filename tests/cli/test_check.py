@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shlex
@@ -410,11 +411,24 @@ def test_a_store_that_no_salvage_writes_is_replaced_by_hand(
 ) -> None:
     group = copy_tree(case_folder("raw-040-snapshot-blank"), tmp_path / "group")
     paths = [group / f"dledger-n{number}" for number in range(count)]
-    write_at(max(paths[0].glob("data/*")), 2000, bytes(600))
+    last = max(paths[0].glob("data/*"))
+    os.truncate(last, last.stat().st_size - 100)
     assert follow(run, *paths) == [["dledger", "check", *map(str, paths)]]
-    text = "done: a salvage does not write stores of DLedger 0.4.0: stop n0"
+    names, donor = ("n0 and n2", "n1") if count == 3 else ("n0", "a complete member")
+    text = f"done: a salvage does not write stores of DLedger 0.4.0: stop {names}; of each, move its folder away, copy "
     for verb in ("check", "diff")[:count]:
-        assert any(line.startswith(text) for line in run(verb, *paths).out.splitlines())
+        assert any(line.startswith(f"{text}that of {donor} there") for line in run(verb, *paths).out.splitlines())
+
+
+def test_stores_that_no_salvage_writes_are_kept_if_none_is_known_to_be_complete(
+    case_folder: Callable[[str], Path], tmp_path: Path, run: Run
+) -> None:
+    group = copy_tree(case_folder("raw-040-snapshot-blank"), tmp_path / "group")
+    paths = [group / f"dledger-n{number}" for number in range(3)]
+    write_at(max(paths[0].glob("data/*")), 2000, bytes(600))
+    for verb in ("check", "diff"):
+        (said,) = (line for line in run(verb, *paths).out.splitlines() if line.startswith("done: "))
+        assert "no member is known to be complete: keep all stores of n0, n1 and n2" in said
 
 
 def test_a_member_whose_restart_fails_may_not_start(

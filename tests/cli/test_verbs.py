@@ -349,7 +349,7 @@ def test_an_audit_says_that_there_are_no_queues(broker: Store, run: Callable[...
     assert (rows.code, rows.err, done.code) == (1, "", 1)
     assert {row["code"] for row in rows.rows} == {"messageNotInQueue"}
     assert len(done.out.splitlines()) == len(rows.rows) + 2
-    text = "there is no consumequeue folder: every message is missing from its queue"
+    text = "there is no consumequeue folder: each message of the log, if it has any, is missing from its queue"
     assert done.err == f"dledger: {broker.path}: {text}\n"
 
 

@@ -206,12 +206,12 @@ def _of_lost(group: Group) -> Losses:
 
 
 def rows_of_kind(group: Group, ran: Ran) -> list[Row]:
-    """The rows about the log. A message of unknown size ends at most where the next, or an intact one, begins."""
+    """The rows about the log. A message of unknown size ends at most where the next one was written."""
     found = [row for row in ran.rows if row.get("source") == group.world.kind]
-    intact = {entry.pos for entries in group.truth.values() for entry in entries}
+    written = {entry.pos for replica in group.given for entry in replica.entries}
     for row in found:
         if row["size"] is None:
-            starts = (pos for pos in {*intact, *(each["pos"] for each in found)} if pos > row["pos"])
+            starts = (pos for pos in {*written, *(each["pos"] for each in found)} if pos > row["pos"])
             row["size"] = min(starts, default=row["pos"] + 1) - row["pos"]
     return found
 

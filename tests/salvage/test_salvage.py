@@ -326,8 +326,29 @@ def test_of_two_different_copies_one_is_kept_and_never_a_filler(
         assert capsys.readouterr().out.splitlines()[0] == said
         assert main(["check", str(again)]) == 1
         assert known in capsys.readouterr().out.splitlines()[1]
+        # The result's copy is that of one of the two: it is no further witness.
+        for sources in ([paths[1], str(result)], [*paths, str(result)]):
+            assert main(["salvage", *sources, "--undecided", "majority", "--plan"]) == 1
+            assert capsys.readouterr().out.splitlines()[0] == said
+        assert main(["check", *paths, str(result)]) == 1
+        assert any("may start and be elected" in line for line in capsys.readouterr().out.splitlines())
         logs.append([file.read_bytes() for file in sorted(result.glob("dledger-*/data/*"))])
     assert logs[0] == logs[1]
+
+
+def test_a_last_copy_without_a_checksum_is_doubtful_where_the_others_lost_their_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = golden_group(tmp_path, "raw-three")
+    for member in group.members[1:]:
+        os.truncate(max(member.glob("data/*")), 4000)
+    paths = [str(member) for member in group.members]
+    assert main(["salvage", *paths, "--plan"]) == 1
+    headline = capsys.readouterr().out.splitlines()[0]
+    assert headline.startswith("lost for good: cannot tell for ")
+    assert headline.endswith(": no checksum covers the last copy, which is taken")
+    assert main(["check", *paths]) == 1
+    assert "only one copy is left, and no check covers it" in capsys.readouterr().out.splitlines()[1]
 
 
 def test_an_export_of_a_salvaged_store_still_says_what_nothing_proves(

@@ -18,8 +18,11 @@ _SENTENCES = {
     "shows both, and dledger salvage PATH... --plan --log-of ID restores that of ID",
     next_step.PLAN: "it writes nothing: it shows what can be restored, and from which store",
     next_step.COPY: "a salvage does not write stores of DLedger 0.4.0: stop {names}; of each, move its folder away, "
-    "copy that of a complete member there (cp -a --sparse=always), rename dledger-ID in it, and keep its own currterm "
+    "copy that of {donors} there (cp -a --sparse=always), rename dledger-ID in it, and keep its own currterm "
     "(docs/operations.md, copy a peer)",
+    next_step.KEEP: "a salvage does not write stores of DLedger 0.4.0, and no member is known to be complete: keep all "
+    "stores of {names}, compare the copies that differ with dledger diff and dledger dump, and save the messages of "
+    "each with dledger export",
     next_step.SALVAGE: "it only reads these stores, and writes a healthy one",
     next_step.EMPTY: "{names} have nothing that a salvage could restore: restore a backup (dledger restore)",
     next_step.UNDECIDED: "it takes the bytes that most copies have; of different copies without a majority, it takes "
@@ -55,7 +58,8 @@ def next_lines(found: NextStep) -> Iterator[str]:
 
 def next_sentence(found: NextStep) -> str:
     """What the next step does."""
-    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)))
+    donors = " or ".join(found.donors) or "a complete member"
+    return _SENTENCES[found.step].format(names=enumerated(found.names or ("it",)), donors=donors)
 
 
 def step_text(found: NextStep) -> str:

@@ -129,7 +129,7 @@ def _notes(log: Log) -> Iterator[str]:
     from pyspark_dledger.log.verify.verify_store import passed_queue_ends
 
     if not (queue_root(log) / FOLDER).is_dir():
-        yield f"there is no {FOLDER} folder: every message is missing from its queue"
+        yield f"there is no {FOLDER} folder: each message of the log, if it has any, is missing from its queue"
         return
     root = queue_root(log)
     if passed := passed_queue_ends(log, root, StoredQueues(root, ignore_error)):

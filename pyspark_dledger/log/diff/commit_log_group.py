@@ -16,6 +16,7 @@ from pyspark_dledger.log.copies.lost_ends import commit_log_replicas, lost_ends_
 from pyspark_dledger.log.copies.segment_copy import SegmentCopy, read_copy
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED, INTACT, UNREAD, CopyRange, CopyRanges, LogBounds
 from pyspark_dledger.log.diff.diff_table import DIVERGED, MAX_EXPLAINED, OTHER_BYTES, intact_of, verdict_of
+from pyspark_dledger.log.diff.salvage_doubts import doubts_of
 from pyspark_dledger.log.salvage.compared_stores import ComparedStores
 from pyspark_dledger.log.salvage.histories import Histories
 
@@ -23,11 +24,13 @@ from pyspark_dledger.log.salvage.histories import Histories
 class CommitLogGroup:
     """The replicas, numbered in the order given, and the ranges of positions that each has alike.
 
-    ``foremost`` is the replica whose log is the main one: that of the last master.
+    ``foremost`` is the replica whose log is the main one: that of the last master. ``doubts`` are those that salvages
+    left in the replicas.
     """
 
     def __init__(self, compared: ComparedStores, replicas: list[CommitLogReplica]) -> None:
         self.replicas = replicas
+        self.doubts = tuple(map(doubts_of, compared.stores))
         self.histories = compared.histories(COMMITLOG) or Histories(COMMITLOG, (), {}, ())
         self.names = tuple(one.name for one in replicas)
         self.lost_ends = tuple(lost_ends_of(replicas, self.histories.undecided))

@@ -14,6 +14,7 @@ from pyspark_dledger.format.spec import DLEDGER, Segment
 from pyspark_dledger.log.committed import best, own_bound
 from pyspark_dledger.log.copies.lost_ends import own_end
 from pyspark_dledger.log.diff.copy_ranges import INTACT, CopyRange, CopyRanges, LogBounds
+from pyspark_dledger.log.diff.salvage_doubts import doubts_of
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.replicas import FoundEntry, check_distinct, entry_of
 from pyspark_dledger.log.salvage.compared_stores import ComparedStores, map_in_threads
@@ -68,11 +69,13 @@ class ReplicaGroup:
     ``agreed[a][b]`` is the highest index up to which both have the same log, None without a common index.
     ``foremost`` has the highest last term, then end index. ``majority_index`` is the highest index that a majority of
     ``size`` members has in the same log, -1 without one; ``doubt`` says why that does not prove it committed.
-    ``committed_index`` is the highest index that is proven committed, by ``committed_from``.
+    ``committed_index`` is the highest index that is proven committed, by ``committed_from``. ``doubts`` are those that
+    salvages left in the replicas.
     """
 
     def __init__(self, compared: ComparedStores, size: int | None) -> None:
         self.notes = compared.notes
+        self.doubts = tuple(map(doubts_of, compared.stores))
         histories = compared.histories(DLEDGER)
         self.histories = histories or Histories(DLEDGER, (), {}, ())
         numbers = range(len(compared.stores))

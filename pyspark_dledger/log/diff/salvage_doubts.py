@@ -30,11 +30,12 @@ class SalvageDoubts:
 
 def salvage_doubts(stores: Iterable[tuple[str, StoreView]]) -> dict[str, SalvageDoubts]:
     """The doubts that salvages left in stores, by their names; stores without any are left out."""
-    found = {name: _doubts_of(store) for name, store in stores}
+    found = {name: doubts_of(store) for name, store in stores}
     return {name: doubts for name, doubts in found.items() if doubts.reasons}
 
 
-def _doubts_of(store: StoreView) -> SalvageDoubts:
+def doubts_of(store: StoreView) -> SalvageDoubts:
+    """The doubts that a salvage left in a store."""
     own = [row for source in (DLEDGER, COMMITLOG) for row in unproven_entries(store.paths, source)]
     own = [row for row in own if row["pos"] < store.max_offset]
     entries, positions = _ranges_of(own, "pos")

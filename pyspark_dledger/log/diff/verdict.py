@@ -200,6 +200,15 @@ def _group(
     )
 
 
+def _is_unclear(found: MemberEvidence, known: Ranges) -> bool:
+    """Whether nothing tells if copies are right, apart from those that the salvage which wrote the store had to choose.
+
+    Nothing will ever tell of these, and its user chose them.
+    """
+    ranges = found.unclear.ranges_found().ranges
+    return any(not any(low <= first and last <= high for low, high in known.ranges) for first, last in ranges)
+
+
 def _start(is_unfit: object, is_unknown: object, may: str) -> str:
     return NO if is_unfit else UNKNOWN if is_unknown else may
 
@@ -242,7 +251,8 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
     is_emptied = member.begin < 0 and (index_begin >= 0 or is_written)
     strangers = _strangers(group, number)
     is_unfit = is_incomplete or lost_end or short or blanks or unread or is_emptied
-    start = _start(is_unfit, found.unclear.entries or unreadable or strangers, YES)
+    is_unclear = _is_unclear(found, group.doubts[number].entries)
+    start = _start(is_unfit, is_unclear or unreadable or strangers, YES)
     others = (each for each in group.members if (each.end_term, each.end) > (member.end_term, member.end))
     return MemberVerdict(
         node=member.node,
@@ -329,6 +339,7 @@ def judge_commit_logs(
             losses,
             _strangers(group, number),
             group.rivals(number),
+            _is_unclear(found, group.doubts[number].positions),
         )
         for number, (state, found) in enumerate(zip(states, evidence, strict=True))
     )
@@ -346,6 +357,7 @@ def _replica(
     losses: tuple[Ranges, tuple[str, ...]],
     strangers: tuple[str, ...],
     rivals: tuple[str, ...],
+    is_unclear: bool,
 ) -> MemberVerdict:
     ranges = found.ranges()
     damaged, tail = ranges["in_log"], ranges["diverged"]
@@ -359,7 +371,7 @@ def _replica(
     is_incomplete = bool(damaged.entries or found.left_out.entries)
     is_wrong = is_incomplete or lost_end is not None or any((state.short, state.unread, state.epoch_problem))
     is_stranded = not strangers and not rivals and is_behind and (missing is not None or cannot_follow)
-    is_unknown = found.unclear.entries or state.unreadable or strangers or rivals
+    is_unknown = is_unclear or state.unreadable or strangers or rivals
     overwrites, overwritten = losses if not is_behind else (NO_RANGES, ())
     start = _start(is_wrong or is_stranded, is_unknown, SLAVE if is_behind else MASTER)
     elect = {UNKNOWN: UNKNOWN, MASTER: WITH_LOSS if overwritten else YES}.get(start, NO)

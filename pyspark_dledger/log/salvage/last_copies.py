@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.uris import is_remote
 from pyspark_dledger.format.arrow_functions import numbers_of, texts_of
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment
+from pyspark_dledger.log.committed import promised_end
 from pyspark_dledger.log.copies.indexed_copies import STEP
 from pyspark_dledger.log.copies.message_units import MAX_LOOKED_UP, MessageUnits
 from pyspark_dledger.log.copies.runs import Run
@@ -127,13 +129,19 @@ class _LastCopies:
             whole = [(store.begin_index * STEP, (store.end.last_index + 1) * STEP) for store in stores]
         kept = [extents.get(number, (0, 0)) for number in range(len(stores))]
         self._logs = [(max(one[0], two[0]), min(one[1], two[1])) for one, two in zip(whole, kept, strict=True)]
+        self._lost_ends = [
+            promised_end(store) if source == DLEDGER and end == INT64_MAX else -1
+            for store, (_, end) in zip(stores, kept, strict=True)
+        ]
+        """The last indexes that the logs had, as their files say, also after a lost end."""
 
     def is_doubtful(self, run: Run) -> bool:
-        others = (log for number, log in enumerate(self._logs) if number not in run.sources)
-        return any(low < run.end and run.start < high for low, high in others)
+        others = [number for number in range(len(self._logs)) if number not in run.sources]
+        is_within = any(self._logs[number][0] < run.end and run.start < self._logs[number][1] for number in others)
+        return is_within or any(0 <= run.first_index <= self._lost_ends[number] for number in others)
 
     def states(self, run: Run, entries: _Entries) -> _Longs:
-        is_lost = self._is_lost(run, entries.place)
+        is_lost = self._is_lost(run, entries)
         states = np.where(is_lost & ~entries.is_checked, _UNCONFIRMED, _CONFIRMED)
         doubtful = np.flatnonzero(is_lost & entries.is_checked & (entries.size > self._header))
         if not len(doubtful) or not self._units.has_queues:
@@ -145,15 +153,17 @@ class _LastCopies:
                 states[row] = _CONTRADICTED
         return states
 
-    def _is_lost(self, run: Run, pos: _Longs) -> _Bools:
-        """Which entries another source lost within its log."""
+    def _is_lost(self, run: Run, entries: _Entries) -> _Bools:
+        """Which entries another source lost within its log, or at its end."""
+        pos = entries.place
         found = np.zeros(len(pos), np.bool_)
         for number, (low, high) in enumerate(self._logs):
             if number not in run.sources:
                 starts, ends = self._intact[number]
                 # `ends` begins with -1, for positions before the first start.
                 is_intact = pos < ends[np.searchsorted(starts, pos, "right")]
-                found |= (low <= pos) & (pos < high) & ~is_intact
+                is_in_log = (pos < high) | ((entries.index >= 0) & (entries.index <= self._lost_ends[number]))
+                found |= (low <= pos) & is_in_log & ~is_intact
         return found
 
 

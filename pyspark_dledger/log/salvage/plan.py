@@ -81,7 +81,7 @@ class SalvagePlan:
     ``committed`` are the indexes that the sources know to be committed. With ``refused`` entries, nothing is written.
     ``unreadable`` says for each source's name what cannot be read of its checkpoint, queues and indexes, and of the end
     of its log. ``unread`` are the positions of all files of logs that cannot be read; ``notes`` name the files.
-    ``inherited`` are entries of which an earlier salvage, which wrote all their sources, had no proof.
+    ``inherited`` are entries of which an earlier salvage, which wrote their sources, had no proof.
     """
 
     names: tuple[str, ...]
@@ -160,7 +160,8 @@ def plan_salvage(
     logs = []
     found = ComparedStores(stores, map_parts, progress)
     for source in (COMMITLOG, DLEDGER):
-        decided = found.histories(source, partial(_decider, options.undecided, take), log_of)
+        doubts = _Doubts(stores, source)
+        decided = found.histories(source, partial(_decider, options.undecided, take, doubts), log_of)
         if decided is not None and decided.why_not:
             chosen = decided.log_to_choose(names)
             raise StoreError(decided.why_not) if chosen is None else ChoiceError(decided.why_not, chosen)
@@ -182,7 +183,7 @@ def plan_salvage(
     unread = tuple(extent for store in stores for extent in store.unread.extents)
     paths = tuple(store.path for store in stores)
     notes = (*notes, *(text for log in logs for text in _left_out_notes(log, names, paths)))
-    inherited = tuple((log, piece) for log in logs for piece in _inherited(log, stores))
+    inherited = tuple((log, piece) for log in logs for piece in _Doubts(stores, log.source).inherited(log))
     return SalvagePlan(names, paths, tuple(logs), found.committed, notes, refused, unreadable, unread, inherited)
 
 
@@ -206,25 +207,44 @@ def _with_known_loss(log: RestoredLog, stores: Sequence[StoreView]) -> RestoredL
     return replace(log, lost_until=until) if until >= log.end + MIN_MESSAGE_SIZE else log
 
 
-def _inherited(log: RestoredLog, stores: Sequence[StoreView]) -> Iterator[Piece]:
-    """The entries of a log of which every source is the result of a salvage that had no proof for them."""
-    rows: dict[int, Row] = {}
-    having: dict[int, set[int]] = defaultdict(set)
-    for number, store in enumerate(stores):
-        for row in unproven_entries(store.paths, log.source):
-            rows[row["pos"]] = row
-            having[row["pos"]].add(number)
-    for pos, row in sorted(rows.items()):
-        place = bisect_right(log.pieces, pos, key=lambda each: each.start) - 1
-        piece = log.pieces[place] if place >= 0 else None
-        if piece is None or pos >= piece.end or not {*piece.sources} <= having[pos]:
-            continue
-        index, size, why = row.get("index"), row.get("size"), row.get("why")
-        first = index if isinstance(index, int) else -1
-        last = row["lastIndex"] if isinstance(row.get("lastIndex"), int) else first
-        end = min(pos + size, log.end) if isinstance(size, int) and size > 0 else piece.end
-        known = piece._replace(start=pos, end=end, last_pos=pos, first_index=first, last_index=last, messages=0)
-        yield known._replace(why=str(why), is_suspect=bool(row.get("isSuspect")))
+class _Doubts:
+    """The entries of which salvages that wrote some of the stores had no proof.
+
+    The copy of such a store is that of one of its sources: it is no further witness.
+    """
+
+    def __init__(self, stores: Sequence[StoreView], source: str) -> None:
+        self._rows: dict[int, Row] = {}
+        self._having: dict[int, set[int]] = defaultdict(set)
+        for number, store in enumerate(stores):
+            for row in unproven_entries(store.paths, source):
+                self._rows[row["pos"]] = row
+                self._having[row["pos"]].add(number)
+
+    def witnesses(self, start: int, sources: Iterable[int]) -> int:
+        """How many of the sources have a copy of their own of the entry at a position."""
+        return len({*sources} - self._having.get(start, set()))
+
+    def is_majority(self, run: Run) -> bool:
+        """Whether the variant that has the majority has it without the copies of such stores."""
+        if self.witnesses(run.start, run.sources) == len(run.sources):
+            return True
+        votes = [self.witnesses(run.start, group) for group in run.variants]
+        return votes[run.majority] > max(votes[: run.majority] + votes[run.majority + 1 :], default=0)
+
+    def inherited(self, log: RestoredLog) -> Iterator[Piece]:
+        """The entries of a log that at most one source has on its own."""
+        for pos, row in sorted(self._rows.items()):
+            place = bisect_right(log.pieces, pos, key=lambda each: each.start) - 1
+            piece = log.pieces[place] if place >= 0 else None
+            if piece is None or pos >= piece.end or self.witnesses(pos, piece.sources) > 1:
+                continue
+            index, size, why = row.get("index"), row.get("size"), row.get("why")
+            first = index if isinstance(index, int) else -1
+            last = row["lastIndex"] if isinstance(row.get("lastIndex"), int) else first
+            end = min(pos + size, log.end) if isinstance(size, int) and size > 0 else piece.end
+            known = piece._replace(start=pos, end=end, last_pos=pos, first_index=first, last_index=last, messages=0)
+            yield known._replace(why=str(why), is_suspect=bool(row.get("isSuspect")))
 
 
 def committed_index(plan: SalvagePlan, log: RestoredLog) -> int:
@@ -274,7 +294,7 @@ def _check_taken(take: dict[int, int], logs: Iterable[RestoredLog]) -> None:
         )
 
 
-def _decider(undecided: str, take: dict[int, int], confirmed: Confirmed) -> Decide:
+def _decider(undecided: str, take: dict[int, int], doubts: _Doubts, confirmed: Confirmed) -> Decide:
     by_units = decided_by_units(confirmed)
 
     def decide(run: Run) -> tuple[tuple[int, ...], str] | None:
@@ -288,7 +308,7 @@ def _decider(undecided: str, take: dict[int, int], confirmed: Confirmed) -> Deci
         if run.is_suspect:
             return (run.alike[0], WRITTEN_SO) if run.alike else None
         if run.majority >= 0:
-            return run.variants[run.majority], MAJORITY
+            return run.variants[run.majority], MAJORITY if doubts.is_majority(run) else TIE
         return (max(run.variants, key=len), TIE) if len(run.variants) > 1 and not run.is_contradicted else None
 
     return decide
