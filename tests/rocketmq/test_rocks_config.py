@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from pyspark_dledger import open_log
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import StoreError
+from pyspark_dledger.log.io.broker_config import TABLES as TABLES_IN_FILES
 from pyspark_dledger.log.io.broker_config import read_config, read_config_file
+from pyspark_dledger.log.io.rocks_database import NEEDS
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
 from pyspark_dledger.rocketmq.jobs.store_files import copy_config
 from pyspark_dledger.rocketmq.tables import TABLES
@@ -103,6 +106,30 @@ def test_a_member_serves_what_is_in_a_database(root: Path, tmp_path: Path) -> No
     leader.add_topics({"Ours": 3})
     assert read_config(root).topic_queues == {**theirs.topic_queues, "Ours": 3}
     assert BrokerMetadata(root).queue_count("JavaTopic") == 6
+
+
+def test_without_rocksdict_the_configuration_is_not_checked(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    for verb in ("check", "verify"):
+        main([verb, str(root)])
+        printed = capsys.readouterr().out
+        assert "unreadableFile" not in printed
+        assert "consumers miss: nothing" not in printed
+        assert f"topics, consumer groups and their offsets in RocksDB: {NEEDS}" in printed.splitlines()[-1]
+    for table in ("consumers", "pop"):
+        assert main(["dump", str(root), "--table", table]) != 0
+        assert NEEDS in capsys.readouterr().err
+    with pytest.raises(StoreError, match="needs rocksdict"):
+        BrokerMetadata(root)
+    target = tmp_path / "target"
+    target.mkdir()
+    notes = list(copy_config([root], target))
+    assert [name for name in TABLES_IN_FILES if any(f"config/{name} is left out" in note for note in notes)] == [
+        *TABLES_IN_FILES
+    ]
+    assert all(NEEDS in note for note in notes)
 
 
 def test_a_damaged_database_is_an_error_with_its_path(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.log.io.files import read_start, unreadable
 from pyspark_dledger.log.io.rocks_config import VERSION_2, rocks_tables
+from pyspark_dledger.log.io.rocks_database import NotInstalledError
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
@@ -92,6 +93,16 @@ def read_config(root: Path) -> BrokerConfig:
         delay_offsets=_numbers(delays.get("offsetTable")),
         offsets_path=stored.path if (stored := files[FILES.index(OFFSETS)]) is not None else folder / OFFSETS,
     )
+
+
+def config_if_intact(root: Path | None) -> BrokerConfig:
+    """The config of a broker; empty if it is missing or damaged. Raises NotInstalledError if a library is missing."""
+    try:
+        return read_config(root) if root is not None else BrokerConfig()
+    except NotInstalledError:
+        raise
+    except StoreError:
+        return BrokerConfig()
 
 
 def _read_offsets(folder: Path) -> ConfigFile | None:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,19 @@ _LINKS_PATH = re.compile(rf"[^\s:'\"]*/{_LINKS}[a-z0-9_]+")
 # Others stay closed until they are read. Processes may open 1,024 files by default.
 _MAX_OPEN_FILES = 256
 _KEPT_OPEN = 8
+
+
+class NotInstalledError(UnreadableError):
+    """A database that nothing is known of, because the library that reads it is not installed."""
+
+    def __init__(self, path: str, reason: str = NEEDS, offset: int | None = None) -> None:
+        super().__init__(path, reason, offset)
+        self.args = (f"{path}: {reason}",)
+
+
+def is_installed() -> bool:
+    """Whether the library that reads a RocksDB is installed."""
+    return find_spec("rocksdict") is not None
 
 
 def has_database(folder: Path) -> bool:
@@ -122,7 +136,7 @@ def rocks_errors(folder: Path, advice: str) -> Iterator[None]:
     except UnreadableError:
         raise
     except ModuleNotFoundError:
-        raise UnreadableError(str(folder), NEEDS) from None
+        raise NotInstalledError(str(folder)) from None
     except Exception as error:  # noqa: BLE001 - rocksdict has no class for what RocksDB reports
         problem = _LINKS_PATH.sub(lambda _: str(folder), str(error))
         raise UnreadableError(str(folder), f"RocksDB: {problem}; {advice}") from None

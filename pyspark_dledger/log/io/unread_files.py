@@ -20,6 +20,7 @@ from pyspark_dledger.format.state_files import EPOCH_FILES
 from pyspark_dledger.log.io.entry_reads import read_existing
 from pyspark_dledger.log.io.files import is_remote_path, is_there, map_reads, path_of
 from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
+from pyspark_dledger.log.io.rocks_queues import FOLDERS as QUEUE_FOLDERS
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE, ROOT_FOLDERS, StorePaths, not_files
 
 if TYPE_CHECKING:
@@ -176,6 +177,11 @@ class UnreadFiles:
         Others are all, or those in folders `names` or with such a name; None: only those that a read met.
         """
         return [*self.segment_texts(), *map(_text, self._errors(names))]
+
+    def queue_texts(self) -> tuple[str, ...]:
+        """Each file of ConsumeQueues, and each database of them, that a read met, with the reason."""
+        found = ((self._relative(error), error) for error in self._added.values())
+        return tuple(f"{file}: {_reason(error)}" for file, error in found if {*file.parts[:1]} & {*QUEUE_FOLDERS})
 
     def witnesses(self) -> tuple[str, ...]:
         """What cannot be read of the files that know messages, each with the reason."""

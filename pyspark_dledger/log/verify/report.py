@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark_dledger.log.io.rocks_database import NotInstalledError
 from pyspark_dledger.log.tables.table import relative_file
 from pyspark_dledger.log.verify.findings import CODES, Finding, UnlistedFindings
 
@@ -48,7 +49,12 @@ class Report:
             self._listed.append(replace(known, offset=offset, index=index, pos=pos, size=size))
 
     def add_unreadable(self, error: UnreadableError) -> None:
-        """Add a finding for what cannot be read; several checks may read it."""
+        """Add a finding for what cannot be read; several checks may read it.
+
+        None for what needs a library that is not installed: `not_checked` names it.
+        """
+        if isinstance(error, NotInstalledError):
+            return
         key = (self._shown(error.path), error.offset)
         if key not in self._unreadable:
             self._unreadable.add(key)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import own_bound
+from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
-from pyspark_dledger.log.io.rocks_database import NEEDS
+from pyspark_dledger.log.io.rocks_config import config_databases
+from pyspark_dledger.log.io.rocks_database import NEEDS, is_installed
 from pyspark_dledger.log.io.rocks_queues import rocks_folders
 from pyspark_dledger.log.io.state_files import CHECKPOINT, confirmed_end
 from pyspark_dledger.log.io.store_paths import StorePaths
@@ -148,12 +149,14 @@ def not_checked(store: StoreView) -> Iterator[str]:
         yield "queues and index of keys, because the root has several nodes"
         return
     has = {name for name in _NOT_CHECKED_BY if _is_there(root / name)}
-    if rocks_folders(root) and find_spec("rocksdict") is None:
+    if rocks_folders(root) and not is_installed():
         yield f"queues in RocksDB: {NEEDS}"
     elif CHECKPOINT in has and FOLDER not in has and not are_missing(root):
         yield "queues, because there are none: a broker builds them when it starts"
     elif (FOLDER in has or are_missing(root)) and store.ledger_segments and not _committed_end(store, root):
         yield "if queues have all messages, because the committed index is unknown"
+    if config_databases(root / CONFIG) and not is_installed():
+        yield f"topics, consumer groups and their offsets in RocksDB: {NEEDS}"
     yield from (text for name, text in _NOT_CHECKED_BY.items() if text and name in has)
 
 

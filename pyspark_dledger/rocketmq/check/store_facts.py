@@ -186,7 +186,8 @@ def _read(log: StoreView, progress: Progress) -> _Read:
             _keep(found.queue_examples, row["code"], row)
     except DLedgerError as error:
         return found._replace(queues=Counter(), no_queues=str(error))
-    return found
+    unread = log.unread.queue_texts() if not found.queues else ()
+    return found._replace(no_queues=unread[0]) if unread else found
 
 
 def _keep(examples: dict[str, list[_Item]], code: str, item: _Item) -> None:

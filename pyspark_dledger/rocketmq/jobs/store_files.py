@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark_dledger.common.durable import sync_dir, write_durably, write_in_place
 from pyspark_dledger.common.plurals import counted, enumerated
-from pyspark_dledger.errors import StoreError, UnreadableError
+from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.dispatched_rows import QueueName
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE, INDEX_UNIT_SIZE, segment_name
 from pyspark_dledger.format.state_files import (
@@ -38,7 +38,8 @@ from pyspark_dledger.log.io.files import data_extents, is_remote_path, is_there
 from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import file_queues
-from pyspark_dledger.log.io.rocks_config import config_databases, rocks_tables
+from pyspark_dledger.log.io.rocks_config import config_databases
+from pyspark_dledger.log.io.rocks_database import NEEDS, NotInstalledError
 from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
@@ -189,9 +190,10 @@ def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
     names = sorted({name for root in roots for name in _config_names(root / CONFIG)})
     converted = []
     for name in names:
-        found = next((file for root in roots if (file := _intact(root / CONFIG, name)) is not None), None)
+        problems: list[StoreError] = []
+        found = next((file for root in roots if (file := _intact(root / CONFIG, name, problems)) is not None), None)
         if found is None:
-            yield f"{CONFIG}/{name}: damaged or a link in all sources, also its {_BAK}: it is left out"
+            yield from _left_out(name, problems)
             continue
         (target / CONFIG).mkdir(exist_ok=True)
         write_durably(target / CONFIG / name, as_file(found).data)
@@ -202,37 +204,41 @@ def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
             f"{CONFIG}/: what was in a RocksDB is in {enumerated(converted)}, which a broker takes over when it "
             "starts, but not with configManagerVersion=v2"
         )
-    if names:
+    if (target / CONFIG).is_dir():
         sync_dir(target / CONFIG)
-    elif root_with_queues(roots) is not None:
+    elif not names and root_with_queues(roots) is not None:
         yield f"no source has {CONFIG}/: topics and consumer offsets must be created again"
 
 
 def _config_names(folder: Path) -> Iterator[str]:
+    """The files in a folder ``config``, and those that its databases can have the content of."""
     for file in folder.iterdir() if folder.is_dir() else ():
         name = file.name.removesuffix(_BAK)
         if name.endswith(".json"):
             yield name
-    databases = config_databases(folder)
-    yield from (name for name, table in TABLES.items() if databases and _has_table(folder, table))
+    yield from TABLES if config_databases(folder) else ()
 
 
-def _has_table(folder: Path, table: str) -> bool:
-    try:
-        return bool(rocks_tables(folder, table))
-    except UnreadableError:
-        return True
+def _intact(folder: Path, name: str, problems: list[StoreError]) -> ConfigFile | None:
+    """The file, its ``.bak`` or its RocksDB; None without one.
 
-
-def _intact(folder: Path, name: str) -> ConfigFile | None:
-    """The file, its ``.bak`` or its RocksDB; None if it is damaged, or if one is a link, which could lead anywhere."""
+    None and an error in `problems` if it is damaged, or if one is a link, which could lead anywhere.
+    """
     sources = (folder / name, folder / f"{name}{_BAK}", *config_databases(folder))
-    if not is_remote_path(folder) and any(path.is_symlink() for path in sources):
-        return None
     try:
+        if not is_remote_path(folder) and any(path.is_symlink() for path in sources):
+            raise StoreError(f"{folder / name}: expected files, found a link")
         return read_newest(folder, name)
-    except StoreError:
+    except StoreError as error:
+        problems.append(error)
         return None
+
+
+def _left_out(name: str, problems: Sequence[StoreError]) -> Iterator[str]:
+    if any(isinstance(problem, NotInstalledError) for problem in problems):
+        yield f"{CONFIG}/{name} is left out: its content is in a RocksDB, and {NEEDS}"
+    elif problems:
+        yield f"{CONFIG}/{name}: damaged or a link in all sources, also its {_BAK}: it is left out"
 
 
 def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:

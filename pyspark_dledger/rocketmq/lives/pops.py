@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
-from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import PROPERTY_REAL_TOPIC, PROPERTY_TAGS, TIMER_TOPIC
 from pyspark_dledger.format.message import Message
-from pyspark_dledger.log.io.broker_config import read_config
+from pyspark_dledger.log.io.broker_config import config_if_intact
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.lives.topics import REVIVE_PREFIX, scanned_messages
 
@@ -182,14 +181,9 @@ def pops(log: StoreView) -> Iterator[Popped | tuple[int, str]]:
 
 def revived_offsets(log: StoreView) -> dict[tuple[str, int], int]:
     """The offset up to which the broker handled each revive queue; empty without a readable config."""
-    try:
-        config = read_config(log.paths.root) if log.paths.root is not None else None
-    except StoreError:
-        config = None
-    found = config.offsets if config is not None else {}
     return {
         (topic, queue_id): offset
-        for (topic, group), queues in found.items()
+        for (topic, group), queues in config_if_intact(log.paths.root).offsets.items()
         if group == REVIVE_GROUP
         for queue_id, offset in queues.items()
     }

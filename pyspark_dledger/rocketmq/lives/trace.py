@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import (
     HALF_TOPIC,
@@ -25,7 +25,7 @@ from pyspark_dledger.format.layout import (
 )
 from pyspark_dledger.format.message import Message, transaction
 from pyspark_dledger.format.spec import Filters
-from pyspark_dledger.log.io.broker_config import read_config
+from pyspark_dledger.log.io.broker_config import config_if_intact
 from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import key_files
@@ -202,13 +202,8 @@ class Tracer:
     @cached_property
     def _offsets(self) -> dict[tuple[str, int], list[tuple[str, int]]]:
         """The groups of applications with their offsets, by queue; empty without a readable config."""
-        root = self._log.paths.root
         found: dict[tuple[str, int], list[tuple[str, int]]] = {}
-        try:
-            offsets = read_config(root).offsets if root is not None else {}
-        except StoreError:
-            offsets = {}
-        for (topic, group), queues in sorted(offsets.items()):
+        for (topic, group), queues in sorted(config_if_intact(self._log.paths.root).offsets.items()):
             for queue_id, offset in queues.items() if not group.startswith(SYSTEM_GROUP_PREFIX) else ():
                 found.setdefault((topic, queue_id), []).append((group, offset))
         return found
