@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_dledger.log.io.broker_config import read_config
+from pyspark_dledger.log.io.broker_config import read_config, unused_offsets
 from pyspark_dledger.rocketmq.broker.config_files import BrokerMetadata
 from pyspark_dledger.rocketmq.jobs.store_files import copy_config
 from tests.interop.java_broker import VERSION
@@ -122,7 +122,57 @@ def test_we_read_what_java_reads_from_a_rocksdb(version: str, settings: tuple[st
             write_offsets(root, {"counter": counter, "stateVersion": 0, "timestamp": 1000}, offset)
             expected = {str(queue): at for queue, at in read_config(root).offsets["JavaTopic", "JavaGroup"].items()}
             assert java.read(root)["consumerOffsets"] == {"JavaTopic@JavaGroup": expected}
+        assert not list(unused_offsets(root))
         list(copy_config([root], copy))
         if ROCKSDB in settings:
             assert java.read(copy)["consumerOffsets"] == {"JavaTopic@JavaGroup": expected}
             assert topics_of(java.read(copy))["JavaTopic"] == [6, 5, 6]
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["5.3.3", "5.4.0", "5.5.0"])
+def test_a_switch_to_a_rocksdb_uses_and_drops_the_offsets_that_we_name(version: str, tmp_path: Path) -> None:
+    pytest.importorskip("rocksdict")
+
+    def stored(counter: int, offset: int) -> None:
+        root.joinpath("config").mkdir(parents=True, exist_ok=True)
+        write_offsets(root, {"counter": counter, "stateVersion": 0, "timestamp": 1000}, offset)
+
+    def dropped() -> list[tuple[str, dict[tuple[str, str, int], tuple[int, int]]]]:
+        return [(each.unused.path.name, each.queues) for each in unused_offsets(root)]
+
+    def used(java: JavaConfig) -> int | None:
+        offsets = java.read(root)["consumerOffsets"].get("JavaTopic@JavaGroup", {})
+        return offsets.get("3")
+
+    queue = ("JavaTopic", "JavaGroup", 3)
+    with closing(JavaConfig(tmp_path, version, (ROCKSDB,))) as java:
+        root = tmp_path / "never changed"
+        stored(0, 5)
+        assert used(java) is None
+        assert dropped() == [("consumerOffset.json", {queue: (5, -1)})]
+        java.write(root)
+        assert used(java) == 77
+        assert dropped() == [("consumerOffset.json", {queue: (5, 77)})]
+        root = tmp_path / "changed"
+        stored(3, 5)
+        assert used(java) == 5
+        java.write(root)
+        assert used(java) == 77
+        assert not dropped()
+        stored(4, 99)  # Of a broker that was switched back for a while.
+        assert used(java) == 77
+        assert dropped() == [("consumerOffset.json", {queue: (99, 77)})]
+        stored(5, 99)
+        assert not dropped()
+        assert used(java) == 99
+        root = tmp_path / "one for all"
+        stored(3, 5)
+        assert used(java) == 5
+        java.write(root)
+    if version != "5.3.3":
+        settings = (ROCKSDB, "useSingleRocksDBForAllConfigs=true")
+        with closing(JavaConfig(tmp_path, version, settings)) as java:
+            assert used(java) == 5  # It takes over the file first, which gives it the counter of the separate database.
+            assert dropped() == [("consumerOffsets", {queue: (77, 5)})]

@@ -57,6 +57,29 @@ def test_newer_offsets_in_json_are_read_instead(root: Path) -> None:
     assert read_config(root).offsets == {("JavaTopic", "JavaGroup"): {3: 5}}
 
 
+def test_offsets_that_a_restart_drops_are_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def found() -> list[str]:
+        return [str(each) for each in open_log(root).findings() if each.code == "consumerOffsetUnused"]
+
+    assert not found()
+    write_offsets(root, {"counter": 0, "timestamp": 1000}, 99)
+    (finding,) = found()
+    assert "config/consumerOffset.json" in finding
+    assert f"expected 77 of JavaGroup in JavaTopic/3 from {NAMES[root.name]} (counter " in finding
+    assert "found 99 (counter 0)" in finding
+    main(["check", str(root)])
+    assert "where a start with a RocksDB drops 1 offset of a consumer group" in capsys.readouterr().out
+    write_offsets(root, {"counter": 1000, "timestamp": 2**42}, 99)
+    assert not found()
+
+
+def test_a_backup_has_no_counter_for_a_start_with_a_database(root: Path) -> None:
+    write_offsets(root, {"counter": 1000, "timestamp": 0}, 99)
+    file = root / "config" / "consumerOffset.json"
+    file.rename(file.with_name("consumerOffset.json.bak"))
+    assert read_config(root).offsets == OFFSETS
+
+
 def test_reading_leaves_the_folder_as_it_is(root: Path) -> None:
     before = list(files_of(root))
     read_config(root)

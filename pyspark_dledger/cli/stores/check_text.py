@@ -232,4 +232,7 @@ def missed_text(member: MemberCheck) -> str:
     if count := member.facts.findings["consumerOffsetBeyondEnd"]:
         offsets = counted(count, "offset of a consumer group is", "offsets of consumer groups are")
         parts.append(f"new messages, where {offsets} after the end of the queue")
+    if count := member.facts.findings["consumerOffsetUnused"]:
+        offsets = counted(count, "offset of a consumer group", "offsets of consumer groups")
+        parts.append(f"messages, where a start with a RocksDB drops {offsets}")
     return ", ".join(parts) or "nothing"

@@ -31,6 +31,7 @@ LIGHT_OFFSETS = "lmqConsumerOffset.json"
 SCHEDULE_GROUP = "SCHEDULE_CONSUMER"
 """RocketMQ's own consumer group of the delay topic (``MixAll.SCHEDULE_CONSUMER_GROUP``)."""
 MAX_QUEUES = 65_536
+_BAK = ".bak"
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,30 @@ class BrokerConfig:
 class ConfigFile(NamedTuple):
     """An intact file, or a table of a RocksDB, which has no ``data``; ``content`` is the object in the file.
 
-    ``path`` is the file, or the folder of the RocksDB.
+    ``path`` is the file, its .bak, or the folder of the RocksDB.
     """
 
     data: bytes
     content: dict[str, Any]
     path: Path
+
+    @property
+    def counter(self) -> int:
+        """The counter of the dataVersion, which changes raise: a start with a RocksDB takes over the highest one.
+
+        That start takes a .bak for one without changes.
+        """
+        return _version_number(self, "counter", 0) if self.path.suffix != _BAK else 0
+
+    @property
+    def offsets(self) -> dict[tuple[str, str], dict[int, int]]:
+        """The consumer offsets of a file or table of them, by topic and group, then by queue."""
+        return {
+            (topic, group): _numbers(queues)
+            for key, queues in (*_table(self.content, TABLES[OFFSETS]), *_light_queues(self.content))
+            for topic, separator, group in [key.partition("@")]
+            if separator
+        }
 
 
 def read_config(root: Path) -> BrokerConfig:
@@ -76,7 +95,8 @@ def read_config(root: Path) -> BrokerConfig:
             f"{folder}: expected {', '.join(FILES[:-1])} or {FILES[-1]}, or a RocksDB of them, found none of them: a "
             "broker writes them below its storePathRootDir, copy them from there"
         )
-    topics, groups, offsets, delays = (file.content if file is not None else {} for file in files)
+    topics, groups, _, delays = (file.content if file is not None else {} for file in files)
+    offsets = files[FILES.index(OFFSETS)]
     return BrokerConfig(
         topic_queues={
             topic: min(count, MAX_QUEUES)
@@ -84,14 +104,9 @@ def read_config(root: Path) -> BrokerConfig:
             if (count := _integer(config.get("readQueueNums"), INT32_MAX)) is not None
         },
         groups=tuple(group for group, _ in _table(groups, TABLES[GROUPS])),
-        offsets={
-            (topic, group): _numbers(queues)
-            for key, queues in (*_table(offsets, TABLES[OFFSETS]), *_light_queues(offsets))
-            for topic, separator, group in [key.partition("@")]
-            if separator
-        },
+        offsets=offsets.offsets if offsets is not None else {},
         delay_offsets=_numbers(delays.get("offsetTable")),
-        offsets_path=stored.path if (stored := files[FILES.index(OFFSETS)]) is not None else folder / OFFSETS,
+        offsets_path=offsets.path if offsets is not None else folder / OFFSETS,
     )
 
 
@@ -120,21 +135,59 @@ def read_newest(folder: Path, name: str) -> ConfigFile | None:
 
 
 def _newest(folder: Path, name: str, file: ConfigFile | None) -> ConfigFile | None:
-    tables = rocks_tables(folder, TABLES[name]) if name in TABLES else []
-    found = [ConfigFile(b"", table.content, table.folder) for table in tables]
-    # A start with a RocksDB takes over what has a higher counter; one of version 2 takes over nothing.
-    others = [each for each in found if each.path.name != VERSION_2] + ([file] if file is not None else [])
-    newest = [max(others, key=_counter)] if others else []
+    found = [table for table in _tables(folder, name) if table.content[TABLES[name]]] if name in TABLES else []
+    return _used([*found, *([file] if file is not None else [])])
+
+
+def _tables(folder: Path, name: str) -> list[ConfigFile]:
+    return [ConfigFile(b"", table.content, table.folder) for table in rocks_tables(folder, TABLES[name])]
+
+
+def _used(found: list[ConfigFile]) -> ConfigFile | None:
+    """What a start with a RocksDB uses. One of version 2 takes over nothing: the later one is used."""
+    others = [each for each in found if each.path.name != VERSION_2]
+    newest = [max(others, key=lambda each: each.counter)] if others else []
     return max([*(each for each in found if each.path.name == VERSION_2), *newest], key=_changed, default=None)
+
+
+class UnusedOffsets(NamedTuple):
+    """Consumer offsets that a start with a RocksDB drops: where they are, and what it uses in place of them.
+
+    ``queues`` has the dropped and the used offset by topic, group and queue; -1 if none is used.
+    """
+
+    unused: ConfigFile
+    used: ConfigFile
+    queues: dict[tuple[str, str, int], tuple[int, int]]
+
+
+def unused_offsets(root: Path) -> Iterator[UnusedOffsets]:
+    """The consumer offsets in ``config`` that no start with a RocksDB uses, if they are higher than the used ones.
+
+    Two sources that were never changed were never compared either: all their differences count. Raises StoreError.
+    """
+    folder = root / FOLDER
+    databases, file = _tables(folder, OFFSETS), read_config_file(folder / OFFSETS)
+    sources = [*databases, *([file] if file is not None else [])]
+    used = _used(sources)
+    if not databases or used is None:
+        return
+    known = used.offsets
+    for each in sources:
+        is_unchanged = each.counter == used.counter == 0
+        queues = {
+            (topic, group, queue): (offset, other)
+            for (topic, group), offsets in sorted(each.offsets.items())
+            for queue, offset in sorted(offsets.items())
+            if (other := known.get((topic, group), {}).get(queue, -1)) < offset or (is_unchanged and other != offset)
+        }
+        if queues:
+            yield UnusedOffsets(each, used, queues)
 
 
 def _changed(file: ConfigFile) -> int:
     """The time in a file's dataVersion, which a start or a change sets."""
     return _version_number(file, "timestamp", -1)
-
-
-def _counter(file: ConfigFile) -> int:
-    return _version_number(file, "counter", 0)
 
 
 def _version_number(file: ConfigFile, name: str, without: int) -> int:
@@ -155,10 +208,10 @@ def read_config_file(file: Path) -> ConfigFile | None:
     Raises StoreError if neither is intact.
     """
     problems = []
-    for candidate in (file, file.with_name(f"{file.name}.bak")):
+    for candidate in (file, file.with_name(f"{file.name}{_BAK}")):
         try:
             data = read_start(candidate, MAX_FILE_SIZE + 1)
-            return ConfigFile(data, parse_fastjson(data), file)
+            return ConfigFile(data, parse_fastjson(data), candidate)
         except OSError as error:
             if unreadable(candidate, error) is not None:
                 problems.append(f"{candidate.name} cannot be read ({error.strerror})")

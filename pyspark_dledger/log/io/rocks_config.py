@@ -55,7 +55,7 @@ _TABLES = {
 
 
 class RocksTable(NamedTuple):
-    """A table that has rows: the folder of its database, and its content as in the JSON file."""
+    """A table, which may have no rows: the folder of its database, and its content as in the JSON file."""
 
     folder: Path
     content: dict[str, Any]
@@ -81,9 +81,7 @@ def rocks_tables(folder: Path, name: str) -> list[RocksTable]:
         if folder / database in present:
             opened = open_database(folder / database, _ADVICE)
             with rocks_errors(folder / database, _ADVICE):
-                content = reader(opened, name, table)
-            if content[name]:
-                found.append(RocksTable(folder / database, content))
+                found.append(RocksTable(folder / database, reader(opened, name, table)))
     return found
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyspark_dledger.common.fastjson import MAX_FILE_SIZE, parse_fastjson
 from pyspark_dledger.common.integers import INT32_MIN
 from pyspark_dledger.common.uris import is_remote
-from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.arrow_functions import are_in
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
@@ -25,7 +25,7 @@ from pyspark_dledger.format.message import Message
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
-from pyspark_dledger.log.io.broker_config import TABLES
+from pyspark_dledger.log.io.broker_config import TABLES, unused_offsets
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import (
@@ -101,6 +101,13 @@ def _check_config(root: Path, report: Report) -> None:
             rocks_tables(root / CONFIG, TABLES[name])
         except UnreadableError as error:
             report.add_unreadable(error)
+    with suppress(StoreError):
+        for each in unused_offsets(root):
+            name, counter = each.used.path.name, each.used.counter
+            for (topic, group, queue), (offset, used) in each.queues.items():
+                text = f"expected {used if used >= 0 else 'no offset'} of {group} in {topic}/{queue} from {name}"
+                text += f" (counter {counter}), found {offset} (counter {each.unused.counter})"
+                report.add("consumerOffsetUnused", each.unused.path, text)
 
 
 def _check_store_checkpoint(root: Path, last: int | None, log_end: int, report: Report) -> None:

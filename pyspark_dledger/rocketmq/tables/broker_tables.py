@@ -369,7 +369,7 @@ def _consumer(
 
 CONSUMERS = Table(
     "consumers",
-    "one row per consumer group and queue: config/consumerOffset.json against the ConsumeQueue",
+    "one row per consumer group and queue: config/ (JSON or RocksDB) against the ConsumeQueue",
     CONSUMERS_COLUMNS,
     plan_consumers,
     read_consumers,
