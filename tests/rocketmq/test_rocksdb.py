@@ -17,6 +17,7 @@ from pyspark_dledger import open_log
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, database_queues, queues, read_units
+from pyspark_dledger.log.io.rocks_database import NEEDS
 from pyspark_dledger.rocketmq.rebuild.rebuild_job import rebuild
 from pyspark_dledger.rocketmq.tables import TABLES
 
@@ -77,7 +78,7 @@ def test_log_and_queues_agree(name: str, unpack: Unpack, capsys: pytest.CaptureF
     assert "log and ConsumeQueue agree" in capsys.readouterr().out
     assert main(["verify", str(root)]) == 0
     assert "consumeQueuesDiffer" not in [each.code for each in open_log(root).findings()]
-    assert "queues in RocksDB" not in capsys.readouterr().out
+    assert NEEDS not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("needs_rocksdict")
@@ -119,6 +120,52 @@ def test_the_queue_that_ends_later_is_read(unpack: Unpack) -> None:
     (finding,) = [each for each in open_log(root).findings() if each.code == "consumeQueuesDiffer"]
     assert finding.found == "(0, 0)"
     assert "at queue offset 50" in str(finding)
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+@pytest.mark.parametrize(
+    ("kind", "place", "text"),
+    [
+        ("max", (37924, 98), "expected a maximum 99 at commitLogOffset 37924, the last unit, found 98"),
+        (
+            "max",
+            (0, 99),
+            "the last unit, found 99 at commitLogOffset 0",
+        ),
+        ("max", (1 << 40, 120), "expected a maximum 99 at commitLogOffset 37924, the last unit, found 120"),
+        ("max", None, "expected a maximum 99 at commitLogOffset 37924, the last unit, found none"),
+        ("min", (500, 2), "expected a minimum 0, found 2 at commitLogOffset 500"),
+        ("min", None, None),
+    ],
+)
+def test_bounds_by_which_a_broker_goes_are_those_of_the_units(
+    kind: str, place: tuple[int, int] | None, text: str | None, unpack: Unpack
+) -> None:
+    import rocksdict
+
+    root = unpack("rocks-533")
+    folder = root / "consumequeue"
+    families = {each: rocksdict.Options(raw_mode=True) for each in rocksdict.Rdict.list_cf(str(folder))}
+    database = rocksdict.Rdict(str(folder), rocksdict.Options(raw_mode=True), column_families=families)
+    key = (6).to_bytes(4, "big") + b"\1Orders\1" + kind.encode() + b"\1" + (1).to_bytes(4, "big")
+    bounds = database.get_column_family("offset")
+    if place is not None:
+        bounds[key] = b"".join(number.to_bytes(8, "big") for number in place)
+    else:
+        del bounds[key]
+    database.close()
+    found = [each for each in open_log(root).findings() if each.code == "consumeQueueBounds"]
+    assert [each.file for each in found] == (["consumequeue/Orders/1"] if text is not None else [])
+    assert all(text is not None and text in str(each) for each in found)
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_a_recovery_names_queues_that_it_does_not_model(unpack: Unpack, capsys: pytest.CaptureFixture[str]) -> None:
+    root = unpack("rocks-533")
+    main(["recovery", str(root), "--rocketmq", "5.3.3"])
+    assert "queues in RocksDB are not modelled" in capsys.readouterr().out
+    main(["check", str(root)])
+    assert "what a start does with queues in RocksDB" in capsys.readouterr().out.splitlines()[-1]
 
 
 def readable(file: QueueFile, errors: list[str]) -> Iterator[Units]:

@@ -24,6 +24,7 @@ from pyspark_dledger.format.message import Message, message_in
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.key_files import hash_of_tags, hashes_of_keys, key_units
 from pyspark_dledger.log.io.queue_files import Queue, last_units, queues, readable_units
+from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.io.salvage_fillers import TOPIC as FILLER_TOPIC
 
 # Messages that are looked up; further ones stay undecided.
@@ -165,8 +166,7 @@ def _score(by_name: dict[tuple[str, int], Queue], message: Message, position: in
 
 
 def _has_unit(queue: Queue, position: int, size: int) -> bool:
-    blocks = (units for file in queue.files for units in readable_units(file))
-    return any(bool(np.any((units["commitLogOffset"] == position) & (units["size"] == size))) for units in blocks)
+    return size in QueueUnits(queue, ignore_error).pointing_into(position, position + 1).size
 
 
 def _unit_of(queue: Queue, message: Message) -> ConsumeQueueUnit | None:

@@ -1,7 +1,8 @@
 """ConsumeQueues in a RocksDB (``storeType=defaultRocksDB``, ``rocksdbCQDoubleWriteEnable``), read as files of units.
 
 A key has the topic's length, the topic, queueId and queueOffset; a value has the unit's fields and the storeTimestamp.
-Source: RocketMQ 5.5.0 ``RocksDBConsumeQueueTable``, ``StorePathConfigHelper``.
+The column family ``offset`` has the first and the last unit of each queue, by which a broker goes. Source: RocketMQ
+5.5.0 ``RocksDBConsumeQueueTable``, ``RocksDBConsumeQueueOffsetTable``, ``StorePathConfigHelper``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _ADVICE = (
     "copy the folder from a replica, or move it away while the broker is stopped: a broker builds it from the log when "
     "it starts"
 )
-_LENGTH, _OFFSET = struct.Struct(">i"), struct.Struct(">q")
+_LENGTH, _OFFSET, _PLACE = struct.Struct(">i"), struct.Struct(">q"), struct.Struct(">qq")
+_BOUNDS_FAMILY, _MIN, _MAX = "offset", b"min", b"max"
 _VALUE_SIZE = 28
 # Each unit takes at least some bits of a file, so that a damaged key does not promise any number of units.
 _MAX_UNITS_PER_BYTE = 64
@@ -41,6 +43,21 @@ class RocksQueue(NamedTuple):
     end: int
 
 
+class UnitPlace(NamedTuple):
+    """A unit: the position in the log that it points to, and its queueOffset."""
+
+    position: int
+    queue_offset: int
+
+
+class QueueBounds(NamedTuple):
+    """The first and the last unit of a queue as the broker stored them, and the last one that the database has."""
+
+    first: UnitPlace | None = None
+    last: UnitPlace | None = None
+    last_unit: UnitPlace | None = None
+
+
 def rocks_folders(root: Path) -> list[Path]:
     """The folders below a storePathRootDir that are a RocksDB of queues."""
     with suppress(OSError):
@@ -53,6 +70,36 @@ def rocks_queues(folder: Path) -> list[RocksQueue]:
     database = open_database(folder, _ADVICE)
     with rocks_errors(folder, _ADVICE):
         return list(_queues_in(database))
+
+
+def queue_bounds(folder: Path) -> dict[tuple[str, int], QueueBounds]:
+    """The bounds of each queue that has units or stored bounds, by topic and queue id. Raises UnreadableError."""
+    database = open_database(folder, _ADVICE)
+    found: dict[tuple[str, int], QueueBounds] = {}
+    with rocks_errors(folder, _ADVICE):
+        for key, value in database.rows(_BOUNDS_FAMILY):
+            if len(value) == _PLACE.size:  # Else of the position of the last unit of all queues.
+                name, kind = _bound_of(key)
+                place = UnitPlace(*_PLACE.unpack(value))
+                bounds = found.get(name, QueueBounds())
+                found[name] = bounds._replace(first=place) if kind == _MIN else bounds._replace(last=place)
+        for queue in _queues_in(database):
+            last = queue.end - 1
+            for _, value in database.rows(prefix=queue.prefix + _OFFSET.pack(last)):
+                unit = UnitPlace(_OFFSET.unpack_from(value)[0], last)
+                name = queue.topic, queue.queue_id
+                found[name] = found.get(name, QueueBounds())._replace(last_unit=unit)
+    return found
+
+
+def _bound_of(key: bytes) -> tuple[tuple[str, int], bytes]:
+    """Topic and queueId of a key of the column family ``offset``, and which bound it is of."""
+    length = _LENGTH.unpack_from(key)[0] if len(key) >= _LENGTH.size else -1
+    end = _LENGTH.size + 1 + length
+    kind, topic = key[end + 1 : end + 4], key[_LENGTH.size + 1 : end].decode(errors="surrogateescape")
+    if 0 <= length == len(key) - 14 and kind in (_MIN, _MAX) and (key[4], key[end], key[end + 4]) == (1, 1, 1):
+        return (topic, _LENGTH.unpack_from(key, end + 5)[0]), kind
+    raise ValueError(f"expected the key of a queue's minimum or maximum, found {key[:64].hex()}")
 
 
 def _queues_in(database: Database) -> Iterator[RocksQueue]:

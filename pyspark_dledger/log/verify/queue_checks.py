@@ -6,7 +6,7 @@ rise. So each segment is checked with its own units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import ignore_error
 from pyspark_dledger.log.io.queue_files import FOLDER, UNITS_AT_ONCE, Units, database_queues, file_queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler, is_written
+from pyspark_dledger.log.io.rocks_queues import QueueBounds, UnitPlace, queue_bounds, rocks_folders
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units import comparison
 from pyspark_dledger.log.units.comparison import UnitComparison, UnitDifference
@@ -361,6 +362,37 @@ def check_databases(root: Path, report: Report) -> None:
                 units = [each.at(offset, 1)[0].tolist()[:2] for each in (ours, theirs)]
                 text = f"expected commitLogOffset and size {units[1]} of the RocksDB at queue offset {offset}"
                 report.add("consumeQueuesDiffer", files[queue.name].files[0].path, f"{text}, found {units[0]}")
+
+
+def check_bounds(root: Path, low: int, report: Report) -> None:
+    """Check the bounds of queues in a RocksDB, by which a broker goes, against their units; the log begins at `low`."""
+    for folder in rocks_folders(root):
+        try:
+            known = queue_bounds(folder)
+        except UnreadableError as error:
+            report.add_unreadable(error)
+            continue
+        units = {each.name: QueueUnits(each, ignore_error) for each in database_queues(root, ignore_error)}
+        for name, bounds in sorted(known.items()):
+            for text in _wrong_bounds(bounds, units[name].bounds(low)[0] if name in units else None, low):
+                report.add("consumeQueueBounds", folder / name[0] / str(name[1]), text)
+
+
+def _wrong_bounds(bounds: QueueBounds, begin: int | None, low: int) -> Iterator[str]:
+    """What is wrong with the bounds of a queue whose units begin with the queueOffset `begin`; None without units."""
+    first, last, unit = bounds
+    # Units of expired messages are deleted, but the last one stays known.
+    if last != unit and (unit is not None or (last is not None and last.position >= low)):
+        yield f"expected a maximum {_place_text(unit)}, the last unit, found {_place_text(last)}"
+    if first is not None and begin is not None:
+        # When a broker needs the minimum, it moves one that points before the log.
+        is_before = first.queue_offset < begin and first.position >= low
+        if is_before or first.queue_offset > begin:
+            yield f"expected a minimum {begin}, found {_place_text(first)}"
+
+
+def _place_text(place: UnitPlace | None) -> str:
+    return f"{place.queue_offset} at commitLogOffset {place.position}" if place is not None else "none"
 
 
 def _first_difference(ours: QueueUnits, theirs: QueueUnits) -> int | None:

@@ -39,6 +39,7 @@ from pyspark_dledger.log.verify.file_checks import (
 from pyspark_dledger.log.verify.findings import AFTER_END, INFO, Finding
 from pyspark_dledger.log.verify.queue_checks import (
     QueueScope,
+    check_bounds,
     check_consumer_offsets,
     check_databases,
     check_outside,
@@ -155,6 +156,8 @@ def not_checked(store: StoreView) -> Iterator[str]:
         yield "queues, because there are none: a broker builds them when it starts"
     elif (FOLDER in has or are_missing(root)) and store.ledger_segments and not _committed_end(store, root):
         yield "if queues have all messages, because the committed index is unknown"
+    if rocks_folders(root) and is_installed():
+        yield "what a start does with queues in RocksDB"
     if config_databases(root / CONFIG) and not is_installed():
         yield f"topics, consumer groups and their offsets in RocksDB: {NEEDS}"
     yield from (text for name, text in _NOT_CHECKED_BY.items() if text and name in has)
@@ -327,5 +330,7 @@ def _check_queues(store: StoreView, root: Path, stored: StoredQueues, report: Re
     low = store.segments[0].base if store.segments and not is_old_part_left_out else None
     check_queue_files(stored, report)
     check_databases(root, report)
+    if low is not None:
+        check_bounds(root, low, report)
     check_consumer_offsets(passed_queue_ends(store, root, stored), report)
     check_outside(stored, store.segments, low, _log_end(store), root, report)

@@ -34,6 +34,7 @@ from pyspark_dledger.log.io.queue_files import (
     read_units,
     usual_units,
 )
+from pyspark_dledger.log.io.rocks_queues import rocks_folders
 from pyspark_dledger.log.io.state_files import MARGIN_MS, read_store_checkpoint
 from pyspark_dledger.log.recovery.java_files import JavaFile, list_folder
 from pyspark_dledger.log.store_view import StoreView
@@ -422,6 +423,8 @@ class BrokerStart:
         self.checkpoint = read_store_checkpoint(root)
         self.queues = RecoveredQueues(root)
         self.notes: list[str] = []
+        if rocks_folders(root):
+            self.notes.append("queues in RocksDB are not modelled: the queues here are those in files")
         self.cut_at: int | None = None
 
     def deleted_index_files(self) -> list[str]:
