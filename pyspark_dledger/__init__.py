@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which this module does not load
 if TYPE_CHECKING:
-    from pyspark_dledger.api import backup, check, connect, export, open_log, rebuild, restore, salvage, trace
+    from pyspark_dledger.api import backup, check, connect, export, migrate, open_log, rebuild, restore, salvage, trace
     from pyspark_dledger.errors import (
         DLedgerError,
         GroupError,
@@ -43,6 +43,7 @@ __all__ = [
     "connect",
     "enable",
     "export",
+    "migrate",
     "open_log",
     "rebuild",
     "restore",
@@ -67,6 +68,7 @@ _MODULES = {
     "connect": "api",
     "enable": "spark.extension",
     "export": "api",
+    "migrate": "api",
     "open_log": "api",
     "rebuild": "api",
     "restore": "api",

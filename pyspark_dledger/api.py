@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.check import CheckReport
     from pyspark_dledger.rocketmq.export.forms import ExportReport
     from pyspark_dledger.rocketmq.lives.trace import Traced
+    from pyspark_dledger.rocketmq.migrate import MigrationReport
     from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
     from pyspark_dledger.rocketmq.salvage import SalvageReport
 
-__all__ = ["backup", "check", "connect", "export", "open_log", "rebuild", "restore", "salvage", "trace"]
+__all__ = ["backup", "check", "connect", "export", "migrate", "open_log", "rebuild", "restore", "salvage", "trace"]
 
 
 def backup(source: str | os.PathLike[str], target: str | os.PathLike[str], **options: Any) -> BackupReport:
@@ -105,6 +106,23 @@ def export(
     from pyspark_dledger.rocketmq.export import export as export_log
 
     return export_log(source, target, to, run=_map_parts(spark), **options)
+
+
+def migrate(
+    sources: Sequence[str | os.PathLike[str]], targets: Sequence[str | os.PathLike[str]], mode: str = "controller"
+) -> MigrationReport:
+    """Write a store for a broker without DLedger to each of the `targets`, from the replicas of a group.
+
+    The first target is the master's. `mode` is ``controller``, for brokers in controller mode, or ``slaves``, for a
+    master and its slaves. While brokers of the group run, a call copies what is committed. When all are stopped, the
+    same call adds the rest and finishes. It also continues a migration that was interrupted.
+
+    Raises StoreError if something would be lost, or a source or a target cannot be used; OptionError for wrong
+    arguments.
+    """
+    from pyspark_dledger.rocketmq.migrate import migrate as migrate_group
+
+    return migrate_group(sources, targets, mode)
 
 
 def rebuild(

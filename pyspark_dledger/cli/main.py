@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
@@ -106,19 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.progress.clear()
 
 
-def build_parser(named: Iterable[str] = VERBS, loaded: Container[str] = VERBS) -> argparse.ArgumentParser:
-    """The parser of the verbs in `named`. Only those in `loaded` have their arguments: their modules are imported."""
+def build_parser(verbs: Iterable[str] = VERBS, *, with_arguments: bool = True) -> argparse.ArgumentParser:
+    """The parser of `verbs`. Without their arguments it imports no module, and can only print what verbs there are."""
     parser = _GroupedParser(
         prog="dledger",
         description="Inspect DLedger logs and RocketMQ stores, read-only. Run replicated logs and use them.",
         epilog=READ_EXITS,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-    for name in named:
+    parsers = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
+    for name in verbs:
         text = VERBS[name]
-        verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        if name in loaded:
+        verb = parsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        if with_arguments:
             place = next((module for module, names in MODULES.items() if name in names), name)
             module = import_module(f"pyspark_dledger.cli.verbs.{place}")
             getattr(module, f"add_{name}")(verb)
@@ -128,9 +128,9 @@ def build_parser(named: Iterable[str] = VERBS, loaded: Container[str] = VERBS) -
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed arguments. Raises SystemExit after a help text or an error."""
-    verb = next((text for text in arguments if not text.startswith("-")), "")
-    parser = build_parser([verb] if verb in VERBS and arguments[0] == verb else VERBS, [verb])
-    if verb and verb not in VERBS and arguments[0] == verb:
+    verb = arguments[0] if arguments else ""
+    parser = build_parser([verb]) if verb in VERBS else build_parser(with_arguments=False)
+    if verb and verb not in VERBS and not verb.startswith("-"):
         from pyspark_dledger.common.options import similar
 
         near = similar(verb, VERBS, _VERB_SIMILARITY)

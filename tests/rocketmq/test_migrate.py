@@ -98,7 +98,8 @@ def test_controller_mode_begins_with_epoch_0_and_a_confirmed_log(case_folder: Un
 
 
 def test_a_plain_master_and_its_slaves_have_no_epochs(case_folder: Unpack, tmp_path: Path) -> None:
-    report = migrated(replicas(case_folder("mq-53-live")), tmp_path, "slaves")
+    targets = [tmp_path / name for name in TARGETS]
+    report = dl.migrate(replicas(case_folder("mq-53-live")), targets, "slaves")
     roles = [(store.broker_conf["brokerRole"], store.broker_conf["brokerId"]) for store in report.stores]
     assert roles == [("SYNC_MASTER", "0"), ("SLAVE", "1"), ("SLAVE", "2")]
     assert not [path for target in report.targets for path in Path(target).glob("epoch*")]
