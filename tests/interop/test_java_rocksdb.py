@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_dledger import open_log
 from tests.interop.plain_stores import PlainStores
 from tests.rocketmq.test_rocksdb import units_of
 from tests.support.groups import eventually
@@ -43,3 +44,30 @@ def test_units_are_those_that_java_reads(version: str, settings: dict[str, str],
     assert len(found) == 350
     ends = {name: max(offset for *queue, offset in found if tuple(queue) == name) + 1 for name in queues}
     assert ends == {name: end for name, (_, end) in queues.items()}
+
+
+@pytest.mark.java
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["5.3.3", "5.5.0"])
+def test_units_that_a_truncation_left_are_not_of_a_queue(version: str, tmp_path: Path) -> None:
+    pytest.importorskip("rocksdict")
+    root = tmp_path / "root"
+    settings = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog"), **SMALL, **ROCKSDB}
+    with closing(PlainStores(version, tmp_path)) as stores:
+        stores.open(settings, "ASYNC_MASTER")
+        stores.put(300, "Orders", 3)
+        eventually(lambda: sum(end for _, end in stores.queues().values()) == 300)
+        stores.close_store()
+        file = root / "commitlog" / f"{0:020d}"
+        kept = max(units_of(root).values()) * 9 // 10
+        file.write_bytes(file.read_bytes()[:kept].ljust(file.stat().st_size, b"\0"))
+        (root / "abort").touch()
+        stores.open(settings, "ASYNC_MASTER")
+        stores.put(3, "Orders", 3)
+        eventually(lambda: len(stores.queues()) == 3)
+        ends = {name: end for name, (_, end) in stores.queues().items()}
+        stores.close_store()
+    assert max(ends.values()) < 100
+    queues = [name for *name, _ in units_of(root)]
+    assert {name: queues.count([*name]) for name in ends} == ends
+    assert not [each for each in open_log(root).findings() if each.code.startswith("consumeQueue")]

@@ -122,18 +122,30 @@ def test_the_queue_that_ends_later_is_read(unpack: Unpack) -> None:
     assert "at queue offset 50" in str(finding)
 
 
+def store_bound(root: Path, kind: str, place: tuple[int, int] | None) -> None:
+    """Replaces a bound of the queue Orders/1 of rocks-533: a position and a queueOffset; None deletes it."""
+    import rocksdict
+
+    folder = root / "consumequeue"
+    families = {each: rocksdict.Options(raw_mode=True) for each in rocksdict.Rdict.list_cf(str(folder))}
+    database = rocksdict.Rdict(str(folder), rocksdict.Options(raw_mode=True), column_families=families)
+    key = (6).to_bytes(4, "big") + b"\1Orders\1" + kind.encode() + b"\1" + (1).to_bytes(4, "big")
+    bounds = database.get_column_family("offset")
+    if place is not None:
+        bounds[key] = b"".join(number.to_bytes(8, "big", signed=True) for number in place)
+    else:
+        del bounds[key]
+    database.close()
+
+
 @pytest.mark.usefixtures("needs_rocksdict")
 @pytest.mark.parametrize(
     ("kind", "place", "text"),
     [
-        ("max", (37924, 98), "expected a maximum 99 at commitLogOffset 37924, the last unit, found 98"),
-        (
-            "max",
-            (0, 99),
-            "the last unit, found 99 at commitLogOffset 0",
-        ),
-        ("max", (1 << 40, 120), "expected a maximum 99 at commitLogOffset 37924, the last unit, found 120"),
-        ("max", None, "expected a maximum 99 at commitLogOffset 37924, the last unit, found none"),
+        ("max", (0, 99), "expected a maximum 99 at commitLogOffset 37924, found 99 at commitLogOffset 0"),
+        ("max", (1 << 40, 120), "expected a maximum 99 at commitLogOffset 37924, found 120"),
+        ("max", (1 << 40, -1), "expected a maximum 99 at commitLogOffset 37924, found -1"),
+        ("max", None, "expected a maximum 99 at commitLogOffset 37924, found none"),
         ("min", (500, 2), "expected a minimum 0, found 2 at commitLogOffset 500"),
         ("min", None, None),
     ],
@@ -141,22 +153,24 @@ def test_the_queue_that_ends_later_is_read(unpack: Unpack) -> None:
 def test_bounds_by_which_a_broker_goes_are_those_of_the_units(
     kind: str, place: tuple[int, int] | None, text: str | None, unpack: Unpack
 ) -> None:
-    import rocksdict
-
     root = unpack("rocks-533")
-    folder = root / "consumequeue"
-    families = {each: rocksdict.Options(raw_mode=True) for each in rocksdict.Rdict.list_cf(str(folder))}
-    database = rocksdict.Rdict(str(folder), rocksdict.Options(raw_mode=True), column_families=families)
-    key = (6).to_bytes(4, "big") + b"\1Orders\1" + kind.encode() + b"\1" + (1).to_bytes(4, "big")
-    bounds = database.get_column_family("offset")
-    if place is not None:
-        bounds[key] = b"".join(number.to_bytes(8, "big") for number in place)
-    else:
-        del bounds[key]
-    database.close()
+    store_bound(root, kind, place)
     found = [each for each in open_log(root).findings() if each.code == "consumeQueueBounds"]
     assert [each.file for each in found] == (["consumequeue/Orders/1"] if text is not None else [])
     assert all(text is not None and text in str(each) for each in found)
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_units_after_the_maximum_are_not_of_the_queue(unpack: Unpack) -> None:
+    """A start after a loss of the log's end lowers the maximum, and leaves the units after it."""
+    root, by_java = unpack("rocks-533"), units_by_java("rocks-533")
+    store_bound(root, "max", (by_java["Orders", 1, 97], 97))
+    left_out = {("Orders", 1, 98), ("Orders", 1, 99)}
+    assert units_of(root) == {unit: position for unit, position in by_java.items() if unit not in left_out}
+    found = [each.code for each in open_log(root).findings() if each.severity != "info"]
+    assert found == ["messageNotInQueue"]  # Here the log has the messages.
+    store_bound(root, "max", (by_java["Orders", 1, 0], 0))
+    assert [unit for unit in units_of(root) if unit[:2] == ("Orders", 1)] == [("Orders", 1, 0)]
 
 
 @pytest.mark.usefixtures("needs_rocksdict")

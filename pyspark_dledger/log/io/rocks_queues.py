@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, final
 
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.format.layout import CONSUME_QUEUE_UNIT_SIZE
 from pyspark_dledger.format.store_file import OpenFile
@@ -34,7 +35,7 @@ _MAX_UNITS_PER_BYTE = 64
 
 
 class RocksQueue(NamedTuple):
-    """A queue in a RocksDB: ``prefix`` begins its keys, ``[first, end)`` are its queueOffsets."""
+    """A queue in a RocksDB: ``prefix`` begins its keys, ``[first, end)`` are its queueOffsets, as a broker sees it."""
 
     topic: str
     queue_id: int
@@ -51,7 +52,7 @@ class UnitPlace(NamedTuple):
 
 
 class QueueBounds(NamedTuple):
-    """The first and the last unit of a queue as the broker stored them, and the last one that the database has."""
+    """The first and the last unit of a queue as the broker stored them, and the last one up to there."""
 
     first: UnitPlace | None = None
     last: UnitPlace | None = None
@@ -69,51 +70,58 @@ def rocks_queues(folder: Path) -> list[RocksQueue]:
     """The queues that have units, by topic and queue id. Raises UnreadableError."""
     database = open_database(folder, _ADVICE)
     with rocks_errors(folder, _ADVICE):
-        return list(_queues_in(database))
+        return [queue for queue, _ in _queues_in(database, _stored_bounds(database))]
 
 
 def queue_bounds(folder: Path) -> dict[tuple[str, int], QueueBounds]:
     """The bounds of each queue that has units or stored bounds, by topic and queue id. Raises UnreadableError."""
     database = open_database(folder, _ADVICE)
-    found: dict[tuple[str, int], QueueBounds] = {}
     with rocks_errors(folder, _ADVICE):
-        for key, value in database.rows(_BOUNDS_FAMILY):
-            if len(value) == _PLACE.size:  # Else of the position of the last unit of all queues.
-                name, kind = _bound_of(key)
-                place = UnitPlace(*_PLACE.unpack(value))
-                bounds = found.get(name, QueueBounds())
-                found[name] = bounds._replace(first=place) if kind == _MIN else bounds._replace(last=place)
-        for queue in _queues_in(database):
-            last = queue.end - 1
-            for _, value in database.rows(prefix=queue.prefix + _OFFSET.pack(last)):
-                unit = UnitPlace(_OFFSET.unpack_from(value)[0], last)
-                name = queue.topic, queue.queue_id
-                found[name] = found.get(name, QueueBounds())._replace(last_unit=unit)
+        found = _stored_bounds(database)
+        for queue, unit in _queues_in(database, found):
+            name = queue.topic, queue.queue_id
+            found[name] = found.get(name, QueueBounds())._replace(last_unit=unit)
     return found
 
 
-def _bound_of(key: bytes) -> tuple[tuple[str, int], bytes]:
-    """Topic and queueId of a key of the column family ``offset``, and which bound it is of."""
-    length = _LENGTH.unpack_from(key)[0] if len(key) >= _LENGTH.size else -1
-    end = _LENGTH.size + 1 + length
-    kind, topic = key[end + 1 : end + 4], key[_LENGTH.size + 1 : end].decode(errors="surrogateescape")
-    if 0 <= length == len(key) - 14 and kind in (_MIN, _MAX) and (key[4], key[end], key[end + 4]) == (1, 1, 1):
-        return (topic, _LENGTH.unpack_from(key, end + 5)[0]), kind
-    raise ValueError(f"expected the key of a queue's minimum or maximum, found {key[:64].hex()}")
+def _stored_bounds(database: Database) -> dict[tuple[str, int], QueueBounds]:
+    """What the broker stored as bounds, without keys and values of another form, which a broker ignores."""
+    found: dict[tuple[str, int], QueueBounds] = {}
+    for key, value in database.rows(_BOUNDS_FAMILY):
+        length = _LENGTH.unpack_from(key)[0] if len(key) >= _LENGTH.size else -1
+        end = _LENGTH.size + 1 + length
+        kind = key[end + 1 : end + 4]
+        if 0 <= length == len(key) - 14 and kind in (_MIN, _MAX) and len(value) == _PLACE.size:
+            topic = key[_LENGTH.size + 1 : end].decode(errors="surrogateescape")
+            name = topic, _LENGTH.unpack_from(key, end + 5)[0]
+            place = UnitPlace(*_PLACE.unpack(value))
+            bounds = found.get(name, QueueBounds())
+            found[name] = bounds._replace(first=place) if kind == _MIN else bounds._replace(last=place)
+    return found
 
 
-def _queues_in(database: Database) -> Iterator[RocksQueue]:
+def _queues_in(
+    database: Database, bounds: dict[tuple[str, int], QueueBounds]
+) -> Iterator[tuple[RocksQueue, UnitPlace]]:
+    """The queues that have units, each with its last one.
+
+    It ends at the stored maximum: a start that truncates the log leaves units after that.
+    """
     cursor = database.cursor()
     cursor.seek_to_first()
     while cursor.valid():
-        key = bytes(cursor.key())
-        prefix, topic, queue_id, first = _parts(key)
-        cursor.seek_for_prev(prefix + b"\x7f" + b"\xff" * 7)
-        end = _parts(bytes(cursor.key()))[3] + 1
-        if end - first > database.size * _MAX_UNITS_PER_BYTE:
-            text = f"expected queueOffsets of a database of {database.size} bytes, found {first} to {end - 1}"
-            raise ValueError(f"{topic}/{queue_id}: {text}")
-        yield RocksQueue(topic, queue_id, prefix, first, end)
+        prefix, topic, queue_id, first = _parts(bytes(cursor.key()))
+        stored = bounds.get((topic, queue_id), QueueBounds()).last
+        limit = stored.queue_offset if stored is not None and stored.queue_offset >= 0 else INT64_MAX
+        cursor.seek_for_prev(prefix + _OFFSET.pack(limit))
+        if cursor.valid() and bytes(cursor.key()).startswith(prefix):
+            last = _parts(bytes(cursor.key()))[3]
+            if last - first >= database.size * _MAX_UNITS_PER_BYTE:
+                text = f"expected queueOffsets of a database of {database.size} bytes, found {first} to {last}"
+                raise ValueError(f"{topic}/{queue_id}: {text}")
+            place = UnitPlace(_OFFSET.unpack_from(bytes(cursor.value()))[0], last)
+            yield RocksQueue(topic, queue_id, prefix, first, last + 1), place
+        cursor.seek_for_prev(prefix + _OFFSET.pack(INT64_MAX))
         cursor.next()
     check_end(cursor)
 

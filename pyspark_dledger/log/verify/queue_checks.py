@@ -383,7 +383,7 @@ def _wrong_bounds(bounds: QueueBounds, begin: int | None, low: int) -> Iterator[
     first, last, unit = bounds
     # Units of expired messages are deleted, but the last one stays known.
     if last != unit and (unit is not None or (last is not None and last.position >= low)):
-        yield f"expected a maximum {_place_text(unit)}, the last unit, found {_place_text(last)}"
+        yield f"expected a maximum {_place_text(unit)}, found {_place_text(last)}"
     if first is not None and begin is not None:
         # When a broker needs the minimum, it moves one that points before the log.
         is_before = first.queue_offset < begin and first.position >= low
