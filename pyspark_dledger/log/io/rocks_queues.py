@@ -119,8 +119,9 @@ def _queues_in(
             if last - first >= database.size * _MAX_UNITS_PER_BYTE:
                 text = f"expected queueOffsets of a database of {database.size} bytes, found {first} to {last}"
                 raise ValueError(f"{topic}/{queue_id}: {text}")
-            place = UnitPlace(_OFFSET.unpack_from(bytes(cursor.value()))[0], last)
-            yield RocksQueue(topic, queue_id, prefix, first, last + 1), place
+            value = bytes(cursor.value())
+            position = _OFFSET.unpack_from(value)[0] if len(value) == _VALUE_SIZE else -1
+            yield RocksQueue(topic, queue_id, prefix, first, last + 1), UnitPlace(position, last)
         cursor.seek_for_prev(prefix + _OFFSET.pack(INT64_MAX))
         cursor.next()
     check_end(cursor)
