@@ -17,7 +17,12 @@ from tests.interop.java_stores import BUILD, JAVA, pass_on, prepare
 QUICK = {"heartBeatTimeIntervalMs": 150, "maxHeartBeatLeak": 3, "minVoteIntervalMs": 60, "maxVoteIntervalMs": 250}
 SMALL_FILES = {"mappedFileSizeForEntryData": 1 << 20, "mappedFileSizeForEntryIndex": 32 * 4096}
 # The loggers of 0.2.2 and of its remoting library write to the home folder.
-_QUIET = (f"-Duser.home={BUILD}", "-Dlog4j.configuration=none", "-Drocketmq.client.logUseSlf4j=true")
+_QUIET = (
+    f"-XX:ErrorFile={BUILD}/hs_err_%p.log",
+    f"-Duser.home={BUILD}",
+    "-Dlog4j.configuration=none",
+    "-Drocketmq.client.logUseSlf4j=true",
+)
 
 
 class JavaProcess:

@@ -23,7 +23,6 @@ _PATTERNS = frozenset(
 # These texts are no sentences of this package, or nothing is decided by them.
 ALLOWED = {
     "cli/arguments.py": "names of options in an error become flags",
-    "cli/main.py": "arguments",
     "cli/output/redact.py": "checksums, by the catalogue's own sentences, are removed from what leaves the machine",
     "cli/report/drawing.py": "a figure's labels",
     "cli/report/facts.py": "paths and topics are removed from what leaves the machine",
