@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_dledger.common.response_codes import ResponseCode
-from pyspark_dledger.raft.core import Send
+from pyspark_dledger.raft.core import CoreConfig, Send
+from pyspark_dledger.raft.core.disk_health import DiskHealth
 from pyspark_dledger.raft.messages import (
     AppendRequest,
     HeartBeatRequest,
@@ -47,6 +48,15 @@ def live(core: OneCore, *peers: str) -> None:
     for send in core.sent:
         if isinstance(send.request, HeartBeatRequest) and send.peer_id in peers:
             core.core.handle_response(send.token, HeartBeatResponse(code=200, term=core.core.term), core.now)
+
+
+def test_a_damaged_member_does_not_campaign_before_the_others_had_time_to() -> None:
+    """Their vote intervals can be longer than a problem counts otherwise."""
+    config = CoreConfig("g", "n0", ("n0", "n1"), max_vote_interval_ms=8000)
+    health = DiskHealth(config, MemoryStore(), 0)
+    health.has_damage(0)
+    assert health.problem(config.patience_ms - 1)
+    assert not health.problem(config.patience_ms)
 
 
 def test_a_leader_with_a_full_disk_hands_leadership_to_the_peer_that_has_its_log() -> None:

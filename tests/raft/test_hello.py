@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.errors import OptionError, StoreError
+from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.raft.hello import MemberHello, read_hello
-from pyspark_dledger.raft.messages import AppendResponse, HeartBeatRequest, MetadataRequest, Role
+from pyspark_dledger.raft.member_list import MemberList
+from pyspark_dledger.raft.messages import AppendResponse, HeartBeatRequest, HeartBeatResponse, MetadataRequest, Role
 from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.wire import Rejection, WireConnection, WireError
 from pyspark_dledger.store.files.node_files import CLUSTER, load_cluster_id, write_cluster_id
 from tests.raft.test_core import Group
 from tests.support.groups import SMALL, Nodes, eventually, nodes, peers_text
+from tests.support.one_core import OneCore, filled
 
 HELLO = MemberHello("n0", "0.1.0", "g", "n0-a:1;n1-b:1", "0f", 1 << 20, 1 << 15)
 
@@ -201,6 +204,29 @@ def test_no_cluster_id_is_made_unless_all_have_none(has_other: bool) -> None:
     group.until(lambda: all(node.store.cluster_id for node in group.nodes))
     (cluster,) = {node.store.cluster_id for node in group.nodes}
     assert not has_other or cluster == "0f"
+
+
+def test_no_cluster_id_is_made_before_the_list_of_members_is_committed() -> None:
+    """Another leader can have made one, whose members this list lacks."""
+    core = OneCore(filled(1, saved=2, committed=0))
+    body = MemberList(1, 2, {"n0": "a:1", "n1": "b:1", "n2": "c:1"}).body()
+    core.core.members.appending(1, 2, body)
+    core.store.append_as_leader([body], 2, MEMBERS)
+    core.core.members.refresh()
+    for peer in ("n1", "n2"):
+        core.core.set_peer_binary(peer, True, True)
+    core.lead()
+    found = []
+    for index in (0, 1):
+        core.store.update_committed_index(core.core.term, index)
+        for send in core.sent:
+            if isinstance(send.request, HeartBeatRequest):
+                response = HeartBeatResponse(code=200, term=core.core.term, cluster_id="")
+                core.core.handle_response(send.token, response, core.now)
+        core.sent.clear()
+        core.tick(5000)
+        found.append(bool(core.store.cluster_id))
+    assert found == [False, True]
 
 
 def test_no_cluster_id_is_made_with_java_members() -> None:
