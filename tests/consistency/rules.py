@@ -332,6 +332,8 @@ def check_all_clear(group: Group) -> None:
         gone -= repaired
     for verb, found in losses(group).items():
         said = found.lost | found.unclear
+        if verb in ("diff", "lost") and not group.is_main_planned:
+            continue  # they name the logs of which nothing tells if they are the group's
         if verb == "lost" and group.verdict is not None:
             said |= losses(group)["diff"].unclear
         if missing := gone - said:

@@ -73,6 +73,7 @@ def lost_text(found: GroupVerdict) -> str:
         what = "positions" if found.is_plain else ""
         parts.append(unclear_text(found.unclear_entries, found.unclear_reasons, what))
     parts += unread_ends_text(found.members)
+    parts += rivals_text(sorted(member.node for member in found.members if member.rivals))
     if parts and found.missing_members:
         parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
     yet = [
@@ -88,6 +89,12 @@ def lost_text(found: GroupVerdict) -> str:
     if yet and not parts:
         parts.append("nothing yet")
     return "; ".join([*parts, *yet]) or "nothing"
+
+
+def rivals_text(names: Sequence[str]) -> list[str]:
+    """That one of the logs that diverged is the group's, and nothing tells which: only what one lost is known."""
+    which = "nothing tells which log the last master wrote, so what only the other one lost is not listed"
+    return [f"cannot tell for the logs of {enumerated(names)}: {which}"] if names else []
 
 
 def before_text(pos: int) -> str:

@@ -12,7 +12,7 @@ from pyspark_dledger.cli.output.rows import Row, print_table
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import print_unread
-from pyspark_dledger.cli.stores.verdict_text import doubts_text, known_loss_text, lost_count, unclear_text
+from pyspark_dledger.cli.stores.verdict_text import doubts_text, known_loss_text, lost_count, rivals_text, unclear_text
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.json_text import json_line, rows_of
@@ -74,7 +74,8 @@ def _unclear(losses: GroupLosses) -> list[str]:
     """What no check judges."""
     entries, positions = losses.unclear, losses.unclear_positions
     texts = [unclear_text(entries, losses.unclear_reasons)] if entries.entries else []
-    return texts + ([unclear_text(positions, losses.unclear_reasons, "positions")] if positions.entries else [])
+    texts += [unclear_text(positions, losses.unclear_reasons, "positions")] if positions.entries else []
+    return texts + rivals_text(sorted(losses.rivals))
 
 
 def _known(logs: list[Log]) -> Iterator[str]:

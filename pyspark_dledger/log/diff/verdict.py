@@ -183,7 +183,7 @@ def _group(
 ) -> GroupVerdict:
     lost, filled, unclear = (each.ranges_found() for each in (of_log.lost, of_log.filled, of_log.unclear))
     is_strange = any(member.strangers for member in members)
-    is_unclear = is_strange or unclear.entries or any(member.unreadable for member in members)
+    is_unclear = is_strange or unclear.entries or any(member.unreadable or member.rivals for member in members)
     is_lost = (lost.entries or filled.entries or lost_end or lost_ends) and not is_strange
     return GroupVerdict(
         lost=SOME if is_lost else UNKNOWN if is_unclear else NOTHING,

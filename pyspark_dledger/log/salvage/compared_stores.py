@@ -39,6 +39,7 @@ MapParts = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 Progress = Callable[[int, int], None]
 
 _ONE_FILE = 2**62
+_MAX_COUNTS = 100_000
 
 Confirmed = dict[int, tuple[tuple[int, ...], str]]
 """For the start of an entry of which copies differ, the sources whose copy other files confirm, and why."""
@@ -346,12 +347,20 @@ def _file_size(parts: Sequence[SegmentPart]) -> tuple[int, str]:
     """The size of all files, and what is wrong if the sources have files of different sizes."""
     size = max(copy.segment.size for part in parts for copy in part.copies)
     bases = sorted(part.base for part in parts)
+    if len(bases) == 1:
+        return _fitting_size(bases[0], size), ""
     if any((base - bases[0]) % size for base in bases):
         return size, (
             f"expected files of one size in all sources, found {size} bytes and files at "
             f"{', '.join(map(str, bases[:8]))}: salvage sources with files of one size"
         )
     return size, ""
+
+
+def _fitting_size(base: int, size: int) -> int:
+    """The size that the only file left was created with, if `size` is what is left of it: its base is a multiple."""
+    counts = range(base // size, max(base // size - _MAX_COUNTS, 0), -1)
+    return next((base // count for count in counts if base % count == 0), size)
 
 
 def _committed(store: StoreView) -> int | None:

@@ -100,6 +100,8 @@ class _Tail:
 
     def log_end(self, is_first: bool) -> int | None:
         """Where the log ends before stale entries, or where these begin. Without `is_first`, some are left out."""
+        if not len(self._entries.pos):
+            return None  # the index has all of them otherwise: they are damaged
         proven = (self._misfit(), self._deleted(), self._beyond_index())
         number = next((one for one in proven if one is not None and self._can_be_end(one)), None)
         if number is None and (is_first or self._entries.index[-1] != self._state.end_index):
@@ -127,7 +129,7 @@ class _Tail:
         is_entry = (index >= 0) & ~np.isin(pos, self._known.pos[~self._known.is_whole])
         found = _Entries(*(column[is_entry] for column in (index, term, pos, pos + size)))
         before = self._segment.before or ((-1, -1, 0) if self._segment.base == 0 else None)
-        if self._start != self._segment.base or before is None:
+        if self._start != self._segment.base or before is None or not len(found.pos):
             return found
         first = before[0], found.term[0], self._start, self._start
         return _Entries(*(np.append(value, column) for value, column in zip(first, found, strict=True)))

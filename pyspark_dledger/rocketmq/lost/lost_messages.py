@@ -94,12 +94,16 @@ class LostMessage:
 
 
 class GroupLosses(NamedTuple):
-    """What replicas have lost, and the entries and the positions for which no check tells which copy is intact."""
+    """What replicas have lost, and the entries and the positions for which no check tells which copy is intact.
+
+    ``rivals`` are replicas whose logs diverged, and nothing tells which one the last master wrote.
+    """
 
     messages: list[LostMessage]
     unclear: Ranges
     unclear_positions: Ranges
     unclear_reasons: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
 
 
 def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLosses:
@@ -126,6 +130,7 @@ def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLoss
         of_entries.unclear.ranges_found(),
         of_bytes.unclear.ranges_found(),
         tuple(sorted({*of_entries.unclear_reasons, *of_bytes.unclear_reasons})),
+        tuple(name for number, name in enumerate(old.names) if old.rivals(number)) if old is not None else (),
     )
 
 
