@@ -65,8 +65,8 @@ QUEUE_CODES = frozenset(
         *("messageNotInQueue", "messagesNotDispatched", "consumeQueueEmptyFile"),
     )
 )
-NO_UNIT_CODES = frozenset(("queueOffsetRepeated", "queueOffsetTooFar"))
-"""Findings about messages to which no rebuild gives a unit."""
+NO_UNIT_CODES = frozenset(("queueOffsetRepeated", "queueOffsetTooFar", "messageBeforeDatabase", "expiredFileLeft"))
+"""Findings about messages to which no rebuild gives a unit, or none that they need."""
 KEY_CODES = frozenset(("keyIndexHeader", "keyIndexUnit"))
 """Findings that a rebuild of the queues or of the index of keys repairs."""
 BESIDE_LOG = frozenset(

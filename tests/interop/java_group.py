@@ -29,12 +29,18 @@ class JavaProcess:
     """A Java program that answers each line of standard input with a JSON object."""
 
     def __init__(
-        self, program: str, version: str, *args: str, compiled_with: str = "0.3.1.2", options: Iterable[str] = ()
+        self,
+        program: str,
+        version: str,
+        *args: str,
+        compiled_with: str = "0.3.1.2",
+        java: Iterable[str] = JAVA,
+        options: Iterable[str] = (),
     ) -> None:
-        """Starts the program with JVM `options`. Skips the test without Java."""
+        """Starts the program with JVM `options` after the command `java`. Skips the test without Java."""
         class_path = prepare(program, version, compiled_with)
         self._process = subprocess.Popen(
-            [*JAVA, *_QUIET, *options, "-cp", class_path, program, *args],
+            [*java, *_QUIET, *options, "-cp", class_path, program, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

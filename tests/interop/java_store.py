@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.interop.java_group import JavaProcess
+from tests.interop.java_stores import JAVA
 from tests.support.groups import eventually, free_ports
 
 COMPILED_WITH = "5.3.3"
@@ -47,9 +48,15 @@ class JavaStore(JavaProcess):
     """RocketMQ's DefaultMessageStore on `root`, the only member of its group."""
 
     def __init__(
-        self, version: str, root: Path, settings: dict[str, object], group: str = "g", node: str = "n0"
+        self,
+        version: str,
+        root: Path,
+        settings: dict[str, object],
+        group: str = "g",
+        node: str = "n0",
+        java: Iterable[str] = JAVA,
     ) -> None:
-        """Starts the store with `settings` of MessageStoreConfig. Skips the test without Java."""
+        """Starts the store with `settings` of MessageStoreConfig by the command `java`. Skips the test without Java."""
         self._dump = root.parent / f"{root.name}.dump"
         fields = {
             "storePathRootDir": root,
@@ -61,7 +68,7 @@ class JavaStore(JavaProcess):
             **settings,
         }
         words = (f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in fields.items())
-        super().__init__("RunStore", version, *words, compiled_with=COMPILED_WITH)
+        super().__init__("RunStore", version, *words, compiled_with=COMPILED_WITH, java=java)
 
     def state(self) -> dict[str, Any]:
         return self.ask("state")

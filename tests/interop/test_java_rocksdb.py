@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from pyspark_dledger import open_log
+import pyspark_dledger as dl
 from tests.interop.plain_stores import PlainStores
 from tests.rocketmq.test_rocksdb import units_of
 from tests.support.groups import eventually
 
 ROCKSDB = {"storeType": "defaultRocksDB"}
+ALL_FILES = {**ROCKSDB, "commitLogRecoverMaxNum": "1000"}
 SMALL = {"mappedFileSizeCommitLog": "65536", "maxHashSlotNum": "100", "maxIndexNum": "400"}
 
 
@@ -69,4 +71,41 @@ def test_units_that_a_truncation_left_are_not_of_a_queue(version: str, tmp_path:
         stores.close_store()
     queues = [name for *name, _ in units_of(root)]
     assert {name: queues.count([*name]) for name in ends} == ends
-    assert not [each for each in open_log(root).findings() if each.code.startswith("consumeQueue")]
+    assert not [each for each in dl.open_log(root).findings() if each.code.startswith("consumeQueue")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["5.4.0", "5.5.0"])
+def test_messages_that_a_change_of_store_type_left_out_are_named(version: str, tmp_path: Path) -> None:
+    """The broker builds the queues of the last ten files only; the finding says how it builds all."""
+    pytest.importorskip("rocksdict")
+    root = tmp_path / "root"
+    paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
+    settings = {**paths, **SMALL, "mappedFileSizeCommitLog": "16384"}
+
+    def findings() -> set[str]:
+        return {each.code for each in dl.open_log(root).findings() if each.severity != "info"}
+
+    with closing(PlainStores(version, tmp_path)) as stores:
+        stores.open(settings, "ASYNC_MASTER")
+        stores.put(3000, "Orders", 2)
+        assert eventually(lambda: stores.queues()["Orders", 1] == (0, 1500))
+        stores.close_store()
+        assert findings() == set()
+        stores.open({**settings, **ROCKSDB}, "ASYNC_MASTER")
+        stores.put(2, "Orders", 2)
+        assert eventually(lambda: stores.queues().get(("Orders", 1), (0, 0))[1] == 1501)
+        first, _ = stores.queues()["Orders", 1]
+        stores.close_store()
+        assert first > 0
+        assert findings() == {"messageBeforeDatabase", "consumeQueuesDiffer"}
+        (check,) = dl.check(root).members
+        assert (check.start, check.serve) == ("yes", "no")
+        shutil.rmtree(root / "consumequeue")
+        (root / "abort").touch()
+        stores.open({**settings, **ALL_FILES}, "ASYNC_MASTER")
+        stores.put(2, "Orders", 2)
+        assert eventually(lambda: stores.queues().get(("Orders", 1)) == (0, 1502))
+        assert len(stores.dump().messages) == 3004
+        stores.close_store()
+    assert findings() == set()

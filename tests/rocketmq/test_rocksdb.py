@@ -8,16 +8,18 @@ import random
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from pyspark_dledger import open_log
+from pyspark_dledger import check, open_log
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, database_queues, queues, read_units
 from pyspark_dledger.log.io.rocks_database import NEEDS
+from pyspark_dledger.log.next_step import DETAILS
+from pyspark_dledger.log.verify.findings import INFO
 from pyspark_dledger.rocketmq.rebuild.rebuild_job import rebuild
 from pyspark_dledger.rocketmq.tables import TABLES
 
@@ -92,19 +94,43 @@ def test_reading_leaves_the_store_as_it_is(name: str, unpack: Unpack) -> None:
     assert list(files_of(root)) == before
 
 
-@pytest.mark.usefixtures("needs_rocksdict")
-def test_a_message_without_a_unit_is_found(unpack: Unpack, capsys: pytest.CaptureFixture[str]) -> None:
+def remove_units(root: Path, queue_offsets: Iterable[int]) -> None:
+    """Removes units of the queue 0 of Orders from the RocksDB."""
     import rocksdict
 
-    root = unpack("rocks-533")
     folder = root / "consumequeue"
     families = {each: rocksdict.Options(raw_mode=True) for each in rocksdict.Rdict.list_cf(str(folder))}
     database = rocksdict.Rdict(str(folder), rocksdict.Options(raw_mode=True), column_families=families)
-    key = (6).to_bytes(4, "big") + b"\1Orders\1" + bytes(4) + b"\1" + (40).to_bytes(8, "big")
-    del database[key]
+    for offset in queue_offsets:
+        del database[(6).to_bytes(4, "big") + b"\1Orders\1" + bytes(4) + b"\1" + offset.to_bytes(8, "big")]
     database.close()
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_a_message_without_a_unit_is_found(unpack: Unpack, capsys: pytest.CaptureFixture[str]) -> None:
+    root = unpack("rocks-533")
+    remove_units(root, [40])
     assert main(["audit", str(root)]) == 1
     assert "Orders" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_messages_before_the_first_unit_are_not_to_be_rebuilt(unpack: Unpack) -> None:
+    """As after a change of storeType: only the broker builds what a RocksDB lacks."""
+    root = unpack("rocks-533")
+    remove_units(root, range(40))
+    (finding,) = [each for each in open_log(root).findings() if each.severity != INFO]
+    assert (finding.code, finding.found) == ("messageBeforeDatabase", "a queue that begins at 40")
+    report = check(root)
+    assert (report.members[0].serve, report.next.step) == ("no", DETAILS)
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+def test_a_later_begin_in_the_rocksdb_is_no_finding_while_the_files_have_all(unpack: Unpack) -> None:
+    """As in the first days of a double write."""
+    root = unpack("double-540")
+    remove_units(root, range(40))
+    assert [each for each in open_log(root).findings() if each.severity != INFO] == []
 
 
 @pytest.mark.usefixtures("needs_rocksdict")

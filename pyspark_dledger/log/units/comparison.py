@@ -41,6 +41,8 @@ OTHER_QUEUE, NOT_DISPATCHED, OTHER_PLACE = "otherQueue", "notDispatched", "other
 NEVER_WRITTEN = "neverWritten"
 # A message without a unit. `found` is where its queue ends, or the position in the unit at the message's queueOffset.
 NO_QUEUE, AFTER_QUEUE, NO_UNIT, OTHER_UNIT = "noQueue", "afterQueue", "noUnit", "otherUnit"
+# `found` is the queueOffset at which its queue begins.
+BEFORE_FIRST = "beforeFirst"
 # Java gives no unit to a message with the queueOffset of an earlier one. `found` is the position of that one.
 REPEATED = "repeated"
 # No rebuild fills the gap between the end of its queue, `found`, and the message's queueOffset.
@@ -52,7 +54,7 @@ DELETED = frozenset((NO_TOPIC, BEFORE_QUEUE))
 MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
 """The property with further queues of a message."""
 _MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
-_WITH_POSITION = frozenset((AFTER_QUEUE, TOO_FAR, OTHER_UNIT, REPEATED, BEFORE_QUEUE))
+_WITH_POSITION = frozenset((AFTER_QUEUE, TOO_FAR, OTHER_UNIT, REPEATED, BEFORE_FIRST, BEFORE_QUEUE))
 # A builder of queues writes at most so many: a pull of a consumer.
 _MAX_GAP_COPIES = 1024
 # Further messages count as messages without a unit.
@@ -297,4 +299,7 @@ def _found_at(queue: QueueUnits, offsets: Longs) -> tuple[npt.NDArray[np.object_
             is_unit = units["size"] != 0
             code[inside[part[is_unit]]] = OTHER_UNIT
             found[inside[part]] = units["commitLogOffset"]
+    if queue.count:
+        is_before = offsets < queue.queue_offset(0)
+        code[is_before], found[is_before] = BEFORE_FIRST, queue.queue_offset(0)
     return code, found

@@ -21,7 +21,7 @@ from pyspark_dledger.format.dispatched_rows import Longs, QueueName
 from pyspark_dledger.format.engine import Engine
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.message import has_message_magic
-from pyspark_dledger.format.spec import COMMITLOG, Segment
+from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.broker_config import TOPICS
 from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
@@ -246,10 +246,21 @@ class QueueCheck:
     def _report_missing(self, missing: _Missing) -> None:
         first, last = missing.first, missing.last
         code, found = _MISSING[first.code]
+        if first.code == comparison.BEFORE_FIRST:
+            code = self._before_first(first.queue)
         path, at = _place_of(self._stored, self._scope.root, first.queue, first.queue_offset)
         offsets = f"{first.queue_offset}" if first is last else f"{first.queue_offset} to {last.queue_offset}"
         expected = f"units of {first.queue[0]}/{first.queue[1]} at queue offset {offsets}"
         self._report.add(code, path, f"expected {expected}, found {found.format(first)}", offset=at, pos=first.offset)
+
+    def _before_first(self, name: QueueName) -> str:
+        """The finding about messages that are before the first unit of their queue."""
+        queue, segments = self._stored.get(name), self._comparison.log.segments
+        if queue is not None and queue.files[0].database:
+            return "messageBeforeDatabase"
+        # The last file of a log does not expire.
+        is_first = len(segments) > 1 and segments[0].source == DLEDGER and segments[0].base == self._scope.low
+        return "expiredFileLeft" if is_first else "messageNotInQueue"
 
 
 # The finding about messages without a unit, and what is found.
@@ -257,6 +268,7 @@ _MISSING = {
     comparison.AFTER_QUEUE: ("messageNotInQueue", "the queue's end at {0.found}"),
     comparison.TOO_FAR: ("queueOffsetTooFar", "the queue's end at {0.found}"),
     comparison.NO_UNIT: ("messageNotInQueue", "none"),
+    comparison.BEFORE_FIRST: ("messageNotInQueue", "a queue that begins at {0.found}"),
     comparison.OTHER_UNIT: ("messageNotInQueue", "those of other messages, the first of commitLogOffset {0.found}"),
     comparison.REPEATED: ("queueOffsetRepeated", "those of earlier messages, the first of commitLogOffset {0.found}"),
     comparison.BEFORE_QUEUE: ("queueBeganAgain", "a queue that begins with a later message at {0.found}"),

@@ -201,7 +201,8 @@ class _Store:
         if databases:
             raise StoreError(
                 f"{databases[0]}: expected ConsumeQueue files, found a RocksDB, which only a broker can build: stop "
-                "the broker, move the folder away, and start it"
+                "the broker, move the folder away, create the empty file abort, and start it with "
+                "commitLogRecoverMaxNum above the number of CommitLog files"
             )
         self._roots = [self.root]
         if files.broker_conf is None:

@@ -72,6 +72,7 @@ _TEXTS = {
     comparison.AFTER_QUEUE: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "the queue ends at {0.found}"),
     comparison.TOO_FAR: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "the queue ends at {0.found}"),
     comparison.NO_UNIT: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "none written"),
+    comparison.BEFORE_FIRST: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "the queue begins at {0.found}"),
     comparison.REPEATED: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "a unit of {0.found}"),
     comparison.OTHER_UNIT: _Text(MESSAGE_NOT_IN_QUEUE, "a unit of {0.expected}", "a unit of {0.found}"),
 }
