@@ -108,7 +108,7 @@ def test_examples_print_what_the_readme_shows(number: int, printed: list[str]) -
 
 def test_the_incident_has_its_commands() -> None:
     verbs = ["check", "salvage", "salvage", "check", "diff", "lost", "find", "recovery", "verify", "audit", "report"]
-    assert [shown.split()[2] for shown in commands("docs/incident.md")] == [*verbs, "export", "check"]
+    assert [shown.split()[2] for shown in commands("docs/incident.md")] == [*verbs, "export"]
 
 
 @pytest.mark.slow
