@@ -21,7 +21,8 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  * dump FILE, queues, put COUNT TOPIC QUEUES: as in RunStore, but dump does not search for keys.
  * keys FILE: for each line TOPIC KEY of a file, the index's offsets, in order.
  * times FILE: for each line TOPIC QUEUE TIMESTAMP of a file, the queue offset found for it, in order.
- * epoch NUMBER: in controller mode, the store is the master of an epoch from here on.
+ * epoch NUMBER: in controller mode, the store is the master of an epoch from here on; again NUMBER: it stays the master.
+ * follow NUMBER ADDRESS: it is the slave of the master of an epoch, which listens at ADDRESS.
  * close: a clean shutdown of the store. A store that is not closed ends while the next ones are open.
  */
 public final class RunPlainStores {
@@ -113,6 +114,19 @@ public final class RunPlainStores {
                 Object done = service.getClass().getMethod("changeToMaster", int.class)
                     .invoke(service, Integer.parseInt(words[1]));
                 return "{\"changed\": " + done + "}";
+            case "again":
+                Object same = store.getHaService();
+                Object stays = same.getClass().getMethod("changeToMasterWhenLastRoleIsMaster", int.class)
+                    .invoke(same, Integer.parseInt(words[1]));
+                return "{\"changed\": " + stays + "}";
+            case "follow":
+                Object slave = store.getHaService();
+                Object follows = slave.getClass().getMethod("changeToSlave", String.class, int.class, Long.class)
+                    .invoke(slave, words[2], Integer.parseInt(words[1]), 2L);
+                slave.getClass().getMethod("updateHaMasterAddress", String.class).invoke(slave, words[2]);
+                return "{\"changed\": " + follows + "}";
+            case "state":
+                return state(store);
             case "keys":
                 return keys(store, words[1]);
             case "times":

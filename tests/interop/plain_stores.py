@@ -64,6 +64,18 @@ class PlainStores(JavaProcess):
         """In controller mode, the store becomes the master of an epoch."""
         assert self._ask(f"epoch\t{epoch}") == {"changed": True}
 
+    def stay_master(self, epoch: int) -> None:
+        """In controller mode, the master becomes that of a later epoch."""
+        assert self._ask(f"again\t{epoch}") == {"changed": True}
+
+    def follow(self, epoch: int, address: str) -> None:
+        """In controller mode, the store becomes a slave of the master at an address, which leads an epoch."""
+        assert self._ask(f"follow\t{epoch}\t{address}") == {"changed": True}
+
+    def max_offset(self) -> int:
+        """Returns the end of the log."""
+        return int(self._ask("state")["maxOffset"])
+
     def close_store(self) -> None:
         """Closes the store with a clean shutdown."""
         assert self._ask("close") == {"closed": True}

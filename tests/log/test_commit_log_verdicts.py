@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.cli.main import main
-from pyspark_dledger.cli.stores.verdict_text import lost_text
+from pyspark_dledger.cli.stores.verdict_text import lost_text, member_text
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.state_files import EPOCH_FILE, EPOCH_FILES
 from pyspark_dledger.log import open_log
@@ -23,7 +23,7 @@ from pyspark_dledger.log.diff.commit_log_comparison import CommitLogComparison, 
 from pyspark_dledger.log.diff.copy_ranges import DAMAGED, Copy, CopyRange
 from pyspark_dledger.log.diff.diff_table import LogEvidence
 from pyspark_dledger.log.io.state_files import CHECKPOINT_SIZE, StoreCheckpoint
-from pyspark_dledger.log.next_step import PLAN
+from pyspark_dledger.log.next_step import CHECK, PLAN
 from pyspark_dledger.rocketmq.check.check_report import step_after_comparison
 from tests.support.damage import flip
 from tests.support.generate import Store, mq_message, write_commitlog, write_consume_queue
@@ -234,6 +234,39 @@ def test_lost_epochs_never_make_the_log_of_an_earlier_master_the_one_to_follow(
     assert "confirmed bytes" in lost_text(found.verdict)
     step = step_after_comparison(found, ())
     assert "export" in (step.before if step.step == PLAN else step.arguments)
+
+
+@pytest.mark.parametrize(("count", "equal_count"), [(COUNT, 20), (30, 10), (20, 0)])
+def test_a_slave_that_never_heard_of_an_epoch_copies_equal_bytes_again(
+    count: int, equal_count: int, tmp_path: Path
+) -> None:
+    """It lost nothing, so nothing is to be saved."""
+    rows = write_commitlog(tmp_path / "master", messages(COUNT)).rows
+    slave = write_commitlog(tmp_path / "slave", messages(count))
+    controller(tmp_path / "master", epoch_file("1-0", f"2-{rows[20]['pos']}"))
+    controller(tmp_path / "slave", epoch_file("1-0"))
+    found = compared(tmp_path / "master", tmp_path / "slave")
+    (point,) = [each for each in found.consistent_points if each.slave == "slave"]
+    assert (point.pos, point.lost_bytes) == (rows[20]["pos"], 0)
+    assert point.equal_bytes == (slave.end - rows[20]["pos"] if equal_count else 0)
+    assert starts(found) == ["master", "slave"]
+    assert ("RocketMQ issue 9689" in member_text(found.verdict.members[1])) == bool(equal_count)
+    assert found.is_lagging_only != bool(equal_count)
+    assert step_after_comparison(found, ()).step == CHECK
+
+
+def test_a_slave_whose_epoch_the_master_has_expired_does_not_follow(tmp_path: Path) -> None:
+    master = write_commitlog(tmp_path / "master", messages(COUNT))
+    write_commitlog(tmp_path / "slave", messages(30))
+    for segment in master.segments[:2]:
+        Path(segment.path).unlink()
+    controller(tmp_path / "master", epoch_file(f"2-{master.rows[20]['pos']}"))
+    controller(tmp_path / "slave", epoch_file("1-0"))
+    found = compared(tmp_path / "master", tmp_path / "slave")
+    assert starts(found) == ["master", "no"]
+    assert "RocketMQ issue 9689); without epochFileCheckpoint and its .bak it follows" in member_text(
+        found.verdict.members[1]
+    )
 
 
 def test_damage_after_many_other_rows_counts(tmp_path: Path) -> None:

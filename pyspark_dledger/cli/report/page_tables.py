@@ -183,6 +183,7 @@ _SPECS = {
         master text Of master
         pos int Truncated at byte
         lostBytes bytes Loses
+        equalBytes bytes? Copies again
         confirmedBytes bytes? Confirmed ones
         problem text Problem
     """,
@@ -255,7 +256,7 @@ def _commit_log_tables(found: CommitLogComparison) -> Iterable[PageTable]:
     points = [
         fields_row(point) | {"problem": _problem(point)}
         for point in found.consistent_points
-        if point.pos is None or point.lost_bytes or not point.is_common
+        if point.pos is None or point.lost_bytes or point.equal_bytes or not point.is_common
     ]
     yield PageTable("Where Java would truncate a slave", COLUMNS["truncations"], points)
     rows = _rows(found.rows, MEANINGS)

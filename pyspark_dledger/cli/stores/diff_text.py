@@ -149,8 +149,8 @@ def difference_sentences(found: CommitLogComparison, with_points: bool = True) -
     yield f"common prefix: up to {found.common_prefix}"
     for point in found.consistent_points if with_points else ():
         if point.pos is None:
-            yield f"{point.slave} cannot follow {point.master}: Java finds no consistent point in their epochs"
-        elif point.lost_bytes or not point.is_common:
+            yield f"{point.slave} cannot follow {point.master}: {truncation_text(point)}"
+        elif point.lost_bytes or point.equal_bytes or not point.is_common:
             yield f"{point.slave} as slave of {point.master}: {truncation_text(point)}"
     for each in found.lost_ends:
         yield f"note: {each.node}: {each.proof}: its end is lost"

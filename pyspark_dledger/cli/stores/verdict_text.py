@@ -222,7 +222,7 @@ def _slave(member: MemberVerdict) -> str:
     point = member.truncation
     by = f"is ahead by {member.ahead_bytes} bytes" if member.ahead_bytes > 0 else "is of a later epoch"
     text = f"may start, and must not be the master: {member.ahead[0]} {by}"
-    if point is not None and (point.lost_bytes or not point.is_common):
+    if point is not None and (point.lost_bytes or point.equal_bytes or not point.is_common):
         return f"{text}; as its slave, {truncation_text(point)}"
     return text
 
@@ -331,7 +331,8 @@ def _follows(member: MemberVerdict) -> str:
         return ""
     point = member.truncation
     if point is not None and point.pos is None:
-        return f"it cannot follow {member.ahead[0]}: Java finds no consistent point in their epochs"
+        remedy = "; without epochFileCheckpoint and its .bak it follows" if point.equal_bytes else ""
+        return f"it cannot follow {member.ahead[0]}: {truncation_text(point)}{remedy}"
     if member.missing is not None:
         where = range_text(*member.missing)
         return f"it cannot follow {member.ahead[0]}, which no longer has positions {where}"
@@ -346,12 +347,20 @@ _REASONS: tuple[Callable[[MemberVerdict], str], ...] = (
 )
 
 
+_LACKS_EPOCH = "one of their files lacks an epoch (RocketMQ issue 9689)"
+
+
 def truncation_text(point: ConsistentPoint) -> str:
-    """Where Java truncates a slave, and what that loses."""
+    """Where Java truncates a slave, and what that loses; or that it does not follow."""
+    if point.pos is None:
+        why = f": {_LACKS_EPOCH}" if point.equal_bytes else ""
+        return f"Java finds no consistent point in their epochs{why}"
     confirmed = f", {point.confirmed_bytes} of them confirmed" if point.confirmed_bytes else ""
-    loses = f"loses {point.lost_bytes} bytes{confirmed}" if point.lost_bytes else "loses nothing"
+    effects = [f"loses {point.lost_bytes} bytes{confirmed}"] if point.lost_bytes else []
+    if point.equal_bytes:
+        effects.append(f"copies {point.equal_bytes} equal bytes again: {_LACKS_EPOCH}")
     differs = "" if point.is_common else "; Java does not notice that their bytes differ before that position"
-    return f"Java truncates it at {point.pos}, and it {loses}{differs}"
+    return f"Java truncates it at {point.pos}, and it {', and '.join(effects) or 'loses nothing'}{differs}"
 
 
 def unreadable_text(problems: Sequence[str]) -> str:

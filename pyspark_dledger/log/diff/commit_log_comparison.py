@@ -130,7 +130,8 @@ def compare_commit_log_group(
 
 def _is_harmless(verdict: GroupVerdict) -> bool:
     return all(
-        member.start in MAY_START and not (member.truncation and member.truncation.lost_bytes)
+        member.start in MAY_START
+        and not (member.truncation and (member.truncation.lost_bytes or member.truncation.equal_bytes))
         for member in verdict.members
     )
 
@@ -214,11 +215,21 @@ def _consistent_points(replicas: Sequence[CommitLogReplica], rows: Sequence[PosR
             for row in rows
         )
         confirmed = min(slave.confirm_offset or 0, slave.end)
+        begin = max(slave.begin, master.begin) if pos is None else pos
+        equal = _equal_bytes(rows, begin, min(slave.end, master.end), {slave.name, master.name})
         yield ConsistentPoint(
             slave=slave.name,
             master=master.name,
             pos=pos,
-            lost_bytes=0 if pos is None else max(slave.end - pos, 0),
-            confirmed_bytes=0 if pos is None else max(confirmed - pos, 0),
+            lost_bytes=0 if pos is None else max(slave.end - pos - equal, 0),
+            confirmed_bytes=0 if pos is None else max(confirmed - pos - equal, 0),
             is_common=pos is not None and not differs,
+            equal_bytes=equal,
         )
+
+
+def _equal_bytes(rows: Sequence[PosRow], start: int, end: int, nodes: set[str]) -> int:
+    """The number of bytes of ``[start, end)`` if `nodes` have the same there, else 0."""
+    found = [row for row in rows if row.first_pos < end and row.last_pos >= start]
+    differ = any(row.verdict in DIFFERENCES and nodes & set(row.nodes) for row in found)
+    return 0 if differ or not all(nodes <= set(row.terms) for row in found) else max(end - start, 0)

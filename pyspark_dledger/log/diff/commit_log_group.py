@@ -242,8 +242,9 @@ class ConsistentPoint:
     """Where `slave` would truncate its log to follow `master` (``EpochFileCache.findConsistentPoint``).
 
     ``pos`` is None if Java finds no position: the slave then does not replicate. ``lost_bytes`` are those of the slave
-    from there on, ``confirmed_bytes`` the part of them that it had confirmed. ``is_common``: both have the same bytes
-    before it.
+    from there on that the master does not have, ``confirmed_bytes`` the part of them that it had confirmed.
+    ``equal_bytes`` are those that both have, without a position all: one of their files lacks an epoch. ``is_common``:
+    both have the same bytes before it.
     """
 
     slave: str
@@ -252,3 +253,4 @@ class ConsistentPoint:
     lost_bytes: int
     confirmed_bytes: int
     is_common: bool
+    equal_bytes: int = 0
