@@ -22,6 +22,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
  * keys FILE: for each line TOPIC KEY of a file, the index's offsets, in order.
  * times FILE: for each line TOPIC QUEUE TIMESTAMP of a file, the queue offset found for it, in order.
  * epoch NUMBER: in controller mode, the store is the master of an epoch from here on; again NUMBER: it stays the master.
+ * truncate POSITION: removes the log from there on, as a slave does that follows another master.
  * follow NUMBER ADDRESS: it is the slave of the master of an epoch, which listens at ADDRESS.
  * close: a clean shutdown of the store. A store that is not closed ends while the next ones are open.
  */
@@ -111,9 +112,9 @@ public final class RunPlainStores {
                 return RunStore.put(store, Integer.parseInt(words[1]), words[2], Integer.parseInt(words[3]));
             case "epoch":
                 Object service = store.getHaService();
-                Object done = service.getClass().getMethod("changeToMaster", int.class)
+                Object leads = service.getClass().getMethod("changeToMaster", int.class)
                     .invoke(service, Integer.parseInt(words[1]));
-                return "{\"changed\": " + done + "}";
+                return "{\"changed\": " + leads + "}";
             case "again":
                 Object same = store.getHaService();
                 Object stays = same.getClass().getMethod("changeToMasterWhenLastRoleIsMaster", int.class)
@@ -127,6 +128,10 @@ public final class RunPlainStores {
                 return "{\"changed\": " + follows + "}";
             case "state":
                 return state(store);
+            case "truncate":
+                Object done = DefaultMessageStore.class.getMethod("truncateFiles", long.class)
+                    .invoke(store, Long.parseLong(words[1]));
+                return "{\"changed\": " + done + "}";
             case "keys":
                 return keys(store, words[1]);
             case "times":

@@ -72,6 +72,10 @@ class PlainStores(JavaProcess):
         """In controller mode, the store becomes a slave of the master at an address, which leads an epoch."""
         assert self._ask(f"follow\t{epoch}\t{address}") == {"changed": True}
 
+    def truncate(self, position: int) -> None:
+        """Removes the log from a position on."""
+        assert self._ask(f"truncate\t{position}") == {"changed": True}
+
     def max_offset(self) -> int:
         """Returns the end of the log."""
         return int(self._ask("state")["maxOffset"])

@@ -78,3 +78,42 @@ def settings(root: Path) -> dict[str, str]:
     paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
     epochs = {"storePathEpochFile": str(root / "epochFileCheckpoint"), "enableControllerMode": "true"}
     return {**SETTINGS, **paths, **epochs}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["5.3.3", "5.5.0"])
+def test_an_old_tail_that_a_crash_brought_back_is_named(version: str, tmp_path: Path) -> None:
+    """A slave truncates its log in memory only (RocketMQ issue 10666): killed, it has what it wrote as a master."""
+    port, roots = free_ports(1)[0], [tmp_path / name for name in ("former", "master")]
+    one_file = {"mappedFileSizeCommitLog": str(1 << 20), "flushConsumeQueueThoroughInterval": "100"}
+    with ExitStack() as stack:
+        former, master = (stack.enter_context(closing(PlainStores(version, tmp_path))) for _ in roots)
+        former.open(settings(roots[0]) | one_file, "ASYNC_MASTER")
+        former.lead(1)
+        former.put(100, "Orders", 2)
+        former.close_store()
+        shutil.copytree(*roots)
+        former.open(settings(roots[0]) | one_file, "ASYNC_MASTER")
+        former.put(300, "Orders", 2)
+        end = former.max_offset()
+        former.close_store()
+        master.open(settings(roots[1]) | one_file | {"haListenPort": str(port)}, "ASYNC_MASTER")
+        master.lead(2)
+        master.put(10, "Orders", 2)
+        former.open(settings(roots[0]) | one_file)
+        former.follow(2, f"127.0.0.1:{port}")
+        assert eventually(lambda: former.max_offset() == master.max_offset() < end, 30)
+        confirmed = former.max_offset()
+        assert eventually(lambda: dl.open_log(roots[0]).state.confirm_offset == confirmed, 30)
+        former.kill()
+        master.put(400, "Orders", 2)
+        master.close_store()
+    log = dl.open_log(roots[0])
+    assert log.state.max_offset == end
+    (finding,) = [each for each in log.findings() if each.code == "unconfirmedTail"]
+    assert finding.found == str(confirmed)
+    found = dl.check(roots)
+    assert [member.start for member in found.members] == ["no", "yes"]
+    assert found.commit_logs is not None
+    points = {each.slave: each for each in found.commit_logs.consistent_points}
+    assert (points["former"].pos, points["former"].is_common) == (end, False), "Java keeps the old tail"
