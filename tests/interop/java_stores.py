@@ -27,7 +27,16 @@ _POMS = {
         ("LoadBroker", "LoadPlainStores", "RunStore", "RunPlainStores", "EncodeMessages"), ("broker.xml", "rocketmq")
     ),
     **dict.fromkeys(
-        ("RunBroker", "RunClients", "RunConfig", "RunController", "RunLives", "RunTraffic", "WriteControllerLog"),
+        (
+            "RunBroker",
+            "RunClients",
+            "RunConfig",
+            "RunController",
+            "RunLives",
+            "RunTraffic",
+            "WriteControllerLog",
+            "WriteRecords",
+        ),
         ("cluster.xml", "cluster"),
     ),
 }

@@ -69,7 +69,8 @@ LEFT_OUT = {
     "consumequeue_ext": "messages are filtered by tags without it",
     "timerlog": "the broker finds waiting timer messages in rmq_sys_wheel_timer; others may be delivered again",
     "timerwheel": "the broker builds it from timerlog",
-    "rocksdbstore": "the broker needs it where it keeps queues or configuration there",
+    "rocksdbstore": "the broker needs it where it keeps timers, transactions or keys there",
+    "kvStore": "popped messages that are not acknowledged are not delivered again",
     "compaction": "topics that are compacted need it",
 }
 """The folders of a broker that are neither copied nor built from the log, and what that means."""

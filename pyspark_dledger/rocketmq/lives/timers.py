@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pyspark_dledger.format.layout import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KEY, TIMER_TOPIC
 from pyspark_dledger.log.io.entry_reads import message_at
+from pyspark_dledger.log.io.rocks_records import TIMERS, timer_records
 from pyspark_dledger.log.io.timer_files import (
     MAGIC_DELETE,
     MAGIC_ROLL,
-    TimerFile,
     TimerUnits,
     TimerWheel,
     read_timer_checkpoint,
@@ -29,12 +30,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Timer:
-    """A unit whose message waits; times in milliseconds since 1970."""
+    """A unit whose message waits, or a record in a RocksDB; times in milliseconds since 1970."""
 
-    file: TimerFile
-    position: int
+    path: str
+    position: int | None
     kind: str
-    written: int
+    written: int | None
     due: int
     offset: int
     size: int
@@ -45,7 +46,10 @@ class Timer:
 
 
 def waiting_timers(log: StoreView, root: Path) -> Iterator[Timer]:
-    """The units that are due after the broker's timer checkpoint, in the order of the timer log. Raises StoreError."""
+    """The units that are due after the broker's timer checkpoint, in the order of the timer log; then a RocksDB's.
+
+    Raises StoreError.
+    """
     checkpoint, wheel = read_timer_checkpoint(root), TimerWheel.opened(root)
     read_time = checkpoint.read_time if checkpoint is not None else 0
     for block in timer_units(root):
@@ -55,13 +59,32 @@ def waiting_timers(log: StoreView, root: Path) -> Iterator[Timer]:
         in_wheel = wheel.has(positions, times) if wheel is not None else positions < 0
         for number in (times >= read_time).nonzero()[0].tolist():
             is_led = bool(in_wheel[number]) or int(positions[number]) >= corrected
-            yield _timer(log, block, number, int(positions[number]), int(times[number]), is_led)
+            yield _unit(log, block, number, int(positions[number]), int(times[number]), is_led)
+    for each in timer_records(root):
+        place = {"path": str(root / TIMERS), "position": None, "written": None}
+        yield _timer(log, each.offset, each.size, **place, kind="message", due=each.due)
 
 
-def _timer(log: StoreView, block: TimerUnits, number: int, position: int, due: int, is_led: bool) -> Timer:
+def _unit(log: StoreView, block: TimerUnits, number: int, position: int, due: int, is_led: bool) -> Timer:
     unit = block.units[number]
-    offset, size, magic = (int(unit[name]) for name in ("commitLogOffset", "messageSize", "magic"))
-    kind = "roll" if magic & MAGIC_ROLL else "delete" if magic & MAGIC_DELETE else "message"
+    magic = int(unit["magic"])
+    found = _timer(
+        log,
+        int(unit["commitLogOffset"]),
+        int(unit["messageSize"]),
+        path=block.file.path,
+        position=position,
+        kind="roll" if magic & MAGIC_ROLL else "delete" if magic & MAGIC_DELETE else "message",
+        written=int(unit["writtenTime"]),
+        due=due,
+    )
+    if found.problem is None and not is_led:
+        return replace(found, problem="expected a slot of the timer wheel that leads to it, found none")
+    return found
+
+
+def _timer(log: StoreView, offset: int, size: int, **fields: Any) -> Timer:
+    """A timer with its message, and what is wrong with that."""
     message = message_at(log.segments, offset, log.segment_end)
     problem = None
     if offset >= log.max_offset:
@@ -70,19 +93,13 @@ def _timer(log: StoreView, block: TimerUnits, number: int, position: int, due: i
         problem = f"expected a message from {log.min_offset} on, found commitLogOffset {offset}: it has expired"
     elif message is None or message.topic != TIMER_TOPIC or message.total_size != size:
         problem = f"expected a message of {size} bytes in {TIMER_TOPIC}, found none at commitLogOffset {offset}"
-    elif not is_led:
-        problem = "expected a slot of the timer wheel that leads to it, found none"
     properties = message.properties if message is not None else {}
     return Timer(
-        block.file,
-        position,
-        kind,
-        int(unit["writtenTime"]),
-        due,
-        offset,
-        size,
-        properties.get(PROPERTY_REAL_TOPIC),
-        integer(properties.get(PROPERTY_REAL_QUEUE_ID)),
-        properties.get(PROPERTY_UNIQ_KEY),
-        problem,
+        **fields,
+        offset=offset,
+        size=size,
+        topic=properties.get(PROPERTY_REAL_TOPIC),
+        queue_id=integer(properties.get(PROPERTY_REAL_QUEUE_ID)),
+        uniq_key=properties.get(PROPERTY_UNIQ_KEY),
+        problem=problem,
     )

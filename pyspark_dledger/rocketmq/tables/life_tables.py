@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from pyspark_dledger.common.integers import microseconds
 from pyspark_dledger.format.columns import TIMESTAMP
+from pyspark_dledger.log.io.rocks_records import pop_records
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, relative_file, table_schema
 from pyspark_dledger.log.units.stored import queue_root
-from pyspark_dledger.rocketmq.lives.pops import pops, revived_offsets
+from pyspark_dledger.rocketmq.lives.pops import DUE, IN_FLIGHT, pops, revived_offsets
 from pyspark_dledger.rocketmq.lives.timers import waiting_timers
 from pyspark_dledger.rocketmq.lives.topics import stored_times
 from pyspark_dledger.rocketmq.lives.transactions import Transaction, transactions
@@ -68,13 +69,13 @@ def _micros(milliseconds: int | None) -> int | None:
 def _timer_rows(log: StoreView) -> Rows:
     for each in waiting_timers(log, queue_root(log)):
         yield {
-            "file": relative_file(log.paths, each.file.path),
+            "file": relative_file(log.paths, each.path),
             "position": each.position,
             "kind": each.kind,
             "topic": each.topic,
             "queueId": each.queue_id,
             "uniqKey": each.uniq_key,
-            "writtenTimestamp": microseconds(each.written),
+            "writtenTimestamp": _micros(each.written),
             "dueTimestamp": microseconds(each.due),
             "commitLogOffset": each.offset,
             "size": each.size,
@@ -100,6 +101,17 @@ def _pop_rows(log: StoreView) -> Rows:
                 "checkpointOffset": each.offset,
                 "ackOffset": each.acknowledged.get(queue_offset),
             }
+    last = stored_times(log)[1] or 0
+    for record in pop_records(log.paths.root) if log.paths.root is not None else ():
+        yield {
+            "topic": record.topic,
+            "queueId": record.queue_id,
+            "queueOffset": record.queue_offset,
+            "consumerGroup": record.group,
+            "state": IN_FLIGHT if record.visible > last else DUE,
+            "popTimestamp": microseconds(record.popped),
+            "visibleTimestamp": microseconds(record.visible),
+        }
 
 
 TRANSACTIONS = _table(
@@ -124,7 +136,7 @@ TRANSACTIONS = _table(
 
 TIMERS = _table(
     "timers",
-    "one row per unit of the timer log that waits, by `config/timercheck`",
+    "one row per timer that waits, of the timer log or a RocksDB",
     (
         TableColumn("file", pa.string(), "relative to the store's root"),
         TableColumn("position", pa.int64(), "of the unit in the timer log"),

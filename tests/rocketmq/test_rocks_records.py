@@ -1,0 +1,76 @@
+"""Popped messages and timers in a RocksDB: damaged ones, and stores that have none. Real ones: test_java_records.py."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_dledger import open_log
+from pyspark_dledger.errors import UnreadableError
+from pyspark_dledger.rocketmq.tables import read_table
+from tests.support.generate import mq_message, write_commitlog, write_consume_queue
+
+POP = {"popTime": 5, "groupId": "g", "topicId": "T", "queueId": 0, "retryFlag": 0, "invisibleTime": 7, "offset": 3}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_consume_queue(tmp_path / "root", write_commitlog(tmp_path / "root", [mq_message("T")]).rows)
+    return tmp_path / "root"
+
+
+def write_records(folder: Path, family: str, rows: Mapping[bytes, bytes]) -> None:
+    rocksdict = pytest.importorskip("rocksdict")
+    options = rocksdict.Options(raw_mode=True)
+    database = rocksdict.Rdict(str(folder), options)
+    of_family = database.create_column_family(family, rocksdict.Options(raw_mode=True))
+    for key, value in rows.items():
+        of_family[key] = value
+    of_family.close()
+    database.close()
+
+
+def rows_of(root: Path, table: str) -> list[dict[str, Any]]:
+    return [row for batch in read_table(open_log(root), table) for row in batch.to_pylist()]
+
+
+def test_a_popped_message_is_a_row(root: Path) -> None:
+    write_records(root / "kvStore", "popState", {b"k": json.dumps(POP).encode()})
+    (row,) = rows_of(root, "pop")
+    assert (row["topic"], row["consumerGroup"], row["queueOffset"], row["state"]) == ("T", "g", 3, "due")
+
+
+@pytest.mark.parametrize(
+    "value", ["", "[]", "{}", *(json.dumps(POP | {name: -1}) for name in POP), json.dumps(POP | {"queueId": 2**31})]
+)
+def test_a_damaged_record_is_an_error_with_its_folder(value: str, root: Path) -> None:
+    write_records(root / "kvStore", "popState", {b"k": value.encode()})
+    with pytest.raises(UnreadableError, match=r"kvStore.*copy the folder from a replica"):
+        rows_of(root, "pop")
+
+
+def test_what_is_no_timer_is_left_out(root: Path) -> None:
+    rows = {struct.pack(">q", 9) + b"K": struct.pack(">iq", 100, 0), b"lastOffsetPy": bytes(8), b"x": bytes(12)}
+    write_records(root / "rocksdbstore", "timer", rows)
+    (row,) = rows_of(root, "timers")
+    assert (row["position"], row["size"], row["commitLogOffset"]) == (None, 100, 0)
+    assert "expected a message of 100 bytes" in row["problem"]
+
+
+def test_a_database_without_records_needs_no_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers of 5.4 create it."""
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    for folder in (root / "rocksdbstore", root / "kvStore"):
+        folder.mkdir()
+        for name in ("CURRENT", "MANIFEST-000005", "000004.log"):
+            (folder / name).touch()
+    assert rows_of(root, "timers") == rows_of(root, "pop") == []
+    (root / "kvStore" / "000004.log").write_bytes(b"x")
+    with pytest.raises(UnreadableError, match=r"pyspark_dledger\[rocksdb\]"):
+        rows_of(root, "pop")
