@@ -74,13 +74,15 @@ def promised_end(store: StoreView) -> int:
     """The last index that the log had, as its files say; -1 without one.
 
     That is the committed one, or the one after the log's end of which only the index is damaged; the last one of the
-    checkpoint if files after the end of the log lost entries.
+    checkpoint if files after the end of the log lost entries, and of the index if no entry is left.
     """
     files = [each for each in store.ledger_segments if each.base >= store.end.pos]
     is_lost = store.checkpoint is not None and any(store.segment_end(each) > each.base for each in files)
     last = store.checkpoint.end_index if is_lost and store.checkpoint is not None else None
     damaged = damaged_after_end(store)
-    return max(promised_committed(store), -1 if last is None else last, -1 if damaged is None else damaged[1].index)
+    known = (last, damaged[1].index if damaged is not None else None)
+    of_index = store.index_files.last_index if store.end.last_index < 0 else -1
+    return max(promised_committed(store), of_index, *(-1 if each is None else each for each in known))
 
 
 def damaged_after_end(store: StoreView) -> tuple[Segment, IndexUnit, EntryHeader] | None:

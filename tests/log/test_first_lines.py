@@ -136,6 +136,22 @@ def test_a_short_file_is_not_loaded(tmp_path: Path, printed: Printed) -> None:
     assert printed("diff", *(member.path for member in members), "--json")[0] == 1
 
 
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_group_without_any_entry_left_has_lost_them(tmp_path: Path, printed: Printed, has_index: bool) -> None:
+    members = write_group(tmp_path, random.Random(1), as_messages=False)
+    last = max(members[0].entries)
+    for member in members:
+        node = member.path / f"dledger-{member.node}"
+        (node / "checkpoint").unlink(missing_ok=True)
+        for file in [*(node / "data").iterdir(), *(() if has_index else (node / "index").iterdir())]:
+            size = file.stat().st_size
+            file.write_bytes(b"\x01" * 500 + bytes(size - 500))
+    code, out = printed("diff", *(member.path for member in members))
+    shown = f"entries 0 to {last}: " if has_index else "cannot tell: no entry is left on any member"
+    assert code == 1
+    assert out.startswith(f"lost for good: {shown}")
+
+
 def test_a_damaged_end_of_a_data_file_has_no_entry_and_is_said(tmp_path: Path, printed: Printed) -> None:
     members = write_group(tmp_path, random.Random(1), as_messages=True)
     own = members[1].entries.values()

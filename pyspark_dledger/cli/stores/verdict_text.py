@@ -74,6 +74,8 @@ def lost_text(found: GroupVerdict) -> str:
         parts.append(unclear_text(found.unclear_entries, found.unclear_reasons, what))
     parts += unread_ends_text(found.members)
     parts += rivals_text(sorted(member.node for member in found.members if member.rivals))
+    if found.is_emptied and not parts:
+        parts.append("cannot tell: no entry is left on any member, and nothing shows how many there were")
     if parts and found.missing_members:
         parts.append(f"{found.missing_members} of the group's members were not given, and may have them")
     yet = [

@@ -149,6 +149,14 @@ class UnitBlock(NamedTuple):
             found[0] &= decode_blank(self.units[0].tobytes()) is None
         return found
 
+    @property
+    def is_entry(self) -> npt.NDArray[np.bool_]:
+        """Which units are of an entry with their own index: others were not written, or are damaged."""
+        units, own = self.units, range(self.first, self.first + len(self.units))
+        is_magic = sum(units["magic"] == magic for magic in ENTRY_MAGICS) > 0
+        found: npt.NDArray[np.bool_] = is_magic & (units["index"] == own) & (units["size"] >= ENTRY_HEADER_SIZE)
+        return found
+
 
 class DLedgerIndex:
     """The DLedger index of a node: 32 bytes for each entry, in mostly sparse files."""
@@ -174,6 +182,13 @@ class DLedgerIndex:
         stop = self.files[-1].end // INDEX_UNIT_SIZE if self.files else 0
         written = ((block.first, block.is_written) for block in self.blocks(0, stop))
         return next((first + int(found.argmax()) for first, found in written if found.any()), -1)
+
+    @property
+    def last_index(self) -> int:
+        """The index of the last unit that is of an entry; -1 without one."""
+        stop = self.files[-1].end // INDEX_UNIT_SIZE if self.files else 0
+        found = ((block.first, block.is_entry.nonzero()[0]) for block in self.blocks(0, stop))
+        return max((first + int(places[-1]) for first, places in found if len(places)), default=-1)
 
     def unit(self, index: int) -> IndexUnit | None:
         """The unit of `index`, or None if none was written."""

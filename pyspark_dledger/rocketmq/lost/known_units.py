@@ -19,7 +19,7 @@ from pyspark_dledger.format.codec import IndexUnit
 from pyspark_dledger.format.dispatched_rows import Longs, key_hash
 from pyspark_dledger.format.facts import ProblemCode
 from pyspark_dledger.format.json_text import printable
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Filters, Segment
 from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
@@ -97,9 +97,7 @@ def entries_of_index(
 ) -> Iterator[KnownMessage]:
     """The entries with indexes ``[first, stop)`` by the units of a DLedger index; damaged units are left out."""
     for block in (block for first, stop in ranges for block in index.blocks(first, stop, on_unreadable)):
-        units = block.units
-        fits = (units["index"] == np.arange(len(units)) + block.first) & np.isin(units["magic"], ENTRY_MAGICS)
-        for unit in units[fits & (units["size"] >= ENTRY_HEADER_SIZE)]:
+        for unit in block.units[block.is_entry]:
             yield entry_of(IndexUnit(*unit.tolist()))
 
 
