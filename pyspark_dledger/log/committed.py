@@ -81,7 +81,8 @@ def promised_end(store: StoreView) -> int:
     last = store.checkpoint.end_index if is_lost and store.checkpoint is not None else None
     damaged = damaged_after_end(store)
     known = (last, damaged[1].index if damaged is not None else None)
-    of_index = store.index_files.last_index if store.end.last_index < 0 else -1
+    written = max(map(store.segment_end, store.ledger_segments), default=0)
+    of_index = store.index_files.last_index(written) if store.end.last_index < 0 else -1
     return max(promised_committed(store), of_index, *(-1 if each is None else each for each in known))
 
 

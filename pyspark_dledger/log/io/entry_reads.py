@@ -183,11 +183,11 @@ class DLedgerIndex:
         written = ((block.first, block.is_written) for block in self.blocks(0, stop))
         return next((first + int(found.argmax()) for first, found in written if found.any()), -1)
 
-    @property
-    def last_index(self) -> int:
-        """The index of the last unit that is of an entry; -1 without one."""
+    def last_index(self, end: int) -> int:
+        """The index of the last unit that is of an entry up to the position `end` of the log; -1 without one."""
         stop = self.files[-1].end // INDEX_UNIT_SIZE if self.files else 0
-        found = ((block.first, block.is_entry.nonzero()[0]) for block in self.blocks(0, stop))
+        blocks = ((each, each.units["pos"] + each.units["size"] <= end) for each in self.blocks(0, stop))
+        found = ((block.first, (block.is_entry & is_before).nonzero()[0]) for block, is_before in blocks)
         return max((first + int(places[-1]) for first, places in found if len(places)), default=-1)
 
     def unit(self, index: int) -> IndexUnit | None:

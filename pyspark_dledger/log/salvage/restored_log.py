@@ -213,9 +213,27 @@ class LogBuilder:
             if run.is_suspect and after.index < run.first_index <= max(until.get(each, -1) for each in run.sources)
         ]
         known = max(found, key=len, default=[])
-        tail = known[-1] if known else after
-        headers = [each for each in headers if each.index > tail.index]
-        return [*known, *entries_after(tail.index, tail.pos + tail.size, tail.term, headers, self._file_size)]
+        return [
+            *known,
+            *self._up_to_headers(known[-1] if known else after, sorted(headers, key=lambda each: each.index)),
+        ]
+
+    def _up_to_headers(self, tail: LostEntry, headers: Sequence[LostEntry]) -> Iterator[LostEntry]:
+        """The entries after the last one that is known, up to the last damaged one whose header is left."""
+        for header in headers:
+            between: list[LostEntry] = []
+            end = tail.pos + tail.size
+            gap = Gap(end, header.pos, tail.index + 1, header.index - 1, tail.term, header.term)
+            if gap.entries > 0:
+                try:
+                    between = lost_entries(gap, self._index_files, self._file_size)
+                except StoreError:
+                    return  # they have no room: the header is damaged
+            last = between[-1] if between else tail
+            found = entries_after(last.index, last.pos + last.size, last.term, [header], self._file_size)
+            if header.index > tail.index and found:
+                yield from (*between, header)
+                tail = header
 
     def _front(self, first: Piece) -> Iterator[LostEntry]:
         if first.start == self._base:
