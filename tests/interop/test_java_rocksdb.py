@@ -12,6 +12,7 @@ import pyspark_dledger as dl
 from tests.interop.plain_stores import PlainStores
 from tests.rocketmq.test_rocksdb import units_of
 from tests.support.groups import eventually
+from tests.support.long_runs import mostly_slow
 
 ROCKSDB = {"storeType": "defaultRocksDB"}
 ALL_FILES = {**ROCKSDB, "commitLogRecoverMaxNum": "1000"}
@@ -75,7 +76,7 @@ def test_units_that_a_truncation_left_are_not_of_a_queue(version: str, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["5.4.0", "5.5.0"])
+@pytest.mark.parametrize("version", mostly_slow(["5.4.0", "5.5.0"], 0, 1))
 def test_messages_that_a_change_of_store_type_left_out_are_named(version: str, tmp_path: Path) -> None:
     """The broker builds the queues of the last ten files only; the finding says how it builds all."""
     pytest.importorskip("rocksdict")

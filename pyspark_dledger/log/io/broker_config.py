@@ -73,7 +73,7 @@ class ConfigFile(NamedTuple):
 
         That start takes a .bak for one without changes.
         """
-        return _version_number(self, "counter", 0) if self.path.suffix != _BAK else 0
+        return _version_number(self, "counter", 0) if not self.path.name.endswith(_BAK) else 0
 
     @property
     def offsets(self) -> dict[tuple[str, str], dict[int, int]]:
