@@ -385,7 +385,9 @@ def _check_with_sources(group: Group) -> None:
         group.say("result", "salvage and diff", f"start {member['start']}: {member['text'][:160]}")
     elif group.world.kind != LEDGER and member["start"] == "slave" and not group.log_of:
         group.say("result", "salvage and diff", f"slave: {member['text'][:160]}")
-    elif group.world.kind == LEDGER and member["elect"] == "no" and not listed_ends(group.plan.err):
+    elif (
+        group.world.kind == LEDGER and member["elect"] == "no" and not group.log_of and not listed_ends(group.plan.err)
+    ):
         group.say("result", "salvage and diff", f"elect no: {member['text'][:160]}")
 
 
