@@ -81,9 +81,14 @@ def promised_end(store: StoreView) -> int:
     last = store.checkpoint.end_index if is_lost and store.checkpoint is not None else None
     damaged = damaged_after_end(store)
     known = (last, damaged[1].index if damaged is not None else None)
-    written = max(map(store.segment_end, store.ledger_segments), default=0)
-    of_index = store.index_files.last_index(written) if store.end.last_index < 0 else -1
+    of_index = _last_in_index(store) if store.end.last_index < 0 else -1
     return max(promised_committed(store), of_index, *(-1 if each is None else each for each in known))
+
+
+def _last_in_index(store: StoreView) -> int:
+    """The last index of a unit that points into the written part of the files; -1 without one."""
+    written = max(map(store.segment_end, store.ledger_segments), default=0)
+    return store.index_files.last_index(written)
 
 
 def damaged_after_end(store: StoreView) -> tuple[Segment, IndexUnit, EntryHeader] | None:

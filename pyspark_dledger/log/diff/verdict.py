@@ -170,12 +170,16 @@ class GroupVerdict:
     @property
     def is_emptied(self) -> bool:
         """Whether no entry is left on any member of a DLedger group, and files show that there were some."""
-        return bool(self.members) and all(member.is_emptied for member in self.members)
+        return _are_emptied(self.members)
 
     @property
     def healthy(self) -> tuple[MemberVerdict, ...]:
         """The members that may be started as they are."""
         return tuple(member for member in self.members if member.start in MAY_START)
+
+
+def _are_emptied(members: Sequence[MemberVerdict]) -> bool:
+    return bool(members) and all(member.is_emptied for member in members)
 
 
 def _group(
@@ -189,7 +193,7 @@ def _group(
     lost, filled, unclear = (each.ranges_found() for each in (of_log.lost, of_log.filled, of_log.unclear))
     is_strange = any(member.strangers for member in members)
     is_unclear = is_strange or unclear.entries or any(member.unreadable or member.rivals for member in members)
-    is_unclear = is_unclear or (bool(members) and all(member.is_emptied for member in members))
+    is_unclear = is_unclear or _are_emptied(members)
     is_lost = (lost.entries or filled.entries or lost_end or lost_ends) and not is_strange
     return GroupVerdict(
         lost=SOME if is_lost else UNKNOWN if is_unclear else NOTHING,

@@ -158,10 +158,10 @@ def plan_salvage(
     log_of = numbered(options.log_of, stores, names, "log-of") if options.log_of is not None else None
     take = {index: numbered(name, stores, names, "take") for index, name in options.take}
     logs = []
+    doubts = {source: _Doubts(stores, source) for source in (COMMITLOG, DLEDGER)}
     found = ComparedStores(stores, map_parts, progress)
     for source in (COMMITLOG, DLEDGER):
-        doubts = _Doubts(stores, source)
-        decided = found.histories(source, partial(_decider, options.undecided, take, doubts), log_of)
+        decided = found.histories(source, partial(_decider, options.undecided, take, doubts[source]), log_of)
         if decided is not None and decided.why_not:
             chosen = decided.log_to_choose(names)
             raise StoreError(decided.why_not) if chosen is None else ChoiceError(decided.why_not, chosen)
@@ -183,7 +183,7 @@ def plan_salvage(
     unread = tuple(extent for store in stores for extent in store.unread.extents)
     paths = tuple(store.path for store in stores)
     notes = (*notes, *(text for log in logs for text in _left_out_notes(log, names, paths)))
-    inherited = tuple((log, piece) for log in logs for piece in _Doubts(stores, log.source).inherited(log))
+    inherited = tuple((log, piece) for log in logs for piece in doubts[log.source].inherited(log))
     return SalvagePlan(names, paths, tuple(logs), found.committed, notes, refused, unreadable, unread, inherited)
 
 
