@@ -5,6 +5,7 @@ Files are those of RocketMQ 5.3.3: Maven Central has no broker of 4.9.8.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -142,8 +143,8 @@ def test_a_switch_to_a_rocksdb_uses_and_drops_the_offsets_that_we_name(version: 
     def dropped() -> list[tuple[str, dict[tuple[str, str, int], tuple[int, int]]]]:
         return [(each.unused.path.name, each.queues) for each in unused_offsets(root)]
 
-    def used(java: JavaConfig) -> int | None:
-        offsets = java.read(root)["consumerOffsets"].get("JavaTopic@JavaGroup", {})
+    def used(java: JavaConfig, of: Path | None = None) -> int | None:
+        offsets = java.read(of or root)["consumerOffsets"].get("JavaTopic@JavaGroup", {})
         return offsets.get("3")
 
     queue = ("JavaTopic", "JavaGroup", 3)
@@ -152,6 +153,11 @@ def test_a_switch_to_a_rocksdb_uses_and_drops_the_offsets_that_we_name(version: 
         stored(0, 5)
         assert used(java) is None
         assert dropped() == [("consumerOffset.json", {queue: (5, -1)})]
+        shutil.rmtree(root / "config" / "consumerOffsets")
+        migrated = tmp_path / "migrated"
+        migrated.mkdir()
+        list(copy_config([root], migrated, for_new_broker=True))
+        assert (used(java, migrated), used(java, root)) == (5, None)
         java.write(root)
         assert used(java) == 77
         assert dropped() == [("consumerOffset.json", {queue: (5, 77)})]

@@ -116,6 +116,31 @@ def test_a_copy_of_the_configuration_has_files(root: Path, tmp_path: Path) -> No
     assert written.content["dataVersion"]["counter"] > 0  # A broker with a RocksDB does not take over a file with 0.
 
 
+def test_a_new_broker_gets_no_counter_of_0(tmp_path: Path) -> None:
+    """A broker with a RocksDB does not take over such a file."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "config").mkdir(parents=True)
+    target.mkdir()
+    write_offsets(source, {"counter": 0, "timestamp": 1000}, 5)
+    (source / "config" / "topics.json").write_text('{"topicConfigTable": {"T": {"readQueueNums": 1}}}')
+    (source / "config" / "delayOffset.json").write_text('{"offsetTable": {"5": 21}}')
+    list(copy_config([source], target, for_new_broker=True))
+    versions = {
+        name: file.content.get("dataVersion")
+        for name in ("consumerOffset.json", "topics.json", "delayOffset.json")
+        if (file := read_config_file(target / "config" / name)) is not None
+    }
+    assert versions == {
+        "consumerOffset.json": {"counter": 1, "stateVersion": 0, "timestamp": 1000},
+        "topics.json": {"counter": 1, "stateVersion": 0, "timestamp": 0},
+        "delayOffset.json": None,
+    }
+    ours, theirs = read_config(target), read_config(source)
+    assert (ours.topic_queues, ours.offsets, ours.delay_offsets) == (
+        *(theirs.topic_queues, theirs.offsets, theirs.delay_offsets),
+    )
+
+
 def test_a_member_serves_what_is_in_a_database(root: Path, tmp_path: Path) -> None:
     leader, follower = BrokerMetadata(root), BrokerMetadata(tmp_path / "follower")
     assert leader.queue_count("JavaTopic") == 6

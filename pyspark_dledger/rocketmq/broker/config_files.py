@@ -45,8 +45,11 @@ def _quoted(text: str) -> str:
 
 def as_file(found: ConfigFile) -> ConfigFile:
     """A table of a RocksDB as a file with a higher version, as brokers take over no other one; a file as it is."""
-    if found.data:
-        return found
+    return found if found.data else with_higher_counter(found)
+
+
+def with_higher_counter(found: ConfigFile) -> ConfigFile:
+    """The file of a table or file, with a higher counter of its version and the same time."""
     known = found.content.get("dataVersion")
     version = {**next_version(known), "timestamp": known.get("timestamp", 0) if isinstance(known, dict) else 0}
     content = {**found.content, "dataVersion": version}

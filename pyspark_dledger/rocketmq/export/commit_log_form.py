@@ -132,7 +132,7 @@ class CommitLogForm(Form):
             store_files.write_abort(target)
         else:
             built = _built(log, settings, target, sizes, reports)
-        config = list(store_files.copy_config(roots, target))
+        config = list(store_files.copy_config(roots, target, for_new_broker=True))
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(built, target), *config]
         notes += store_files.notes_of_left_out(roots, "exported")
         conf = store_files.broker_conf(target, parts[0].segment.size, sizes)

@@ -54,6 +54,7 @@ from pyspark_dledger.rocketmq.broker.config_files import (
     TOPIC_NAME,
     BrokerMetadata,
     as_file,
+    with_higher_counter,
 )
 from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE
@@ -183,10 +184,11 @@ def write_epochs(sources: Sequence[StoreView], end: int, target: Path) -> Iterat
 # Configuration
 
 
-def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
+def copy_config(roots: Sequence[Path], target: Path, *, for_new_broker: bool = False) -> Iterator[str]:
     """Copy each ``config/*.json`` from the first source where it or its ``.bak`` is intact; returns notes.
 
-    They have topics, subscription groups and consumer offsets. Those in a RocksDB become files.
+    They have topics, subscription groups and consumer offsets. Those in a RocksDB become files. A new broker may keep
+    them in a RocksDB, and takes over no file with the counter 0, as after few commits: that is raised.
     """
     names = sorted({name for root in roots for name in _config_names(root / CONFIG)})
     converted = []
@@ -197,7 +199,8 @@ def copy_config(roots: Sequence[Path], target: Path) -> Iterator[str]:
             yield from _left_out(name, problems)
             continue
         (target / CONFIG).mkdir(exist_ok=True)
-        write_durably(target / CONFIG / name, as_file(found).data)
+        is_raised = for_new_broker and not found.counter and bool(found.content.get(TABLES.get(name, "")))
+        write_durably(target / CONFIG / name, (with_higher_counter if is_raised else as_file)(found).data)
         if not found.data:
             converted.append(name)
     if converted:
