@@ -17,7 +17,10 @@ from pyspark_dledger.rocketmq.migrate import MigrationReport, migrate
 from tests.interop.broker_set import DLEDGER, JRAFT, BrokerSet, broker_set
 from tests.interop.java_broker import SMALL_FILES, cluster
 from tests.interop.java_store import serving_store
+from tests.interop.make_live_golden import Traffic
 from tests.interop.plain_stores import PlainStores
+from tests.interop.test_java_config import JavaConfig
+from tests.support.groups import eventually
 from tests.support.sparse_copy import copy_tree
 
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
@@ -45,6 +48,39 @@ def test_controller_mode_continues_where_the_group_ended(case_folder: Unpack, tm
         assert brokers.clients.committed_offsets(GROUP, TOPIC) == config_of(report).offsets[TOPIC, GROUP]
         sent = send_while_the_master_is_killed(brokers, TOPIC)
         assert (before | sent).items() <= consumed(brokers, TOPIC).items()
+
+
+@pytest.mark.java
+@pytest.mark.slow
+def test_configuration_in_a_rocksdb_arrives(tmp_path: Path) -> None:
+    """A group that keeps topics, consumer groups and their offsets in a RocksDB; new brokers keep them in files."""
+    pytest.importorskip("rocksdict")
+    with (
+        cluster(tmp_path, 1, {"storeType": "defaultRocksDB"}) as old,
+        closing(Traffic(old.clients.port, tmp_path)) as shop,
+    ):
+        old.master()
+        shop.ask("rate\t50")
+        shop.ask("\t".join(("consume", GROUP, "0", TOPIC)), 60)
+        eventually(lambda: sum(old.clients.committed_offsets(GROUP, TOPIC).values()) > 100, 120)
+        shop.ask("rate\t0")
+        eventually(shop.is_settled, 60)
+        shop.ask(f"leave\t{GROUP}", 60)
+        shop.close()
+        old.brokers.pop("n0").stop()
+    files = {path.name for path in (tmp_path / "n0/config").iterdir()}
+    assert {"topics", "subscriptionGroups", "consumerOffsets"} < files
+    assert not files & {"topics.json", "subscriptionGroup.json", "consumerOffset.json"}
+    report = migrate([tmp_path / "n0"], [tmp_path / "a"])
+    config = config_of(report)
+    assert GROUP in config.groups
+    with closing(JavaConfig(tmp_path)) as java:
+        assert GROUP in java.read(tmp_path / "a")["groups"]
+    with broker_set(tmp_path / "new", settings_of(report)) as brokers:
+        brokers.start()
+        assert brokers.clients.committed_offsets(GROUP, TOPIC) == config.offsets[TOPIC, GROUP]
+        for topic in user_topics(report):
+            assert consumed(brokers, topic) == stored(report.source, topic)
 
 
 @takes_long
