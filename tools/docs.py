@@ -137,14 +137,15 @@ def _columns(found: Iterable[Column | TableColumn]) -> str:
 
 def tables() -> str:
     """The tables other than the log with their columns; shared columns once."""
-    count = Counter(column for read in READ_TABLES.values() for column in read.columns)
+    shown = {name: [each._replace(attribute=None) for each in read.columns] for name, read in READ_TABLES.items()}
+    count = Counter(column for found in shown.values() for column in found)
     shared = [column for column, tables in count.items() if tables > 1]
     parts = ["## Common columns", _columns(shared)]
     for read in READ_TABLES.values():
         parts.append(f"## `{read.name}`: {read.doc}")
-        if names := [f"`{column.name}`" for column in read.columns if column in shared]:
+        if names := [f"`{column.name}`" for column in shown[read.name] if column in shared]:
             parts.append(f"Common: {', '.join(names)}.")
-        parts.append(_columns(column for column in read.columns if column not in shared))
+        parts.append(_columns(column for column in shown[read.name] if column not in shared))
         if read.name in VALUES:
             column, meanings = VALUES[read.name]
             parts.append(table((column, "meaning"), ((f"`{value}`", text) for value, text in meanings.items())))

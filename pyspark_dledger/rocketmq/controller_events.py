@@ -37,9 +37,9 @@ _IDS = {
 
 @dataclass(frozen=True)
 class ControllerEvent:
-    """One event; ``broker_ids`` are those that it names, in order. Those of `EMPTY` are empty."""
+    """One event, None if it is not known; ``broker_ids`` are those that it names, in order, none for `EMPTY`."""
 
-    event: str
+    event: str | None
     broker_name: str | None = None
     cluster_name: str | None = None
     broker_ids: tuple[int, ...] = ()
@@ -90,8 +90,12 @@ class BrokerGroup:
     master_epoch: int | None
     sync_state_set_epoch: int | None
     addresses: dict[int, str | None] = field(default_factory=dict)
-    master: int | None = None
+    master_broker_id: int | None = None
     sync_state_set: tuple[int, ...] | None = ()
+
+    @property
+    def master_address(self) -> str | None:
+        return self.addresses.get(self.master_broker_id) if self.master_broker_id is not None else None
 
 
 class ControllerState:
@@ -140,7 +144,7 @@ class ControllerState:
     def _elect(self, event: ControllerEvent) -> None:
         if group := self._group(event):
             group.master_epoch = _next(group.master_epoch)
-            group.master = event.broker_ids[0] if event.broker_ids else None
+            group.master_broker_id = event.broker_ids[0] if event.broker_ids else None
             if event.broker_ids:
                 _set_sync_state(group, event.broker_ids)
 

@@ -103,11 +103,10 @@ def _lines(file: str) -> list[str]:
 
 
 def _rows(found: list[LostMessage], names: Candidates | None) -> list[Row]:
-    from pyspark_dledger.log.tables.table import batches_of, row_of, table_schema
-    from pyspark_dledger.rocketmq.tables.lost_table import COLUMNS
+    from pyspark_dledger.log.tables.table import batches_of
+    from pyspark_dledger.rocketmq.tables.lost_table import COLUMNS, lost_rows
 
-    rows = (row_of(COLUMNS, lost) for lost in found)
-    batches = batches_of(table_schema(COLUMNS), rows, max(len(found), 1))
+    batches = batches_of(COLUMNS, lost_rows(found), max(len(found), 1))
     shown: list[Row] = [row for batch in batches for row in rows_of(batch, bytes)]
     if names is not None:
         for row, lost in zip(shown, found, strict=True):

@@ -30,13 +30,14 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 
 def run_trace(args: argparse.Namespace, out: Output) -> int:
     """Print the steps of each message; `FINDINGS` if there is none for one of the names."""
+    from pyspark_dledger.log.tables.table import batches_of
     from pyspark_dledger.rocketmq.lives.trace import trace  # loads numpy
-    from pyspark_dledger.rocketmq.tables.trace_table import trace_batches
+    from pyspark_dledger.rocketmq.tables.trace_table import COLUMNS
 
     log = open_store(argparse.Namespace(**{**vars(args), "path": [args.path]}), "table trace")
     events, missing = trace(log, args.what, scan=args.scan)
     if args.json:
-        for batch in trace_batches(events, log.options.max_batch_rows):
+        for batch in batches_of(COLUMNS, events, log.options.max_batch_rows):
             for row in rows_of(batch, bytes):
                 out.line(json_line(row))
     else:

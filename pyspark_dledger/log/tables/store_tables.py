@@ -20,7 +20,7 @@ from pyspark_dledger.log.io.unread_files import check_whole
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.state import State, state_of
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, relative_file, row_of, table_schema
+from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, relative_file, whole_table
 from pyspark_dledger.log.verify.findings import CODES, INFO
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyspark_dledger.log.diff.diff_table import DiffRow
     from pyspark_dledger.log.verify.verify_store import FindingsPart
 
-_MAX_BATCH_ROWS = ReadOptions().max_batch_rows
 _ARROW = {"int": pa.int64(), "str": pa.string(), "bool": pa.bool_(), "dict[int, int]": pa.map_(pa.int64(), pa.int64())}
 
 STATE_COLUMNS = tuple(
@@ -41,20 +40,12 @@ STATE_COLUMNS = tuple(
 )
 
 
-def _read_state(state: State) -> Iterator[pa.RecordBatch]:
-    row = row_of(STATE_COLUMNS, state)
-    row["epochs"] = list(state.epochs.items()) if state.epochs is not None else None
-    for name in (column.name for column in STATE_COLUMNS if column.type == TIMESTAMP):
-        row[name] = 1000 * row[name] if row[name] is not None else None
-    yield from batches_of(table_schema(STATE_COLUMNS), [row], 1)
-
-
 STATE = Table(
     "state",
     "one row: what the store is and how far it goes",
     STATE_COLUMNS,
     lambda log, _: [state_of(log)],
-    _read_state,
+    lambda state: batches_of(STATE_COLUMNS, [state], 1),
 )
 
 SEGMENT_COLUMNS = (
@@ -109,7 +100,7 @@ def _read_segment(part: SegmentPart) -> Iterator[pa.RecordBatch]:
     survey = engine_of(part.engine, part.request.segment).survey(part.request)
     if "unreadableFile" in survey.counts:
         check_whole(part.request.segment)
-    yield from batches_of(table_schema(SEGMENT_COLUMNS), [_segment_row(part, survey)], 1)
+    yield from batches_of(SEGMENT_COLUMNS, [_segment_row(part, survey)], 1)
 
 
 def _segment_row(part: SegmentPart, survey: Survey) -> dict[str, Any]:
@@ -172,8 +163,7 @@ def _plan_findings(log: StoreView, options: ReadOptions) -> list[FindingsPart]:
 def _read_findings(part: FindingsPart) -> Iterator[pa.RecordBatch]:
     from pyspark_dledger.log.verify.verify_store import read_findings  # loads all checks
 
-    rows = (row_of(FINDING_COLUMNS, finding) for finding in read_findings(part))
-    yield from batches_of(table_schema(FINDING_COLUMNS), rows, _MAX_BATCH_ROWS)
+    yield from batches_of(FINDING_COLUMNS, read_findings(part), ReadOptions().max_batch_rows)
 
 
 FINDINGS = Table("findings", "one row per finding", FINDING_COLUMNS, _plan_findings, _read_findings)
@@ -209,16 +199,9 @@ DIFF_COLUMNS = (
 )
 
 
-def _read_diff(part: tuple[str, ReadOptions]) -> Iterator[pa.RecordBatch]:
-    found = diff_rows(StoreView(*part))
-    rows = ({**row_of(DIFF_COLUMNS, row), "terms": list(row.terms.items())} for row in found)
-    yield from batches_of(table_schema(DIFF_COLUMNS), rows, _MAX_BATCH_ROWS)
-
-
-DIFF = Table(
+DIFF = whole_table(
     "diff",
     "one row per range of indexes (CommitLog: positions) on which replicas agree or differ; needs `replicas`",
     DIFF_COLUMNS,
-    lambda store, options: [(store.path, options)],  # the whole table: a verdict depends on all logs
-    _read_diff,
+    diff_rows,
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,22 +13,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_dledger.common.integers import MAX_TIMESTAMP, MIN_TIMESTAMP
+from pyspark_dledger.common.integers import MAX_TIMESTAMP, MIN_TIMESTAMP, microseconds
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.log.io.files import path_of
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.store_view import StoreView
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.io.store_paths import StorePaths
-    from pyspark_dledger.log.options import ReadOptions
-    from pyspark_dledger.log.store_view import StoreView
 
 
 class TableColumn(NamedTuple):
-    """A column of a table: its name, its Arrow type and its meaning."""
+    """A column of a table: its name, its Arrow type and its meaning.
+
+    ``attribute`` is that of an object which is a row, by default the name in snake case.
+    """
 
     name: str
     type: pa.DataType
     doc: str
+    attribute: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,40 @@ def table_schema(columns: Iterable[TableColumn]) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.type) for column in columns])
 
 
-def batches_of(schema: pa.Schema, rows: Iterable[dict[str, Any]], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Rows as record batches of `schema`, with at most `batch_rows` each."""
-    remaining = iter(rows)
+def whole_table(
+    name: str, doc: str, columns: tuple[TableColumn, ...], rows: Callable[[StoreView], Iterable[object]]
+) -> Table:
+    """A table of one part, because each row depends on the whole store; `rows` as in `batches_of`."""
+
+    def read(part: tuple[str, ReadOptions]) -> Iterator[pa.RecordBatch]:
+        path, options = part
+        yield from batches_of(columns, rows(StoreView(path, options)), options.max_batch_rows)
+
+    return Table(name, doc, columns, lambda store, options: [(store.path, options)], read)
+
+
+def batches_of(columns: Sequence[TableColumn], rows: Iterable[object], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches with at most `batch_rows` each. A row is a dict, or an object as `row_of` takes it."""
+    schema, remaining = table_schema(columns), iter(rows)
     while part := list(islice(remaining, batch_rows)):
-        yield pa.RecordBatch.from_pylist(part, schema=schema)
+        found = [row if isinstance(row, dict) else row_of(columns, row) for row in part]
+        yield pa.RecordBatch.from_pylist(found, schema=schema)
 
 
 def row_of(columns: Iterable[TableColumn], item: object) -> dict[str, Any]:
-    """The row of an object whose attributes are the columns in snake case."""
-    return {each.name: getattr(item, re.sub("([A-Z])", r"_\1", each.name).lower()) for each in columns}
+    """The row of an object whose attributes are the columns; its times are in milliseconds since 1970."""
+    return {each.name: _value(each.type, getattr(item, each.attribute or _snake_case(each.name))) for each in columns}
+
+
+@cache
+def _snake_case(name: str) -> str:
+    return re.sub("([A-Z])", r"_\1", name).lower()
+
+
+def _value(kind: pa.DataType, value: Any) -> Any:
+    if isinstance(value, dict):
+        return list(value.items())
+    return microseconds(value) if value is not None and kind == TIMESTAMP else value
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:

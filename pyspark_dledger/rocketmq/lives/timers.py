@@ -19,6 +19,7 @@ from pyspark_dledger.log.io.timer_files import (
     timer_units,
 )
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.tables.table import relative_file
 from pyspark_dledger.rocketmq.lives.topics import integer
 
 KINDS = {
@@ -30,9 +31,12 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Timer:
-    """A unit whose message waits, or a record in a RocksDB; times in milliseconds since 1970."""
+    """A unit whose message waits, or a record in a RocksDB; times in milliseconds since 1970.
 
-    path: str
+    ``file`` is relative to the store's root.
+    """
+
+    file: str
     position: int | None
     kind: str
     written: int | None
@@ -61,8 +65,8 @@ def waiting_timers(log: StoreView, root: Path) -> Iterator[Timer]:
             is_led = bool(in_wheel[number]) or int(positions[number]) >= corrected
             yield _unit(log, block, number, int(positions[number]), int(times[number]), is_led)
     for each in timer_records(root):
-        place = {"path": str(root / TIMERS), "position": None, "written": None}
-        yield _timer(log, each.offset, each.size, **place, kind="message", due=each.due)
+        fields = {"position": None, "written": None, "kind": "message", "due": each.due}
+        yield _timer(log, each.offset, each.size, file=str(root / TIMERS), **fields)
 
 
 def _unit(log: StoreView, block: TimerUnits, number: int, position: int, due: int, is_led: bool) -> Timer:
@@ -72,7 +76,7 @@ def _unit(log: StoreView, block: TimerUnits, number: int, position: int, due: in
         log,
         int(unit["commitLogOffset"]),
         int(unit["messageSize"]),
-        path=block.file.path,
+        file=block.file.path,
         position=position,
         kind="roll" if magic & MAGIC_ROLL else "delete" if magic & MAGIC_DELETE else "message",
         written=int(unit["writtenTime"]),
@@ -83,7 +87,7 @@ def _unit(log: StoreView, block: TimerUnits, number: int, position: int, due: in
     return found
 
 
-def _timer(log: StoreView, offset: int, size: int, **fields: Any) -> Timer:
+def _timer(log: StoreView, offset: int, size: int, *, file: str, **fields: Any) -> Timer:
     """A timer with its message, and what is wrong with that."""
     message = message_at(log.segments, offset, log.segment_end)
     problem = None
@@ -95,6 +99,7 @@ def _timer(log: StoreView, offset: int, size: int, **fields: Any) -> Timer:
         problem = f"expected a message of {size} bytes in {TIMER_TOPIC}, found none at commitLogOffset {offset}"
     properties = message.properties if message is not None else {}
     return Timer(
+        relative_file(log.paths, file),
         **fields,
         offset=offset,
         size=size,

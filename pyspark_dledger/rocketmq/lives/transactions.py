@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from pyspark_dledger.format.layout import (
     HALF_TOPIC,
@@ -46,7 +47,8 @@ class Transaction:
     """A transaction by its first half message in the log; times in milliseconds since 1970.
 
     ``places`` are the queue ids and queue offsets of the half message and its copies; ``end_offset`` is the
-    commitLogOffset of the committed message, or of the one that was given up.
+    commitLogOffset of the committed message, or of the one that was given up. ``age_ms`` is from the half message to
+    the end, or to the log's last message.
     """
 
     uniq_key: str | None
@@ -62,6 +64,7 @@ class Transaction:
     last_check: int | None = None
     ended: int | None = None
     end_offset: int | None = None
+    age_ms: int | None = None
 
 
 @dataclass
@@ -141,7 +144,11 @@ def ended_offsets(tags: str | None, body: bytes) -> list[int]:
 
 def transactions(log: StoreView) -> Iterator[Transaction]:
     """Every transaction of a log, in the order of their ends, then those without an op message. Raises StoreError."""
-    join = TransactionJoin(stored_times(log)[0] or 0)
-    for offset, message in scanned_messages(log, (HALF_TOPIC, OP_TOPIC, CHECKED_TOO_OFTEN_TOPIC), commits=True):
-        yield from join.add(offset, message)
-    yield from join.remaining()
+    first, last = stored_times(log)
+    join = TransactionJoin(first or 0)
+    topics = HALF_TOPIC, OP_TOPIC, CHECKED_TOO_OFTEN_TOPIC
+    ended = (each for found in scanned_messages(log, topics, commits=True) for each in join.add(*found))
+    for each in chain(ended, join.remaining()):
+        end = each.ended if each.ended is not None else last
+        each.age_ms = end - each.prepared if end is not None else None
+        yield each

@@ -250,7 +250,7 @@ def read(part: AuditPart, unread: UnreadFiles | None = None) -> Iterator[pa.Reco
     """
     found = QueueAudit(part, unread).rows()
     rows = (row for row in found if is_selected(row["topic"], row["queueId"], part.options))
-    yield from batches_of(_SCHEMA, rows, part.options.max_batch_rows)
+    yield from batches_of(COLUMNS, rows, part.options.max_batch_rows)
 
 
 TABLE = Table("audit", "one row per disagreement of log and ConsumeQueue", COLUMNS, plan, read)

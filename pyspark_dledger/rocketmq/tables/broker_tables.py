@@ -295,7 +295,6 @@ CONSUMERS_COLUMNS = (
     TableColumn("lag", pa.int64(), "maxOffset - consumerOffset; negative if the queue lost its end"),
     TableColumn("lost", pa.int64(), "expired unread: minOffset - consumerOffset"),
 )
-_CONSUMERS_SCHEMA = table_schema(CONSUMERS_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -331,7 +330,7 @@ def read_consumers(part: ConsumersPart) -> Iterator[pa.RecordBatch]:
         for row in _consumers(read_config(part.root), bounds)
         if (takes_idle if row["topic"] is None else is_selected(row["topic"], row["queueId"], options))
     )
-    yield from batches_of(_CONSUMERS_SCHEMA, rows, options.max_batch_rows)
+    yield from batches_of(CONSUMERS_COLUMNS, rows, options.max_batch_rows)
 
 
 def _consumers(config: BrokerConfig, bounds: dict[tuple[str, int], tuple[int, int]]) -> Iterator[dict[str, Any]]:
@@ -342,7 +341,7 @@ def _consumers(config: BrokerConfig, bounds: dict[tuple[str, int], tuple[int, in
     idle = set(config.groups) - {group for group, _ in offsets}
     for group, topic in sorted({*offsets, *((group, "") for group in idle)}):
         if group in idle:
-            yield dict.fromkeys(_CONSUMERS_SCHEMA.names) | {"consumerGroup": group}
+            yield _consumer(group, None, None, None, None)
             continue
         own = offsets[group, topic]
         # The delay topic has a queue for each level, and its config does not count.
@@ -352,7 +351,7 @@ def _consumers(config: BrokerConfig, bounds: dict[tuple[str, int], tuple[int, in
 
 
 def _consumer(
-    group: str, topic: str, queue_id: int, offset: int | None, bounds: tuple[int, int] | None
+    group: str, topic: str | None, queue_id: int | None, offset: int | None, bounds: tuple[int, int] | None
 ) -> dict[str, Any]:
     first, end = bounds if bounds is not None else (None, None)
     return {

@@ -8,17 +8,18 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_dledger.format.spec import Filters
-from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
-from pyspark_dledger.rocketmq.controller_events import BrokerGroup, ControllerEvent, ControllerState, parse_event
+from pyspark_dledger.log.tables.table import TableColumn, row_of, whole_table
+from pyspark_dledger.rocketmq.controller_events import ControllerEvent, ControllerState, parse_event
 
-COLUMNS = (
+_ENTRY = (
     TableColumn("index", pa.int64(), "of the entry, or null"),
     TableColumn("term", pa.int64(), "of its entry"),
     TableColumn("pos", pa.int64(), "position in the log"),
     TableColumn("committed", pa.bool_(), "proven committed; null if no bound is known"),
+)
+_EVENT = (
     TableColumn(
         "event",
         pa.string(),
@@ -29,25 +30,19 @@ COLUMNS = (
     TableColumn("brokerName", pa.string(), "name of the broker group"),
     TableColumn("brokerIds", pa.list_(pa.int64()), "brokers in the event; of ElectMaster none if no broker could lead"),
     TableColumn("brokerAddress", pa.string(), "address in the event"),
+)
+_GROUP = (
     TableColumn("masterBrokerId", pa.int64(), "master after the event, as far as the log tells"),
     TableColumn("masterAddress", pa.string(), "its address"),
     TableColumn("masterEpoch", pa.int32(), "as in a broker's epochs; null if the log's begin is gone"),
     TableColumn("syncStateSet", pa.list_(pa.int64()), "brokers that a later master may be elected from"),
     TableColumn("syncStateSetEpoch", pa.int32(), "number of changes of that set"),
-    TableColumn("problem", pa.string(), "what was expected and found; null if sound"),
 )
-_SCHEMA = table_schema(COLUMNS)
 _READ = ("kind", "index", "term", "pos", "committed", "problem", "body")
 
 
-def _read(part: tuple[str, ReadOptions]) -> Iterator[pa.RecordBatch]:
-    """The events in the order of the log; messages, which are of a broker's log, are left out. Raises StoreError."""
-    path, options = part
-    log = StoreView(path, options)
-    yield from batches_of(_SCHEMA, _rows(log), options.max_batch_rows)
-
-
 def _rows(log: StoreView) -> Iterator[dict[str, Any]]:
+    """The events in the order of the log; messages, which are of a broker's log, are left out. Raises StoreError."""
     state, expected = ControllerState(is_whole=log.begin_index == 0), None
     for partition in plan_read(log, _READ, log.options, Filters()):
         for batch in read_partition(partition):
@@ -60,7 +55,7 @@ def _rows(log: StoreView) -> Iterator[dict[str, Any]]:
 
 
 def _row(row: dict[str, Any], state: ControllerState) -> dict[str, Any]:
-    event, problem = ControllerEvent(""), row["problem"]
+    event, problem = ControllerEvent(None), row["problem"]
     if problem is None:
         try:
             event = parse_event(row["body"] or b"")
@@ -69,35 +64,13 @@ def _row(row: dict[str, Any], state: ControllerState) -> dict[str, Any]:
     if problem is not None:
         state.forget()
     group = state.apply(event)
-    return {
-        **{name: row[name] for name in ("index", "term", "pos", "committed")},
-        "event": event.event or None,
-        "clusterName": event.cluster_name,
-        "brokerName": event.broker_name,
-        "brokerIds": list(event.broker_ids),
-        "brokerAddress": event.broker_address,
-        **_group_fields(group),
-        "problem": problem,
-    }
+    found = row_of(_EVENT, event) | (row_of(_GROUP, group) if group is not None else {})
+    return {**{each.name: row[each.name] for each in _ENTRY}, **found, "problem": problem}
 
 
-def _group_fields(group: BrokerGroup | None) -> dict[str, Any]:
-    if group is None:
-        return {}
-    known = group.sync_state_set
-    return {
-        "masterBrokerId": group.master,
-        "masterAddress": group.addresses.get(group.master) if group.master is not None else None,
-        "masterEpoch": group.master_epoch,
-        "syncStateSet": list(known) if known is not None else None,
-        "syncStateSetEpoch": group.sync_state_set_epoch,
-    }
-
-
-TABLE = Table(
+TABLE = whole_table(
     "controllerEvents",
     "one row per entry of a controller's own log (DLedger, from 5.1.1), which has no times",
-    COLUMNS,
-    lambda log, options: [(log.path, options)],  # the whole table: each event needs those before it
-    _read,
+    (*_ENTRY, *_EVENT, *_GROUP, TableColumn("problem", pa.string(), "what was expected and found; null if sound")),
+    _rows,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -10,80 +10,22 @@ import pyarrow as pa
 from pyspark_dledger.common.integers import microseconds
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.log.io.rocks_records import pop_records
-from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, relative_file, table_schema
+from pyspark_dledger.log.tables.table import TableColumn, whole_table
 from pyspark_dledger.log.units.stored import queue_root
 from pyspark_dledger.rocketmq.lives.pops import DUE, IN_FLIGHT, pops, revived_offsets
 from pyspark_dledger.rocketmq.lives.timers import waiting_timers
 from pyspark_dledger.rocketmq.lives.topics import stored_times
-from pyspark_dledger.rocketmq.lives.transactions import Transaction, transactions
-
-Part = tuple[str, ReadOptions]
-Rows = Iterator[dict[str, Any]]
+from pyspark_dledger.rocketmq.lives.transactions import transactions
 
 _TOPIC = TableColumn("topic", pa.string(), "name of the topic")
 _QUEUE_ID = TableColumn("queueId", pa.int32(), "queue of the topic")
+_OFFSET = TableColumn("commitLogOffset", pa.int64(), "position of the message (pos + 48 under DLedger)", "offset")
 _UNIQ_KEY = TableColumn("uniqKey", pa.string(), "property UNIQ_KEY: what clients call msgId")
 _PROBLEM = TableColumn("problem", pa.string(), "what was expected and found; null if sound")
 
 
-def _table(name: str, doc: str, columns: tuple[TableColumn, ...], rows: Callable[[StoreView], Rows]) -> Table:
-    """A table of one part, because a row needs messages of the whole log."""
-    schema = table_schema(columns)
-
-    def read(part: Part) -> Iterator[pa.RecordBatch]:
-        path, options = part
-        yield from batches_of(schema, rows(StoreView(path, options)), options.max_batch_rows)
-
-    return Table(name, doc, columns, lambda log, options: [(log.path, options)], read)
-
-
-def _transaction_rows(log: StoreView) -> Rows:
-    last = stored_times(log)[1]
-    return (_transaction_row(each, last) for each in transactions(log))
-
-
-def _transaction_row(found: Transaction, last: int | None) -> dict[str, Any]:
-    end = found.ended if found.ended is not None else last
-    return {
-        "uniqKey": found.uniq_key,
-        "state": found.state,
-        "producerGroup": found.producer_group,
-        "topic": found.topic,
-        "queueId": found.queue_id,
-        "commitLogOffset": found.offset,
-        "preparedTimestamp": microseconds(found.prepared),
-        "checks": found.checks,
-        "lastCheckTimestamp": _micros(found.last_check),
-        "endTimestamp": _micros(found.ended),
-        "endCommitLogOffset": found.end_offset,
-        "ageMs": end - found.prepared if end is not None else None,
-    }
-
-
-def _micros(milliseconds: int | None) -> int | None:
-    return microseconds(milliseconds) if milliseconds is not None else None
-
-
-def _timer_rows(log: StoreView) -> Rows:
-    for each in waiting_timers(log, queue_root(log)):
-        yield {
-            "file": relative_file(log.paths, each.path),
-            "position": each.position,
-            "kind": each.kind,
-            "topic": each.topic,
-            "queueId": each.queue_id,
-            "uniqKey": each.uniq_key,
-            "writtenTimestamp": _micros(each.written),
-            "dueTimestamp": microseconds(each.due),
-            "commitLogOffset": each.offset,
-            "size": each.size,
-            "problem": each.problem,
-        }
-
-
-def _pop_rows(log: StoreView) -> Rows:
+def _pop_rows(log: StoreView) -> Iterator[dict[str, Any]]:
     revived = revived_offsets(log)
     for each in pops(log):
         if isinstance(each, tuple):
@@ -114,7 +56,7 @@ def _pop_rows(log: StoreView) -> Rows:
         }
 
 
-TRANSACTIONS = _table(
+TRANSACTIONS = whole_table(
     "transactions",
     "one row per transaction: its half message, joined with what ended it",
     (
@@ -123,18 +65,20 @@ TRANSACTIONS = _table(
         TableColumn("producerGroup", pa.string(), "whom the broker asks"),
         _TOPIC,
         _QUEUE_ID,
-        TableColumn("commitLogOffset", pa.int64(), "position of the message (pos + 48 under DLedger)"),
-        TableColumn("preparedTimestamp", TIMESTAMP, "when the half message was stored"),
+        _OFFSET,
+        TableColumn("preparedTimestamp", TIMESTAMP, "when the half message was stored", "prepared"),
         TableColumn("checks", pa.int32(), "how often the broker asked"),
-        TableColumn("lastCheckTimestamp", TIMESTAMP, "when it asked last"),
-        TableColumn("endTimestamp", TIMESTAMP, "when the end was stored"),
-        TableColumn("endCommitLogOffset", pa.int64(), "position of the committed message, or of the one given up"),
+        TableColumn("lastCheckTimestamp", TIMESTAMP, "when it asked last", "last_check"),
+        TableColumn("endTimestamp", TIMESTAMP, "when the end was stored", "ended"),
+        TableColumn(
+            "endCommitLogOffset", pa.int64(), "position of the committed message, or of the one given up", "end_offset"
+        ),
         TableColumn("ageMs", pa.int64(), "from the half message to the end, or to the log's last message"),
     ),
-    _transaction_rows,
+    transactions,
 )
 
-TIMERS = _table(
+TIMERS = whole_table(
     "timers",
     "one row per timer that waits, of the timer log or a RocksDB",
     (
@@ -144,16 +88,16 @@ TIMERS = _table(
         _TOPIC,
         _QUEUE_ID,
         _UNIQ_KEY,
-        TableColumn("writtenTimestamp", TIMESTAMP, "when the unit was written"),
-        TableColumn("dueTimestamp", TIMESTAMP, "until when it waits"),
-        TableColumn("commitLogOffset", pa.int64(), "position of the message (pos + 48 under DLedger)"),
+        TableColumn("writtenTimestamp", TIMESTAMP, "when the unit was written", "written"),
+        TableColumn("dueTimestamp", TIMESTAMP, "until when it waits", "due"),
+        _OFFSET,
         TableColumn("size", pa.int32(), "bytes of the message"),
         _PROBLEM,
     ),
-    _timer_rows,
+    lambda log: waiting_timers(log, queue_root(log)),
 )
 
-POP = _table(
+POP = whole_table(
     "pop",
     "one row per popped message and pop",
     (

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
+from pyspark_dledger.common.fields import camel_case
 from pyspark_dledger.format.columns import TIMESTAMP
-from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, row_of, table_schema
-from pyspark_dledger.rocketmq.lost.lost_messages import lost_in_group
+from pyspark_dledger.log.tables.table import TableColumn, row_of, whole_table
+from pyspark_dledger.rocketmq.lost.lost_messages import LostMessage, lost_in_group
 
 _WITNESSES = (
     "`indexUnits`, `consumeQueue`, `indexFile`, `checkpoint`; `log`: its header is intact; "
@@ -43,17 +43,16 @@ COLUMNS = (
 )
 
 
-def _read(part: tuple[str, ReadOptions]) -> Iterator[pa.RecordBatch]:
-    """The lost messages, in the order of the log. Raises StoreError if a witness cannot be read."""
-    path, options = part
-    rows = (row_of(COLUMNS, lost) for lost in lost_in_group(StoreView(path, options)).messages)
-    yield from batches_of(table_schema(COLUMNS), rows, options.max_batch_rows)
+def lost_rows(found: Iterable[LostMessage]) -> Iterator[dict[str, Any]]:
+    """The rows of lost messages, whose times are in microseconds."""
+    times = ("first_store_timestamp", "last_store_timestamp")
+    for lost in found:
+        yield row_of(COLUMNS, lost) | {camel_case(name): getattr(lost, name) for name in times}
 
 
-TABLE = Table(
+TABLE = whole_table(
     "lost",
     "one row per lost message, or per range of lost bytes",
     COLUMNS,
-    lambda log, options: [(log.path, options)],  # the whole table
-    _read,
+    lambda log: lost_rows(lost_in_group(log).messages),
 )

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from pyspark_dledger.common.integers import microseconds
 from pyspark_dledger.format.columns import TIMESTAMP
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, table_schema
+from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of
 from pyspark_dledger.rocketmq.lives.trace import TraceEvent, Tracer
 
 COLUMNS = (
     TableColumn("uniqKey", pa.string(), "property UNIQ_KEY: what clients call msgId"),
     TableColumn("keys", pa.string(), "property KEYS"),
-    TableColumn("timestamp", TIMESTAMP, "when it happened; null for `passed`"),
+    TableColumn("timestamp", TIMESTAMP, "when it happened; null for `passed`", "time"),
     TableColumn("event", pa.string(), "see below"),
     TableColumn("topic", pa.string(), "name of the topic"),
     TableColumn("queueId", pa.int32(), "queue of the topic"),
     TableColumn("queueOffset", pa.int64(), "number in the queue"),
-    TableColumn("commitLogOffset", pa.int64(), "position of the message that says so; null for `passed`"),
-    TableColumn("untilTimestamp", TIMESTAMP, "until when it waits, or is invisible"),
+    TableColumn("commitLogOffset", pa.int64(), "position of the message that says so; null for `passed`", "offset"),
+    TableColumn("untilTimestamp", TIMESTAMP, "until when it waits, or is invisible", "until"),
     TableColumn("attempt", pa.int32(), "number of the check or retry"),
     TableColumn("consumerGroup", pa.string(), "whose step it is"),
     TableColumn("isInQueue", pa.bool_(), "whether the place's ConsumeQueue unit points to it"),
     TableColumn("passedBy", pa.list_(pa.string()), "groups with an offset after the place"),
 )
-SCHEMA = table_schema(COLUMNS)
 _READ = ("commitLogOffset",)
 
 
@@ -46,36 +43,13 @@ class TracePart:
     partition: Partition
 
 
-def trace_row(event: TraceEvent) -> dict[str, Any]:
-    """The row of an event."""
-    return {
-        "uniqKey": event.uniq_key,
-        "keys": event.keys,
-        "timestamp": microseconds(event.time) if event.time is not None else None,
-        "event": event.event,
-        "topic": event.topic,
-        "queueId": event.queue_id,
-        "queueOffset": event.queue_offset,
-        "commitLogOffset": event.offset,
-        "untilTimestamp": microseconds(event.until) if event.until is not None else None,
-        "attempt": event.attempt,
-        "consumerGroup": event.consumer_group,
-        "isInQueue": event.is_in_queue,
-        "passedBy": list(event.passed_by),
-    }
-
-
-def trace_batches(events: Iterable[TraceEvent], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of events."""
-    yield from batches_of(SCHEMA, map(trace_row, events), batch_rows)
-
-
 def _plan(log: StoreView, options: ReadOptions) -> list[TracePart]:
     return [TracePart(log.path, options, each) for each in plan_read(log, _READ, options, Filters(kind=("message",)))]
 
 
 def _read(part: TracePart) -> Iterator[pa.RecordBatch]:
-    yield from trace_batches(_events(StoreView(part.path, part.options), part.partition), part.options.max_batch_rows)
+    events = _events(StoreView(part.path, part.options), part.partition)
+    yield from batches_of(COLUMNS, events, part.options.max_batch_rows)
 
 
 def _events(log: StoreView, partition: Partition) -> Iterator[TraceEvent]:
