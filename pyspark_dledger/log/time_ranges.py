@@ -8,15 +8,17 @@ clockTolerance. One damaged message does not decide: a second one has to agree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import MAX_TIMESTAMP, MIN_TIMESTAMP
+from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import STORED_SIZE, stored_at
-from pyspark_dledger.format.spec import DLEDGER, IntFilter, ScanRequest, Segment
+from pyspark_dledger.format.spec import DLEDGER, Filters, IntFilter, ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import entry_in
 from pyspark_dledger.log.store_view import StoreView
 
@@ -52,6 +54,19 @@ def in_time(
     """
     search = _TimeSearch(store, parts, wanted, tolerance)
     return [list(search.pieces_of(number)) for number in range(len(parts))]
+
+
+def has_message_of(store: StoreView, time: int) -> bool:
+    """Whether the log has a message that was stored at `time` (ms), at any place: clocks go back."""
+    if not MIN_TIMESTAMP <= time <= MAX_TIMESTAMP:
+        return False
+    filters = Filters(store_timestamp=IntFilter(time * 1000, time * 1000))
+    for segment in reversed(store.segments):
+        request = ScanRequest(segment, segment.base, store.segment_end(segment), ("pos",), filters, verify_crc=False)
+        with suppress(UnreadableError):
+            if any(len(rows) for rows, _ in store.engine.scan(request)):
+                return True
+    return False
 
 
 class _TimeSearch:

@@ -549,6 +549,19 @@ def broker_checkpoint(*values: int) -> Callable[[Path], None]:
     return write
 
 
+def clock_that_went_back(time: int) -> Callable[[Path], None]:
+    """A broker's checkpoint has the `time` of a message, after which the leader's clock went back."""
+
+    def write(root: Path) -> None:
+        first, second = messages(10, store_timestamp=NOW + 60_000), messages(10, 10, store_timestamp=NOW)
+        store = write_dledger(root, [*first, *second])
+        write_consume_queue(root, store.rows)
+        values = (time, time, time, 0, 0)
+        (root / "checkpoint").write_bytes(b"".join(value.to_bytes(8, "big") for value in values) + bytes(4056))
+
+    return write
+
+
 def short_broker_checkpoint(root: Path) -> None:
     keyed(root)
     (root / "checkpoint").write_bytes(b"garbage")
@@ -889,6 +902,12 @@ CASES: dict[str, Case] = {
     "a key after the log": Case({"keyIndexBeyondEnd"}, key_after_the_log, keyed),
     "later messages in the broker's checkpoint": Case(
         {"storeCheckpointBeyondEnd"}, broker_checkpoint(NOW + 1, NOW, NOW, 0, 0), broker_checkpoint(NOW, NOW, NOW, 0, 0)
+    ),
+    "a time of no message in the broker's checkpoint": Case(
+        {"storeCheckpointBeyondEnd"}, clock_that_went_back(NOW + 60_001), clock_that_went_back(NOW + 60_000)
+    ),
+    "an impossible time in the broker's checkpoint": Case(
+        {"storeCheckpointBeyondEnd"}, broker_checkpoint(2**62, 0, 0, 0, 0), broker_checkpoint(NOW, 0, 0, 0, 0)
     ),
     "a later end in the broker's checkpoint": Case(
         {"storeCheckpointBeyondEnd"}, broker_checkpoint(0, 0, 0, 10**9, 0), broker_checkpoint(1, 0, 0, 0, 0)

@@ -16,6 +16,7 @@ from pyspark_dledger.format.state_files import Epoch, epoch_at
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, epoch_file_problem, read_epochs, read_store_checkpoint
 from pyspark_dledger.log.replicas import replica_names
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.time_ranges import has_message_of
 
 MAX_LOST_END = 2**44
 """Bytes. No log loses more at its end."""
@@ -27,8 +28,9 @@ class CommitLogReplica:
     """A replica's CommitLog; positions in bytes. ``end`` is after its last message, which begins at ``last_pos``.
 
     ``is_old``: DLedger follows it. ``scan_ends`` are the ends of the walks of ``segments``. ``last_time`` is the store
-    timestamp of the last message (ms). ``missing`` are the positions between its files. ``is_closed``: its last
-    file ends with a blank. ``epoch_problem``: what is wrong with its epoch file.
+    timestamp of the last message (ms), or the checkpoint's later one if a message has it. ``missing`` are the positions
+    between its files. ``is_closed``: its last file ends with a blank. ``epoch_problem``: what is wrong with its epoch
+    file.
     ``proven_end`` is where the log ended as ``proven_by`` shows, at least ``end``.
     ``unread`` are the positions of files that cannot be read, ``unreadable`` is that, and what cannot be read of its
     checkpoint, queues and indexes.
@@ -129,6 +131,8 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
     lows = [low for low, _ in unread.extents if low < end]
     begin = min([begin, *lows]) if segments else begin
     edges = [*((segment.base, segment.end) for segment in segments if segment.base < end), (end, end)]
+    checkpoint = _checkpoint(root) if root is not None else StoreCheckpoint()
+    known, last_time = checkpoint.physic_msg_timestamp, found.last_store_timestamp if found is not None else -1
     replica = CommitLogReplica(
         name=name,
         path=store.argument,
@@ -140,11 +144,11 @@ def _replica(name: str, store: StoreView) -> CommitLogReplica:
         begin=begin,
         end=end,
         last_pos=found.last_pos if found is not None else -1,
-        last_time=found.last_store_timestamp if found is not None else -1,
+        last_time=known if known > last_time and has_message_of(store, known) else last_time,
         missing=tuple(part for (_, low), (high, _) in pairwise(edges) for part in unread.known_parts(low, high)),
         epochs=epochs,
         epoch_problem=problem[1] if problem is not None else None,
-        checkpoint=_checkpoint(root) if root is not None else StoreCheckpoint(),
+        checkpoint=checkpoint,
         abort=root is not None and (root / "abort").exists(),
         is_closed=not store.ledger_segments and not epochs and not unread.has_end and _is_closed(segments, end),
         proven_end=end,
