@@ -207,14 +207,27 @@ def _lost_in(place: Place, found: list[KnownMessage]) -> list[LostMessage]:
     if unknown is not None and unknown <= 0:
         return lost
     if place.is_end:
-        end = lost[-1].end if lost else place.start
-        rest = replace(_of_bytes(place, end, end, unknown), size=None, witnesses=("checkpoint",))
-        lost.append(replace(rest, index=place.key + len(lost)))
+        lost += _after_end(place, lost)
     elif unknown is not None and unknown <= MAX_LISTED and all(each.index is not None for each in lost):
         lost += _by_neighbours(place, lost)
     else:
         lost += _of_rest(place, lost, unknown)
     return sorted(lost, key=lambda each: (each.pos, each.index or 0))
+
+
+def _after_end(place: Place, lost: Sequence[LostMessage]) -> Iterator[LostMessage]:
+    """The entries that a checkpoint knows after the end of the log, between those that units know."""
+    assert place.entries is not None
+    at, first, nameless = place.start, place.key, 0
+    ends = [*((each.index, each.end) for each in lost), (place.key + place.entries, place.end)]
+    for index, end in ends:
+        if index is None:
+            nameless += 1  # a queue knows it: it is one of those up to the next index
+            continue
+        if index - first > nameless:
+            rest = _of_bytes(place, at, at, index - first - nameless)
+            yield replace(rest, index=first, size=None, witnesses=("checkpoint",))
+        at, first, nameless = end, index + 1, 0
 
 
 def _by_neighbours(place: Place, lost: list[LostMessage]) -> Iterator[LostMessage]:
