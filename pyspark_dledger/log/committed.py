@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.replicas import Terms, agreement, entry_of, majority_index, same_entry, superseding
 from pyspark_dledger.log.store_view import StoreView
+from pyspark_dledger.log.witness.store_witness import StoreWitness
 
 _SAMPLES, _MAX_TRIED = 16, 1_000
 
@@ -86,9 +87,16 @@ def promised_end(store: StoreView) -> int:
 
 
 def _last_in_index(store: StoreView) -> int:
-    """The last index of a unit that points into the written part of the files; -1 without one."""
-    written = max(map(store.segment_end, store.ledger_segments), default=0)
-    return store.index_files.last_index(written)
+    """The last index of the log by the units that point into the written files, without truncated ones; -1 without."""
+    written = (each for each in store.ledger_segments if store.segment_end(each) > each.base)
+    known = ((each, each.witness) for each in written)
+    return max((one.evidence(each).last_index for each, one in known if isinstance(one, StoreWitness)), default=-1)
+
+
+def first_after_expired(stores: Sequence[StoreView]) -> int:
+    """The first index that logs without an entry had in their files, as index units say; 0 if nothing tells."""
+    found = (store.index_files.index_at(store.min_offset) if store.min_offset else 0 for store in stores)
+    return min((index for index in found if index >= 0), default=0)
 
 
 def damaged_after_end(store: StoreView) -> tuple[Segment, IndexUnit, EntryHeader] | None:

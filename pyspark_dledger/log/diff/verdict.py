@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.format.state_files import epoch_at
-from pyspark_dledger.log.committed import promised_committed, promised_end
+from pyspark_dledger.log.committed import first_after_expired, promised_committed, promised_end
 from pyspark_dledger.log.copies.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log_group import CommitLogGroup, CommitLogState, ConsistentPoint
 from pyspark_dledger.log.diff.copy_ranges import AFTER, BEFORE, DAMAGED, INTACT, NO_RANGES, RangeCounter, Ranges
@@ -238,7 +238,7 @@ def judge(
     known = promised_committed if group.histories.found else promised_end
     promised, source = min((-known(store), name) for store, name in zip(stores, group.names, strict=True))
     is_unread = any(store.unread.segments for store in stores)
-    lost_end = (last + 1, -promised) if -promised > last and not is_unread else None
+    lost_end = _lost_end(group, last, -promised) if not is_unread else None
     by_node = {candidate.node: candidate for candidate in candidates}
     members = (_member(group, number, evidence[number], by_node.get(name)) for number, name in enumerate(group.names))
     missing = max(group.size - len(stores), 0)
@@ -250,7 +250,7 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
     store = member.store
     promised = promised_end(store)
     unread = store.unread.segment_texts()
-    lost_end = (member.end + 1, promised) if promised > member.end and not unread else None
+    lost_end = _lost_end(group, member.end, promised) if not unread else None
     is_incomplete = bool(found.damaged.entries or found.left_out.entries)
     unreadable = (*unread, *store.unread.witnesses())
     files = [each.store.ledger_segments for each in group.members]
@@ -287,6 +287,12 @@ def _member(group: ReplicaGroup, number: int, found: MemberEvidence, candidate: 
         first_begin=min((each.begin for each in group.members if each.begin >= 0), default=-1),
         strangers=strangers,
     )
+
+
+def _lost_end(group: ReplicaGroup, last: int, promised: int) -> tuple[int, int] | None:
+    """The entries after the last one up to the promised one; without a last one, those after what expired."""
+    first = last + 1 if last >= 0 else first_after_expired([member.store for member in group.members])
+    return (first, promised) if promised >= first else None
 
 
 def _strangers(group: ReplicaGroup | CommitLogGroup, number: int) -> tuple[str, ...]:

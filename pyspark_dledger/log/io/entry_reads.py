@@ -183,12 +183,11 @@ class DLedgerIndex:
         written = ((block.first, block.is_written) for block in self.blocks(0, stop))
         return next((first + int(found.argmax()) for first, found in written if found.any()), -1)
 
-    def last_index(self, end: int) -> int:
-        """The index of the last unit that is of an entry up to the position `end` of the log; -1 without one."""
+    def index_at(self, pos: int) -> int:
+        """The index of the first unit that is of an entry at a position of the log or after it; -1 without one."""
         stop = self.files[-1].end // INDEX_UNIT_SIZE if self.files else 0
-        blocks = ((each, each.units["pos"] + each.units["size"] <= end) for each in self.blocks(0, stop))
-        found = ((block.first, (block.is_entry & is_before).nonzero()[0]) for block, is_before in blocks)
-        return max((first + int(places[-1]) for first, places in found if len(places)), default=-1)
+        blocks = ((each.first, each.is_entry & (each.units["pos"] >= pos)) for each in self.blocks(0, stop))
+        return next((first + int(found.argmax()) for first, found in blocks if found.any()), -1)
 
     def unit(self, index: int) -> IndexUnit | None:
         """The unit of `index`, or None if none was written."""
