@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.java_text import is_utf8
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.codec import ConsumeQueueUnit, decode_records, record_dtype
+from pyspark_dledger.format.codec import ConsumeQueueUnit, EntryHeader, decode_records, record_dtype
 from pyspark_dledger.format.layout import (
     BATCH_UNIT_SIZE,
     CONSUME_QUEUE_UNIT,
@@ -277,9 +277,15 @@ def index_proven_by(messages: Iterable[tuple[int, int]], segments: list[Segment]
         pos = offset - ENTRY_HEADER_SIZE
         segment = segment_at(segments, pos) if pos < end else None
         header = entry_at(segment, pos) if segment is not None else None
-        if header is not None and header.body_size == size:
+        if segment is not None and header is not None and header.body_size == size and _has_room(segment, pos, header):
             return header.index
     return None
+
+
+def _has_room(segment: Segment, pos: int, header: EntryHeader) -> bool:
+    """Whether the entries from the first one of the file to the one at a position have room: else damage raised it."""
+    first = entry_at(segment, segment.base)
+    return first is None or (header.index - first.index) * ENTRY_HEADER_SIZE <= pos - segment.base
 
 
 def dispatched_after(root: Path, index: DLedgerIndex, last_index: int, end: int) -> int:
