@@ -37,6 +37,8 @@ _PROBE = 2048
 """Units of one probe, 64 KiB: a damaged page of 4 KiB does not decide it."""
 _CHUNK = 64 * 1024
 """Units of one read, 2 MiB."""
+_MAX_ELECTIONS = 2**32
+"""No group has so many: a higher term is damaged."""
 
 
 class Units(NamedTuple):
@@ -188,6 +190,7 @@ def _corrected(units: Units, headers: Headers, frames: Bools, last_term: int) ->
     same_magic = headers["magic"] == units.magic
     same_magic |= (headers["magic"] == MAGIC_NOOP) & (units.magic == MAGIC_NORMAL)
     is_too_high = (last_term >= 0) & (units.term > last_term) & (header.term <= last_term)
+    is_too_high |= (units.term > _MAX_ELECTIONS) & (header.term <= _MAX_ELECTIONS)
     rivals = own & (header.term != units.term) & ((_fit(header, units) > _fit(units, units)) | is_too_high)
     term = np.where(rivals, header.term, units.term)
     return units._replace(term=term), np.asarray(own & same_magic & (header.term == term))
