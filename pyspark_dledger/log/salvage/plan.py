@@ -193,7 +193,7 @@ def _with_lost_end(log: RestoredLog, stores: Sequence[StoreView]) -> RestoredLog
     until = max((each.proven_end for each in replicas if not each.is_old), default=-1)
     ends = lost_ends_of(replicas, {each.pos for each in log.undecided})
     after = tuple(each for each in ends if each.is_after_all)
-    is_longer = until >= log.end + MIN_MESSAGE_SIZE
+    is_longer = until >= log.lost_from + MIN_MESSAGE_SIZE
     return replace(log, lost_until=until if is_longer else None, lost_ends=after)
 
 
@@ -204,7 +204,7 @@ def _with_known_loss(log: RestoredLog, stores: Sequence[StoreView]) -> RestoredL
         after = max([log.lost_after or -1, *(each.last_index for each in losses)])
         return replace(log, lost_after=after) if after > log.last_index else log
     until = max([log.lost_until or -1, *(each.last_pos + 1 for each in losses)])
-    return replace(log, lost_until=until) if until >= log.end + MIN_MESSAGE_SIZE else log
+    return replace(log, lost_until=until) if until >= log.lost_from + MIN_MESSAGE_SIZE else log
 
 
 class _Doubts:

@@ -222,7 +222,7 @@ def headline(plan: SalvagePlan) -> str:
         readable = " that can be read" if plan.unreadable else ""
         proof = "committed, as a checkpoint or a ConsumeQueue says"
         parts.append(f"the entries {end + 1} to {after[0]}: {proof}, and in no source{readable}")
-    ends = [(log.end, log.lost_until - 1) for log in plan.logs if log.lost_until is not None]
+    ends = [(log.lost_from, log.lost_until - 1) for log in plan.logs if log.lost_until is not None]
     parts += [f"positions {start} to {end}: a source shows that messages were there" for start, end in ends]
     parts += [each.text for log in plan.logs for each in log.lost_ends]
     if undecided:

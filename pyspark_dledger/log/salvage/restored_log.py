@@ -111,6 +111,12 @@ class RestoredLog:
         return self.lost_after is not None or self.lost_until is not None or bool(self.lost_ends)
 
     @property
+    def lost_from(self) -> int:
+        """Where messages of a CommitLog began that are lost after its end: a shorter rest of a file has none."""
+        rest = -self.end % self.file_size
+        return self.end + rest if rest < MIN_MESSAGE_SIZE else self.end
+
+    @property
     def first_index(self) -> int:
         return min((indexes_of(each)[0] for each in self._parts), default=-1)
 
