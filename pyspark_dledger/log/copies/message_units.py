@@ -91,8 +91,7 @@ class MessageUnits:
         message = message_in(data)
         if message is None:
             return False
-        is_outside = message.sys_flag & FLAG_TRANSACTION_MASK in TRANSACTIONS_OUTSIDE_QUEUES
-        return is_outside or self._queue_score(message, position) > 0 or position > self._dispatched
+        return _is_outside(message) or self._queue_score(message, position) > 0 or position > self._dispatched
 
     def is_elsewhere(self, position: int, data: bytes) -> bool:
         """Whether a queue has another message where this copy says that it is, or does not reach so far."""
@@ -111,14 +110,21 @@ class MessageUnits:
     def place_of(self, position: int, data: bytes) -> int | None:
         """Where the message begins that queues have at the place of this copy: its own position, or an earlier one.
 
-        None if they have neither. Several messages of a queue can have queueOffset 0.
+        None if they have neither.
+        """
+        found = self.places_of(data)
+        return position if position in found else min((each for each in found if 0 < each < position), default=None)
+
+    def places_of(self, data: bytes) -> set[int]:
+        """Where the messages begin that queues have at the place of this copy.
+
+        Messages that are in no queue can have queueOffset 0.
         """
         message = message_in(data)
-        if message is None or message.queue_offset <= 0:
-            return None
+        if message is None or message.queue_offset < 0 or _is_outside(message):
+            return set()
         units = [_unit_of(queue, message) for queue in self._queues_of(message)]
-        found = {unit.commit_log_offset for unit in units if unit is not None and unit.size > 0}
-        return position if position in found else min((each for each in found if 0 < each < position), default=None)
+        return {unit.commit_log_offset for unit in units if unit is not None and unit.size > 0}
 
     def _queues_of(self, message: Message) -> list[Queue]:
         name = message.topic, message.queue_id
@@ -145,6 +151,11 @@ class MessageUnits:
 
     def _queue_score(self, message: Message, position: int) -> int:
         return max((_score(by_name, message, position) for by_name in self._queues), default=0)
+
+
+def _is_outside(message: Message) -> bool:
+    """Whether a message is never in a queue, by the state of its transaction."""
+    return message.sys_flag & FLAG_TRANSACTION_MASK in TRANSACTIONS_OUTSIDE_QUEUES
 
 
 def _are_of(hashes: set[int], topic: str, properties: dict[str, str]) -> bool:

@@ -10,7 +10,13 @@ from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.state_files import diverged_at, epoch_at
 from pyspark_dledger.log.copies.runs import Run
 from pyspark_dledger.log.salvage.lost_entries import ReadSource
-from pyspark_dledger.log.salvage.matching import LastEntry, common_end, first_contradiction, shared_end
+from pyspark_dledger.log.salvage.matching import (
+    LastEntry,
+    are_contradicted,
+    common_end,
+    first_contradiction,
+    shared_end,
+)
 from pyspark_dledger.log.salvage.restored_log import Witnesses
 
 _HEAD_BYTES = 88
@@ -40,6 +46,9 @@ class LastMaster:
         """The position from which the log of `other` differs from that of `one`, and whether only epochs say so."""
         by_epochs = diverged_at(self._epochs.get(one, ()), self._epochs.get(other, ()))
         end = common_end(self._runs, one, other, self._is_one(one, other), by_epochs, self._file_size)
+        after, witnesses = self.shared_end(one, other), self._witnesses
+        if end is None and are_contradicted(self._runs, one, other, after, witnesses.read, witnesses.units):
+            end = max(after, 0)
         return end, end is not None and end == by_epochs
 
     def shared_end(self, one: int, other: int) -> int:

@@ -60,13 +60,14 @@ def without_overlaps(runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
     kept: list[Run] = []
     dropped: list[Run] = []
     for run in sorted(runs):
-        rank = _rank(run)
-        while kept and not _follows(kept[-1], run) and _rank(kept[-1]) < rank:
-            dropped.append(kept.pop())
-        if kept and not _follows(kept[-1], run):
+        place = len(kept)
+        while place and not _follows(kept[place - 1], run) and _rank(kept[place - 1]) < _rank(run):
+            place -= 1
+        if place and not _follows(kept[place - 1], run):
             dropped.append(run)
         else:
-            kept.append(run)
+            dropped += kept[place:]
+            kept[place:] = [run]
     return kept, dropped
 
 
@@ -88,8 +89,8 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
 
     ``last`` is the leader's last index. Sources that share an entry with another matching source match as well, up to
     their ``committed`` indexes unless they have other entries: a later leader has all that was committed. An entry
-    whose bytes are damaged is known by its index unit. A term has one leader, so between two entries of a term the log
-    has only that leader's.
+    whose bytes are damaged is known by its index unit. A term has one leader, so up to an entry of a term, the log
+    has all of that term.
     """
     limits = {leader: last}
     while True:
@@ -104,10 +105,10 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
                 continue
             for source in (*run.sources, *(run.known_to if common >= run.last_index else ())):
                 limits[source] = max(limits.get(source, -1), min(common, run.last_index))
-        terms = _terms(runs, limits)
+        lasts = _last_of_terms(runs, limits)
         for run in runs:
-            low, high = terms.get(run.term, (0, -1))
-            if not run.is_suspect and run.first_index <= high and run.last_index >= low:
+            high = lasts.get(run.term, -1)
+            if not run.is_suspect and run.first_index <= high:
                 for source in limits.keys() & run.sources:
                     limits[source] = max(limits[source], min(run.last_index, high))
         for source in limits:
@@ -118,14 +119,10 @@ def matching(runs: Sequence[Run], leader: int, last: int, committed: dict[int, i
             return limits
 
 
-def _terms(runs: Sequence[Run], limits: dict[int, int]) -> dict[int, tuple[int, int]]:
-    """The first and last index of each term in the log of the `limits`."""
+def _last_of_terms(runs: Sequence[Run], limits: dict[int, int]) -> dict[int, int]:
+    """The last index of each term in the log of the `limits`."""
     own = [run for run in runs if any(run.last_index <= limits.get(source, -1) for source in run.sources)]
-    found: dict[int, tuple[int, int]] = {}
-    for run in without_overlaps(run for run in own if not run.is_suspect)[0]:
-        first, _ = found.get(run.term, (run.first_index, -1))
-        found[run.term] = first, run.last_index
-    return found
+    return {run.term: run.last_index for run in without_overlaps(run for run in own if not run.is_suspect)[0]}
 
 
 def without_old_bytes(runs: Sequence[Run], units: Sequence[TermRange]) -> tuple[list[Run], list[Run]]:
@@ -326,7 +323,9 @@ class StaleRuns(NamedTuple):
             if reached is not None and len(run.sources) == 1 and self._is_over(run) and not is_continued:
                 place = bisect_right(headers, reached.last_index)
                 has_header = place < len(headers) and headers[place] < run.first_index
-                is_after_hole = run.first_index > reached.last_index + 1 and (found or not has_header)
+                # Of the same leader, what follows the hole is as much of the log as what precedes it.
+                is_after_hole = run.first_index > reached.last_index + 1 and run.term != reached.term
+                is_after_hole = is_after_hole and (bool(found) or not has_header)
                 is_end = any(end.is_at(reached.last_index) for end in self.ends)
                 if (is_after_hole and is_end) or self._is_misplaced(run, reached, is_end):
                     found.append(run)
@@ -364,6 +363,31 @@ class StaleRuns(NamedTuple):
 
 _MAX_MESSAGES = 100
 """Of a run, so many messages are looked up in queues."""
+_MAX_RUNS = 100
+"""Of so many runs, two logs are compared by their queues."""
+
+
+def are_contradicted(
+    runs: Sequence[Run], one: int, other: int, after: int, read: ReadSource, units: Sequence[MessageUnits]
+) -> bool:
+    """Whether a replica's queue has another message of its log at the place of a message of the other replica.
+
+    Of one log, the queue would have the first of the two. Runs from the position `after` on are compared.
+    """
+    intact = [run for run in runs if not run.is_suspect]
+    later = [
+        run
+        for run in intact
+        if run.start >= after and ({one, other} - {*run.sources}) and {one, other} & {*run.sources}
+    ]
+    for run in later[:_MAX_RUNS]:
+        source, judge = (one, other) if one in run.sources else (other, one)
+        own = [each for each in intact if judge in each.sources]
+        for at, data in _messages(run, source, read):
+            places = units[judge].places_of(data) - {at}
+            if any(_has_same_place(data, place, own, read) for place in places):
+                return True
+    return False
 
 
 def repeating(runs: Sequence[Run], read: ReadSource, place_of: PlaceOf, log_of: int | None) -> list[Run]:
