@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from pyspark_dledger.format.layout import MIN_MESSAGE_SIZE
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex
 from tests.consistency.verbs import Ran, Row, Verdict, diff, listed_ends, listed_numbers, own_name, run
 from tests.consistency.worlds import LEDGER, Entry, Replica, World
@@ -94,7 +95,8 @@ class Group:
             # What shows that a log was longer does not always show which messages it had, or of which history.
             last_intact, end = self.last_intact
             found = {each for each in found if isinstance(each, int) and each <= last_intact}
-            found |= {BEYOND} if any(last >= end for _, last in ranges) else set()
+            # In fewer bytes after the last intact message, there was none.
+            found |= {BEYOND} if any(last - end >= MIN_MESSAGE_SIZE - 1 for _, last in ranges) else set()
         return found
 
     @cached_property
@@ -212,7 +214,7 @@ def rows_of_kind(group: Group, ran: Ran) -> list[Row]:
     for row in found:
         if row["size"] is None:
             starts = (pos for pos in {*written, *(each["pos"] for each in found)} if pos > row["pos"])
-            row["size"] = min(starts, default=row["pos"] + 1) - row["pos"]
+            row["size"] = min(starts, default=row["pos"] + MIN_MESSAGE_SIZE) - row["pos"]
     return found
 
 
