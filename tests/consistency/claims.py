@@ -204,6 +204,7 @@ def _of_lost(group: Group) -> Losses:
     unclear: set[Number] = set()
     for note in group.lost.notes:
         unclear |= group.project(listed_numbers(note))
+        lost |= group.project(listed_ends(note))
     return Losses(lost, unclear)
 
 

@@ -71,11 +71,11 @@ def _lost(args: argparse.Namespace, out: Output, log: Log) -> int:
 
 
 def _unclear(losses: GroupLosses) -> list[str]:
-    """What no check judges."""
+    """What no check judges, and what is lost at unknown positions."""
     entries, positions = losses.unclear, losses.unclear_positions
     texts = [unclear_text(entries, losses.unclear_reasons)] if entries.entries else []
     texts += [unclear_text(positions, losses.unclear_reasons, "positions")] if positions.entries else []
-    return texts + rivals_text(sorted(losses.rivals))
+    return [*texts, *(each.text for each in losses.lost_ends), *rivals_text(sorted(losses.rivals))]
 
 
 def _known(logs: list[Log]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.log.committed import promised_end
 from pyspark_dledger.log.copies.commit_log_replica import MAX_LOST_END
+from pyspark_dledger.log.copies.lost_ends import LostEnd
 from pyspark_dledger.log.diff.commit_log_group import commit_log_group
 from pyspark_dledger.log.diff.copy_ranges import Ranges
 from pyspark_dledger.log.diff.diff_table import LogEvidence
@@ -96,7 +97,8 @@ class LostMessage:
 class GroupLosses(NamedTuple):
     """What replicas have lost, and the entries and the positions for which no check tells which copy is intact.
 
-    ``rivals`` are replicas whose logs diverged, and nothing tells which one the last master wrote.
+    ``rivals`` are replicas whose logs diverged, and nothing tells which one the last master wrote. ``lost_ends`` are
+    messages of a CommitLog at unknown positions after the ends of all replicas.
     """
 
     messages: list[LostMessage]
@@ -104,6 +106,7 @@ class GroupLosses(NamedTuple):
     unclear_positions: Ranges
     unclear_reasons: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
+    lost_ends: tuple[LostEnd, ...] = ()
 
 
 def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLosses:
@@ -131,6 +134,7 @@ def lost_in_group(log: StoreView, progress: Progress | None = None) -> GroupLoss
         of_bytes.unclear.ranges_found(),
         tuple(sorted({*of_entries.unclear_reasons, *of_bytes.unclear_reasons})),
         tuple(name for number, name in enumerate(old.names) if old.rivals(number)) if old is not None else (),
+        tuple(each for each in old.lost_ends if each.is_after_all) if old is not None else (),
     )
 
 
