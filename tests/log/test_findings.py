@@ -954,7 +954,7 @@ def test_nothing_is_known_of_a_message_whose_filler_is_last(tmp_path: Path, is_l
     """A small filler has only a part of the topic of fillers."""
     last = mq_message("DLEDG", b"", store_timestamp=0, transaction="rollback")
     store = write_dledger(tmp_path, [*messages(5, store_timestamp=NOW), last])
-    (tmp_path / "checkpoint").write_bytes(StoreCheckpoint(NOW, NOW, NOW).pack())
+    (tmp_path / "checkpoint").write_bytes(StoreCheckpoint(NOW + 1, NOW, NOW).pack())
     if is_listed:
         (tmp_path / "lost.jsonl").write_text(json.dumps({"pos": store.rows[-1]["pos"]}))
     assert ("storeCheckpointBeyondEnd" in codes_of(tmp_path)) != is_listed
