@@ -136,7 +136,8 @@ int64_t SegmentView::message_size(int64_t pos) const {
   const uint8_t* const p = at(pos);
   if (!is_message_magic(load_be32(p + 4))) return 0;
   const int64_t size = load_be32(p);
-  if (size < kMinMessageSize || size > file_end_ - pos || load_be64(p + kPhysicalOffsetAt) != pos) return 0;
+  if (size < kMinMessageSize || size > file_end_ - pos) return 0;
+  if (id_.check_pos && load_be64(p + kPhysicalOffsetAt) != pos) return 0;
   Message message;
   return parse_message(bytes(pos, size), size, message) ? size : 0;
 }
@@ -267,7 +268,7 @@ Fact SegmentView::message_reason(int64_t pos) const {
   if (!is_message_magic(magic)) return {ProblemCode::MessageMagic, pos, 0, magic};
   const int64_t size = load_be32(p), offset = load_be64(p + kPhysicalOffsetAt);
   if (size < kMinMessageSize || size > left) return {ProblemCode::MessageSize, pos, left, size};
-  if (offset != pos) return {ProblemCode::MessageElsewhere, pos, pos, offset};
+  if (id_.check_pos && offset != pos) return {ProblemCode::MessageElsewhere, pos, pos, offset};
   return message_problem(bytes(pos, size), size, pos);
 }
 

@@ -29,7 +29,7 @@ struct SegmentId {
   int64_t base = 0;
   int64_t size = 0;
   bool is_dledger = true;
-  bool check_pos = true;  // false for DLedger 0.4.0, whose followers keep the leader's pos
+  bool check_pos = true;  // false for DLedger 0.4.0, whose followers keep the leader's pos, and for copied messages
   std::optional<PrecedingEntry> before;
   std::optional<std::pair<int64_t, int64_t>> after;  // index and term of the next segment's first entry
   std::shared_ptr<Witness> witness = nullptr;

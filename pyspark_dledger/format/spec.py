@@ -50,10 +50,10 @@ class Witness(Protocol):
 class Segment:
     """One file of the log, with the log's positions ``[base, base + size)``.
 
-    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``. ``before`` is given if
-    the segment begins with damage: it decides which entries can follow. ``after`` is given if the next segment begins
-    with an entry: it decides which entries can be the last. The ``witness`` decides about damaged bytes; without one,
-    continuity of the entries does.
+    ``check_pos`` is false for DLedger 0.4.0 stores, whose followers keep the leader's ``pos``, and for messages that a
+    broker sent: they stand at other positions than in its log. ``before`` is given if the segment begins with damage:
+    it decides which entries can follow. ``after`` is given if the next segment begins with an entry: it decides which
+    entries can be the last. The ``witness`` decides about damaged bytes; without one, continuity of the entries does.
     """
 
     file: StoreFile

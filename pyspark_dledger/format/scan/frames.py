@@ -356,7 +356,7 @@ class MessageFrames(Frames):
         if not layout.MIN_MESSAGE_SIZE <= total_size <= left:
             return Fact(ProblemCode.MESSAGE_SIZE, pos, left, total_size)
         physical_offset = _signed(start[layout.PHYSICAL_OFFSET_AT :][:8])
-        if physical_offset != pos:
+        if self.segment.check_pos and physical_offset != pos:
             return Fact(ProblemCode.MESSAGE_ELSEWHERE, pos, pos, physical_offset)
         message = parse_message(self.data, pos, total_size, pos)
         return message if isinstance(message, Fact) else Frame(pos, total_size, None, message)

@@ -145,7 +145,8 @@ def _stored_crc_problem(row: Row) -> Fact | None:
 def _message_problems(row: Row, message: Message, verify_crc: bool) -> Iterator[Fact]:
     """Problems of a message with an intact structure."""
     start = row.span.pos + (layout.ENTRY_HEADER_SIZE if row.header else 0)
-    if message.physical_offset != start:
+    is_copy = row.header is None and not row.segment.check_pos
+    if message.physical_offset != start and not is_copy:
         yield Fact(ProblemCode.MESSAGE_OFFSET, 0, start, message.physical_offset)
     if verify_crc and message.body_length:
         body_end = message.body_start + message.body_length

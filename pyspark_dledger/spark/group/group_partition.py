@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.common.durable import write_all
+from pyspark_dledger.common.memory_file import memory_file
 from pyspark_dledger.errors import IndexRangeError, StoreError
 from pyspark_dledger.format.codec import decode_entry_header
 from pyspark_dledger.format.encode.encoded import Buffer
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
 _REQUEST_BYTES = 4 * 1024 * 1024
 # Bytes that are decoded together: Arrow batches get a size that suits Spark.
 _CHUNK_BYTES = 16 * 1024 * 1024
-_OWN_FILES = Path("/proc/self/fd")
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,7 @@ def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
     from pyspark_dledger.format.scan.bodies import expand
 
     scan = partition.scan
-    with _as_file(chunk.parts) as path:
+    with memory_file(chunk.parts) as path:
         segment = Segment.local(path, scan.address.group, chunk.pos, chunk.size, DLEDGER)
         part = replace(
             scan.request,
@@ -183,18 +178,3 @@ def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
             end_is_boundary=True,
         )
         yield from expand(get_engine(scan.engine).scan(part), part)
-
-
-@contextmanager
-def _as_file(parts: tuple[Buffer, ...]) -> Iterator[str]:
-    """Give these bytes a path for the scan: of a file in memory if the system has them, else of a temporary file."""
-    if hasattr(os, "memfd_create") and _OWN_FILES.is_dir():
-        with open(os.memfd_create("dledger-chunk", os.MFD_CLOEXEC), "wb", buffering=0) as memory:
-            for part in parts:
-                write_all(memory.fileno(), part)
-            yield str(_OWN_FILES / str(memory.fileno()))
-    else:
-        with tempfile.NamedTemporaryFile(prefix="dledger-chunk-", buffering=0) as file:
-            for part in parts:
-                write_all(file.fileno(), part)
-            yield file.name
