@@ -17,7 +17,7 @@ TRIGGER = 0.1
 TIME = struct.Struct(">d")
 
 
-def idle_seconds(tail: Tail) -> float:
+def idle_seconds(tail: Tail[TailOffset]) -> float:
     """The median time of a trigger without new rows, as Spark makes it: latest offset and plan."""
     end = tail.latest(NOTHING, NO_LIMITS)
     taken = []
@@ -30,7 +30,7 @@ def idle_seconds(tail: Tail) -> float:
     return statistics.median(taken)
 
 
-def delays(tail: Tail, bodies_between: Callable[[TailOffset, TailOffset], Iterable[bytes]]) -> list[float]:
+def delays(tail: Tail[TailOffset], bodies_between: Callable[[TailOffset, TailOffset], Iterable[bytes]]) -> list[float]:
     """The seconds from each append to its row, for triggers during `SECONDS`, after a warm-up trigger."""
     start, is_loaded = tail.latest(NOTHING, NO_LIMITS), False
     while not is_loaded:

@@ -19,12 +19,14 @@ TlsContext = Callable[[], ssl.SSLContext]
 class Tls:
     """PEM files: a certificate with its chain, its key, and the CA that signed the certificates of all other sides.
 
+    A client of RocketMQ may have no certificate.
+
     Every holder of a certificate of this CA can act as a client. A node's certificate must name the host or address
     that others use for it.
     """
 
-    cert: Path
-    key: Path
+    cert: Path | None
+    key: Path | None
     ca: Path
 
     def server_context(self) -> ssl.SSLContext:
@@ -45,12 +47,14 @@ class Tls:
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         for name in ("cert", "key", "ca"):
-            if not Path(getattr(self, name)).is_file():
-                raise OptionError(f"tls {name}: expected a PEM file, found none at {getattr(self, name)}")
+            file = getattr(self, name)
+            if file is not None and not Path(file).is_file():
+                raise OptionError(f"tls {name}: expected a PEM file, found none at {file}")
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
         try:
-            context.load_cert_chain(self.cert, self.key)
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
             context.load_verify_locations(self.ca)
         except (ssl.SSLError, OSError) as error:
             raise OptionError(
@@ -64,7 +68,7 @@ class _Reloaded:
     """A context that is made again after one of its files has changed. Files that OpenSSL rejects change nothing."""
 
     def __init__(self, tls: Tls, make: TlsContext) -> None:
-        self._files = (tls.cert, tls.key, tls.ca)
+        self._files = [file for file in (tls.cert, tls.key, tls.ca) if file is not None]
         self._make = make
         self._versions = self._found_versions()
         self._context = make()

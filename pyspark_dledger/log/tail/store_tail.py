@@ -115,7 +115,7 @@ _MAX_TRIES = 10
 _Result = TypeVar("_Result")
 
 
-class StoreTail(Tail):
+class StoreTail(Tail[TailOffset]):
     """The tail of the store at `path`, for rows of `columns`. `options` come from `tail.stream_options`.
 
     The store is opened at the first call.
@@ -138,11 +138,11 @@ class StoreTail(Tail):
         # An offset `until` that is no longer in the log, and the end that replaces it.
         self._replaced_until: tuple[TailOffset, EntryRef] | None = None
 
-    def latest(self, start: TailOffset, limits: Limits) -> TailOffset:
+    def latest(self, start: TailOffset, limits: Limits[TailOffset]) -> TailOffset:
         """See `Tail.latest`."""
         return self._on_fresh_view(lambda view: self._find_latest(view, start, limits))
 
-    def _find_latest(self, view: TailView, start: TailOffset, limits: Limits) -> TailOffset:
+    def _find_latest(self, view: TailView, start: TailOffset, limits: Limits[TailOffset]) -> TailOffset:
         resumed = self._resume(view, start)
         last = self._up_to(view, limits.until)
         if resumed.pinned is not None:
@@ -353,7 +353,9 @@ class StoreTail(Tail):
 
     # Limits.
 
-    def _within(self, view: TailView, start: TailOffset, pos: int, last: EntryRef, limits: Limits) -> TailOffset:
+    def _within(
+        self, view: TailView, start: TailOffset, pos: int, last: EntryRef, limits: Limits[TailOffset]
+    ) -> TailOffset:
         """The last entry from `pos` up to `last` within all limits; at least the first entry."""
         if limits.size is None or last.end - pos <= limits.size:
             if limits.entries is None:
@@ -376,7 +378,7 @@ class StoreTail(Tail):
         found = view.entry_ref(DLEDGER, pos) if pos is not None else None
         return found.offset if found is not None else None
 
-    def _walk(self, view: TailView, start: int, end: int, limits: Limits) -> tuple[str, int] | None:
+    def _walk(self, view: TailView, start: int, end: int, limits: Limits[TailOffset]) -> tuple[str, int] | None:
         """Source and position of the last entry within the limits; damage counts, but a batch does not end with it."""
         import numpy as np  # slow to load
 

@@ -1,6 +1,6 @@
 """The interface of a tail, its offsets and limits, and how data loss is reported.
 
-`store_tail.StoreTail` tails a store on disk, `spark.stream.group_tail` a live group.
+`store_tail.StoreTail` tails a store on disk, `spark.stream.group_tail` a live group, `cluster.tail` a cluster.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.integers import INT64_MAX
@@ -16,11 +16,27 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.gaps import OF_STREAMS, report_loss
 from pyspark_dledger.log.options import EARLIEST, GROUP_STREAM, LATEST, STREAM, ReadOptions, check_use
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _FIELDS = ("index", "term", "pos", "crc")
 _VERSION = "version"
 OFFSET_VERSION = 1
 """Of offsets in checkpoints."""
 _FORM = f'{{"index": n, "term": n, "pos": n, "crc": n, "version": {OFFSET_VERSION}}}'
+
+
+class Offset(Protocol):
+    """A place in a growing log, of what a stream has read."""
+
+    def to_json(self) -> Mapping[str, Any]:
+        """The form in a Spark checkpoint."""
+
+    def furthest(self, other: Self) -> Self:
+        """The place that both are at or before."""
+
+
+AnyOffset = TypeVar("AnyOffset", bound=Offset)
 
 
 class TailOffset(NamedTuple):
@@ -43,6 +59,10 @@ class TailOffset(NamedTuple):
     def to_json(self) -> dict[str, int | None]:
         """The form in a Spark checkpoint; always with the same keys in the same order."""
         return {**self._asdict(), _VERSION: OFFSET_VERSION}
+
+    def furthest(self, other: TailOffset) -> TailOffset:
+        """The offset with the higher position."""
+        return max(self, other, key=lambda offset: -1 if offset.pos is None else offset.pos)
 
     def __str__(self) -> str:
         """The form in errors."""
@@ -80,13 +100,8 @@ def offset_from_json(value: Mapping[str, Any] | None) -> TailOffset:
     return offset
 
 
-def furthest(*offsets: TailOffset) -> TailOffset:
-    """The offset with the highest position."""
-    return max(offsets, key=lambda offset: -1 if offset.pos is None else offset.pos)
-
-
 @dataclass(frozen=True)
-class Limits:
+class Limits(Generic[AnyOffset]):
     """The limits of one trigger, which all apply. At least one entry is read if there is one.
 
     ``entries`` counts rows of the log before filters, ``size`` bytes of the log. ``until`` is the last offset to read
@@ -95,10 +110,17 @@ class Limits:
 
     entries: int | None = None
     size: int | None = None
-    until: TailOffset | None = None
+    until: AnyOffset | None = None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS: Limits[Any] = Limits()
+
+
+class Progress(Protocol):
+    """A log and how much of it is unread."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in ``sources[].latestOffset`` of a query's progress."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +144,7 @@ class TailProgress:
         return fields_row(self)
 
 
-class Tail(ABC):
+class Tail(ABC, Generic[AnyOffset]):
     """A growing log, as one stream reads it. For one thread. Offsets are enough to continue with another tail.
 
     `name` is the path or the group, for errors; `options` are those of a stream (`stream_options`).
@@ -133,15 +155,15 @@ class Tail(ABC):
         self.options = options
         # Entries that expired before they were read.
         self._expired = 0
-        self._warned: set[TailOffset] = set()
+        self._warned: set[object] = set()
         # The advice in errors about lost data.
         self.remedy = OF_STREAMS
 
-    def only_pins_the_end(self, start: TailOffset) -> bool:
+    def only_pins_the_end(self, start: AnyOffset) -> bool:
         """Whether a batch from `start` is empty and ends at the log's end: the first with startingOffsets=latest."""
         return start == NOTHING and self.options.starting_offsets == LATEST
 
-    def report_loss(self, offset: TailOffset, problem: str, resumed: str, expired: int = 0) -> None:
+    def report_loss(self, offset: object, problem: str, resumed: str, expired: int = 0) -> None:
         """Report data that was lost at or after `offset`: see `report_loss`. Warns once for each offset.
 
         `expired` entries are skipped.
@@ -152,7 +174,7 @@ class Tail(ABC):
         self._warned.add(offset)
 
     @abstractmethod
-    def latest(self, start: TailOffset, limits: Limits) -> TailOffset:
+    def latest(self, start: AnyOffset, limits: Limits[AnyOffset]) -> AnyOffset:
         """The end of a trigger that begins after `start`; `start` itself if there is nothing to read.
 
         Refreshes the view of the log. From `NOTHING` with startingOffsets=latest the result is the last entry that may
@@ -161,21 +183,21 @@ class Tail(ABC):
         """
 
     @abstractmethod
-    def plan(self, start: TailOffset, end: TailOffset) -> list[Any]:
+    def plan(self, start: AnyOffset, end: AnyOffset) -> list[Any]:
         """Parts that together have each row after `start` up to `end` once: picklable values, one for each task.
 
         The same offsets give the same rows in every process. Raises DataLossError as `latest`.
         """
 
     @abstractmethod
-    def available(self) -> TailOffset:
+    def available(self) -> AnyOffset:
         """The last entry that may be read: the end of a query with ``Trigger.AvailableNow``."""
 
     @abstractmethod
-    def progress(self) -> TailProgress:
+    def progress(self) -> Progress:
         """The log at the last call of `latest`."""
 
-    def close(self) -> None:  # noqa: B027 - most tails have nothing to free
+    def close(self) -> None:
         """Free resources."""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 from pyspark_dledger.raft.wire.json_values import integer, parse_object, quote
 from pyspark_dledger.raft.wire.wire_errors import WireError
@@ -48,6 +50,17 @@ def not_supported(request_code: int) -> Rejection:
     return Rejection(REQUEST_CODE_NOT_SUPPORTED, f"request code {request_code} is not supported")
 
 
+class Command(NamedTuple):
+    """The JSON header of any frame (``RemotingCommand``); ``code`` is that of a request or of its response."""
+
+    code: int
+    opaque: int
+    is_response: bool = False
+    is_one_way: bool = False
+    remark: str | None = None
+    fields: Mapping[str, str] = MappingProxyType({})
+
+
 class Header(NamedTuple):
     """A JSON header; ``code`` is the request code, or the remoting code of a response.
 
@@ -68,56 +81,66 @@ class Header(NamedTuple):
         return self.code in _SUCCESSES
 
 
-def encode_header(header: Header) -> bytes:
-    """The header as fastjson writes it: keys sorted, nulls omitted."""
-    fields = [f'"{_OFFER_KEY}":"{_OFFER}"'] if header.offers_binary else []
-    if header.secret is not None:
-        fields.append(f'"{_SECRET_KEY}":{quote(header.secret)}')
-    if header.member is not None:
-        fields.append(f'"{_MEMBER_KEY}":{quote(header.member)}')
-    offer = f'"extFields":{{{",".join(fields)}}},' if fields else ""
-    flag = _RESPONSE * header.is_response | _ONE_WAY * header.is_one_way
-    remark = f'"remark":{quote(header.remark[:_MAX_REMARK])},' if header.remark is not None else ""
+def encode_command(command: Command) -> bytes:
+    """The header as fastjson writes it: nulls and empty maps are omitted."""
+    fields = ",".join(f"{quote(name)}:{quote(value)}" for name, value in command.fields.items())
+    extension = f'"extFields":{{{fields}}},' if fields else ""
+    flag = _RESPONSE * command.is_response | _ONE_WAY * command.is_one_way
+    remark = f'"remark":{quote(command.remark[:_MAX_REMARK])},' if command.remark is not None else ""
     return (
-        f'{{"code":{header.code},{offer}"flag":{flag},"language":"PYTHON","opaque":{header.opaque},{remark}'
+        f'{{"code":{command.code},{extension}"flag":{flag},"language":"PYTHON","opaque":{command.opaque},{remark}'
         '"serializeTypeCurrentRPC":"JSON","version":0}'
     ).encode()
 
 
-def decode_header(data: memoryview) -> Header:
+def decode_command(data: memoryview) -> Command:
     """Raises WireError unless it is a JSON object with code and opaque."""
+    values = parse_object(data, "a frame header")
+    if values is None or values.get("code") is None or values.get("opaque") is None:
+        raise WireError(f"expected a frame header with code and opaque, found {bytes(data[:100])!r}")
+    flag = integer(values.get("flag") or 0, "flag", 32)
+    remark, fields = values.get("remark"), values.get("extFields")
+    return Command(
+        code=integer(values["code"], "code", 32),
+        opaque=integer(values["opaque"], "opaque", 32),
+        is_response=bool(flag & _RESPONSE),
+        is_one_way=bool(flag & _ONE_WAY),
+        remark=_printable(remark[:_MAX_REMARK]) if isinstance(remark, str) else None,
+        fields={name: value for name, value in fields.items() if isinstance(value, str)}
+        if isinstance(fields, dict)
+        else {},
+    )
+
+
+def encode_header(header: Header) -> bytes:
+    """The header of a message of DLedger."""
+    own = ((_OFFER_KEY, _OFFER if header.offers_binary else None), (_SECRET_KEY, header.secret))
+    fields = {name: value for name, value in (*own, (_MEMBER_KEY, header.member)) if value is not None}
+    return encode_command(
+        Command(header.code, header.opaque, header.is_response, header.is_one_way, header.remark, fields)
+    )
+
+
+def decode_header(data: memoryview) -> Header:
+    """The header of a message of DLedger. Raises WireError as `decode_command`."""
     usual = _USUAL.fullmatch(data)
     if usual is not None:
         flag = int(usual[2])
         return Header(int(usual[1]), int(usual[3]), bool(flag & _RESPONSE), bool(flag & _ONE_WAY))
-    fields = parse_object(data, "a frame header")
-    if fields is None or fields.get("code") is None or fields.get("opaque") is None:
-        raise WireError(f"expected a frame header with code and opaque, found {bytes(data[:100])!r}")
-    flag = integer(fields.get("flag") or 0, "flag", 32)
-    remark = fields.get("remark")
+    command = decode_command(data)
     return Header(
-        code=integer(fields["code"], "code", 32),
-        opaque=integer(fields["opaque"], "opaque", 32),
-        is_response=bool(flag & _RESPONSE),
-        is_one_way=bool(flag & _ONE_WAY),
-        offers_binary=_has_offer(fields.get("extFields")),
-        secret=_text(fields.get("extFields"), _SECRET_KEY),
-        member=_text(fields.get("extFields"), _MEMBER_KEY),
-        remark=_printable(remark[:_MAX_REMARK]) if isinstance(remark, str) else None,
+        command.code,
+        command.opaque,
+        command.is_response,
+        command.is_one_way,
+        # A later version may offer several versions, separated by commas.
+        offers_binary=_OFFER in command.fields.get(_OFFER_KEY, "").split(","),
+        remark=command.remark,
+        secret=command.fields.get(_SECRET_KEY),
+        member=command.fields.get(_MEMBER_KEY),
     )
 
 
 def _printable(remark: str) -> str:
     """The text with question marks for halves of surrogate pairs, which logs cannot encode."""
     return remark.encode(errors="replace").decode()
-
-
-def _has_offer(ext_fields: Any) -> bool:
-    """A later version may offer several versions, separated by commas."""
-    offer = ext_fields.get(_OFFER_KEY) if isinstance(ext_fields, dict) else None
-    return isinstance(offer, str) and _OFFER in offer.split(",")
-
-
-def _text(ext_fields: Any, key: str) -> str | None:
-    text = ext_fields.get(key) if isinstance(ext_fields, dict) else None
-    return text if isinstance(text, str) else None

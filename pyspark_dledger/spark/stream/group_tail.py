@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -17,7 +17,7 @@ from pyspark_dledger.errors import IndexRangeError, OptionError
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.log.options import ReadOptions, option_filters
 from pyspark_dledger.log.plan import scan_template
-from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress
+from pyspark_dledger.log.tail.tail import NOTHING, Limits, Tail, TailOffset, TailProgress, offset_from_json
 from pyspark_dledger.spark.group.group_address import GroupAddress
 from pyspark_dledger.spark.group.group_log import GroupEntry, GroupLog, NotCommittedError, begin_index, committed_index
 from pyspark_dledger.spark.group.group_partition import GroupPartition, GroupScan, read_group_partition
@@ -33,7 +33,7 @@ class _Unread(NamedTuple):
 
 
 @final
-class GroupTail(Tail):
+class GroupTail(Tail[TailOffset]):
     """The tail of a live group, for rows of `columns`. A trigger sends each member a few requests."""
 
     def __init__(self, address: GroupAddress, options: ReadOptions, columns: tuple[str, ...]) -> None:
@@ -50,7 +50,7 @@ class GroupTail(Tail):
     def close(self) -> None:
         self._log.close()
 
-    def latest(self, start: TailOffset, limits: Limits) -> TailOffset:
+    def latest(self, start: TailOffset, limits: Limits[TailOffset]) -> TailOffset:
         """See `Tail.latest`. If the committed index stands still, as after an election, nothing is new."""
         self._latest = self._end_of_trigger(start, limits)
         return self._latest
@@ -84,7 +84,7 @@ class GroupTail(Tail):
 
     # The end of a trigger.
 
-    def _end_of_trigger(self, start: TailOffset, limits: Limits) -> TailOffset:
+    def _end_of_trigger(self, start: TailOffset, limits: Limits[TailOffset]) -> TailOffset:
         self._added = 0, 0
         if self.only_pins_the_end(start):
             return limits.until or self.available()
@@ -205,7 +205,7 @@ class GroupTail(Tail):
         return offset.index
 
 
-class GroupStreamReader(StreamReader):
+class GroupStreamReader(StreamReader[TailOffset]):
     """Reads committed entries of a live group from any member. Tasks connect to members themselves.
 
     `options` are those of a stream, checked by `check_group_options`.
@@ -215,7 +215,10 @@ class GroupStreamReader(StreamReader):
         super().__init__(options, schema)
         self.address = address_of(options)
 
-    def open_tail(self) -> Tail:
+    def offset(self, value: dict[str, Any] | None) -> TailOffset:
+        return offset_from_json(value)
+
+    def open_tail(self) -> GroupTail:
         """See `StreamReader.open_tail`. The tail connects at its first call."""
         return GroupTail(self.address, self.options, self.columns)
 

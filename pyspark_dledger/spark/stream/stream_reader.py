@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import pyarrow as pa
 import pyspark
@@ -23,9 +23,10 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.log.tail.store_tail import StoreTail
-from pyspark_dledger.log.tail.tail import NO_LIMITS, NOTHING, Limits, Tail, TailOffset, furthest, offset_from_json
+from pyspark_dledger.log.tail.tail import NO_LIMITS, AnyOffset, Limits, Tail, TailOffset, offset_from_json
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.read.batch_reader import PartReader, log_parts
+from pyspark_dledger.spark.schema import LOG
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -46,7 +47,7 @@ except ImportError:
     HAS_LIMITS = False
 
 
-class _OffsetTracker:
+class _OffsetTracker(Generic[AnyOffset]):
     """The offset that a query has reached, for PySpark 4.0 and 4.1, which ask for an end without the start.
 
     After a restart the first end is found without the start. It can be below the start if less is known to be committed
@@ -54,17 +55,17 @@ class _OffsetTracker:
     """
 
     def __init__(self) -> None:
-        self.offset: TailOffset | None = None
-        self._planned: tuple[TailOffset, TailOffset] | None = None
-        self._start = NOTHING
+        self.offset: AnyOffset | None = None
+        self._planned: tuple[AnyOffset, AnyOffset] | None = None
+        self._start: AnyOffset | None = None
 
-    def start_of(self, first: TailOffset, last: TailOffset) -> TailOffset:
+    def start_of(self, first: AnyOffset, last: AnyOffset) -> AnyOffset:
         """Return the real start of the batch from `first` to `last`. A batch that is planned again has the same one."""
-        if self._planned == (first, last):
+        if self._planned == (first, last) and self._start is not None:
             return self._start
         self._planned = (first, last)
         if self.offset is None:
-            self.offset = furthest(first, last)
+            self.offset = first.furthest(last)
             self._start = first if self.offset == last else last
         else:
             self._start, self.offset = self.offset, last
@@ -79,14 +80,14 @@ class _TriggerDelay:
         self._max_seconds = options.max_trigger_delay / 1000
         self._triggered_at = -math.inf
 
-    def latest(self, tail: Tail, start: TailOffset, limits: Limits) -> TailOffset:
+    def latest(self, tail: Tail[AnyOffset], start: AnyOffset, limits: Limits[AnyOffset]) -> AnyOffset:
         """Return the end of a trigger; `start` while it is delayed."""
         end = tail.latest(start, replace(limits, until=start) if self._is_too_early(tail, start) else limits)
         if end != start:
             self._triggered_at = time.monotonic()
         return end
 
-    def _is_too_early(self, tail: Tail, start: TailOffset) -> bool:
+    def _is_too_early(self, tail: Tail[AnyOffset], start: AnyOffset) -> bool:
         is_late = time.monotonic() - self._triggered_at >= self._max_seconds
         if self._min_entries == 1 or is_late or tail.only_pins_the_end(start):
             return False
@@ -94,15 +95,15 @@ class _TriggerDelay:
         return end != start and end == tail.latest(start, Limits(entries=self._min_entries - 1, until=end))
 
 
-class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[AnyOffset]):
     """What the stream readers share. `options` are those of a stream (`tail.stream_options`)."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        super().__init__(schema)
+    def __init__(self, options: ReadOptions, schema: StructType, table: str = LOG) -> None:
+        super().__init__(schema, table)
         self.options = options
-        self._tail: Tail | None = None
-        self._until: TailOffset | None = None
-        self._tracker = _OffsetTracker() if not HAS_LIMITS else None
+        self._tail: Tail[AnyOffset] | None = None
+        self._until: AnyOffset | None = None
+        self._tracker: _OffsetTracker[AnyOffset] | None = _OffsetTracker() if not HAS_LIMITS else None
         self._delay = _TriggerDelay(options)
         limits = options.max_offsets_per_trigger, options.max_bytes_per_trigger, options.min_offsets_per_trigger
         if not HAS_LIMITS and any(limits):
@@ -112,11 +113,15 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
             )
 
     @abstractmethod
-    def open_tail(self) -> Tail:
+    def open_tail(self) -> Tail[AnyOffset]:
         """Return the tail. Called once, on the driver."""
 
+    @abstractmethod
+    def offset(self, value: dict[str, Any] | None) -> AnyOffset:
+        """Return the offset from a checkpoint; None is that nothing was read. Raises OptionError for anything else."""
+
     @property
-    def tail(self) -> Tail:
+    def tail(self) -> Tail[AnyOffset]:
         if self._tail is None:
             self._tail = self.open_tail()
         return self._tail
@@ -128,7 +133,7 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return that nothing was read yet. A first batch that is retried begins at the same offset."""
-        return NOTHING.to_json()
+        return dict(self.offset(None).to_json())
 
     @plain_errors
     def latestOffset(  # noqa: N802 - Spark's name
@@ -138,18 +143,18 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
 
         A trigger that reads all that there is, as those of AvailableNow together, is not delayed.
         """
-        begin = offset_from_json(start)
+        begin = self.offset(start)
         if start is None and self._tracker is not None:
-            begin = self._tracker.offset or NOTHING
+            begin = self._tracker.offset or begin
         limits = self._limits(limit)
         if limit is None or not HAS_LIMITS or isinstance(limit, ReadAllAvailable) or limits.until is not None:
-            return self.tail.latest(begin, limits).to_json()
-        return self._delay.latest(self.tail, begin, limits).to_json()
+            return dict(self.tail.latest(begin, limits).to_json())
+        return dict(self._delay.latest(self.tail, begin, limits).to_json())
 
     @plain_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan the rows after `start` up to `end`."""
-        first, last = offset_from_json(start), offset_from_json(end)
+        first, last = self.offset(start), self.offset(end)
         if self._tracker is not None:
             first = self._tracker.start_of(first, last)
         return [] if first == last else self.parts(self.tail.plan(first, last))
@@ -186,7 +191,7 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
             self._tail.close()
             self._tail = None
 
-    def _limits(self, limit: ReadLimit | None) -> Limits:
+    def _limits(self, limit: ReadLimit | None) -> Limits[AnyOffset]:
         """Return the limits of a trigger: none if Spark asks for all, else its own and the options'."""
         limits = replace(NO_LIMITS, until=self._until)
         if limit is None or not HAS_LIMITS or isinstance(limit, ReadAllAvailable):
@@ -199,7 +204,7 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
         return replace(limits, entries=entries, size=size)
 
 
-class StoreStreamReader(StreamReader):
+class StoreStreamReader(StreamReader[TailOffset]):
     """Tails a store on disk."""
 
     def __init__(self, path: str, options: ReadOptions, schema: StructType) -> None:
@@ -207,7 +212,10 @@ class StoreStreamReader(StreamReader):
         super().__init__(options, schema)
         self.path = path
 
-    def open_tail(self) -> Tail:
+    def offset(self, value: dict[str, Any] | None) -> TailOffset:
+        return offset_from_json(value)
+
+    def open_tail(self) -> StoreTail:
         """See `StreamReader.open_tail`. The tail reads the store at its first call."""
         return StoreTail(self.path, self.options, self.columns)
 
