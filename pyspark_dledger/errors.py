@@ -77,6 +77,10 @@ class GroupError(_ResponseError):
     """A group that refused a request or could not be reached: nothing was changed, and it may be tried again."""
 
 
+class ClusterError(DLedgerError):
+    """A RocketMQ cluster that could not be reached, or that rejected a request."""
+
+
 class UnknownOutcomeError(_ResponseError):
     """An append or a transfer that was sent and not answered: it may be done, now or later, or never.
 

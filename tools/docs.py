@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pyspark_dledger.cli.stores.diff_text import MEMBER_KEYS, VERDICT_KEYS
+from pyspark_dledger.cluster.options import CLUSTER_OPTIONS
 from pyspark_dledger.common.options import Option
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column
@@ -46,7 +47,7 @@ SPARK_NAMES = {
 # Kinds of values that a page explains once, or that the meaning names.
 PLAIN_VALUES = (
     *("a size", "a whole number", "an integer", "a text", "some text", "a path", "a ratio", "true", "a comma list"),
-    *("a JSON list", "earliest", "ISO 8601", "quorum"),
+    *("a JSON list", "earliest", "HOST:PORT", "a regular", "ISO 8601", "quorum"),
 )
 # A text of at least as many characters is written once.
 SHORT = 20
@@ -72,6 +73,11 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def options() -> str:
     """The options of a read, but for those of streams."""
     return _options(option for option in OPTIONS if option.scope != OF_STREAMS)
+
+
+def cluster_options() -> str:
+    """The options that only a read of a cluster has."""
+    return _options(CLUSTER_OPTIONS)
 
 
 def stream_options() -> str:
@@ -268,6 +274,7 @@ TABLES = {
     "metrics": metrics,
     "options": options,
     "stream-options": stream_options,
+    "cluster-options": cluster_options,
     "write-options": write_options,
     "export-forms": export_forms,
     "export-options": export_options,

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pyspark_dledger"
 ANALYSIS = ("log", "rocketmq", "cli", "format")
 """The rooms that answer questions about stores. Their sum has a row of its own."""
-ROOMS = (*ANALYSIS, "common", "store", "raft", "spark")
+ROOMS = (*ANALYSIS, "common", "store", "raft", "cluster", "spark")
 NATIVE = (".cpp", ".hpp", ".h")
 HEAD = ("", "lines", "modules", "lines each")
 

@@ -331,6 +331,8 @@ _TRIGGER = frozenset({"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsP
 _GROUP = frozenset({"group", "peers", "tlsCert", "tlsKey", "tlsCa"})
 
 _ROWS = frozenset({"mode", "isolationLevel", "tags"}) | _QUEUES | _START | _VALUES | _BATCHES | _PARTITIONS
+_CLUSTER = (_QUEUES | _BATCHES | _VALUES | _START | {"mode", "tags", "minPartitions", "engine"}) - {"includeEntryBody"}
+_CLUSTER |= {"tlsCert", "tlsKey", "tlsCa"}
 _LOG = _STORE | _BOUND | _ROWS | _END | {"heal", "clockTolerance"}
 _LAKE = _STORE | _ROWS - _PARTITIONS - {"isolationLevel"} | {"committedBound", "clockTolerance"}
 
@@ -354,6 +356,8 @@ SPARK_LOG = "spark.read of table log"
 STREAM = "a stream"
 GROUP_READ = "spark.read of a live group"
 GROUP_STREAM = "a stream of a live group"
+CLUSTER_READ = "spark.read of a RocketMQ cluster"
+CLUSTER_STREAM = "a stream of a RocketMQ cluster"
 SCAN = "open_log and scan"
 RECOVERY = "dledger recovery"
 STATISTICS = "dledger stats"
@@ -372,6 +376,8 @@ USES = {
     STREAM: _STORE | _ROWS | _TRIGGER | {"committedBound", "clockTolerance"},
     GROUP_READ: _ROWS | _END | _GROUP | _SPARK | {"engine"},
     GROUP_STREAM: _ROWS | _TRIGGER | _GROUP | {"engine"},
+    CLUSTER_READ: _CLUSTER | _END,
+    CLUSTER_STREAM: _CLUSTER | _TRIGGER - {"maxBytesPerTrigger"},
     "an export to commitlog": _LOG - _BATCHES - _PARTITIONS - {"maxBodyBytes", "includeEntryBody"},
     "an export to parquet": _LOG,
     "an export to jsonl": _LOG,

@@ -10,7 +10,7 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import COLUMN_BY_NAME, DEFAULT_NAMES, ENTRY_BODY, PROPERTIES, TIMESTAMP
 from pyspark_dledger.log.options import ReadOptions
 
-LOG = "log"
+LOG, CLUSTER = "log", "rocketmq"
 
 _SPARK_TYPES: dict[pa.DataType, sql.DataType] = {
     pa.bool_(): sql.BooleanType(),
@@ -43,10 +43,19 @@ def log_schema(include_entry_body: bool) -> sql.StructType:
     return sql.StructType([sql.StructField(name, _SPARK_TYPES[COLUMN_BY_NAME[name].type]) for name in names])
 
 
+def cluster_schema() -> sql.StructType:
+    """Return the schema of messages of a running cluster."""
+    return sql.StructType([sql.StructField(name, _SPARK_TYPES[kind]) for name, kind in column_types(CLUSTER).items()])
+
+
 def column_types(table: str) -> dict[str, pa.DataType]:
     """Return the Arrow type of each column of a table."""
     if table == LOG:
         return {name: column.type for name, column in COLUMN_BY_NAME.items()}
+    if table == CLUSTER:
+        from pyspark_dledger.cluster.rows import CLUSTER_COLUMNS
+
+        return {column.name: column.type for column in CLUSTER_COLUMNS}
     from pyspark_dledger.rocketmq.tables import TABLES
 
     return {column.name: column.type for column in TABLES[table].columns}

@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "store": {"", "common", "format", "log"},
     "raft": {"", "common", "format", "log", "store"},
     "rocketmq": {"", "common", "format", "log"},
-    "spark": {"", "common", "format", "log", "store", "raft", "rocketmq"},
+    "cluster": {"", "common", "format", "log", "raft", "rocketmq"},
+    "spark": {"", "common", "format", "log", "store", "raft", "rocketmq", "cluster"},
     "api": {"", "common", "format", "log", "store", "raft", "rocketmq", "spark"},
     "cli": {"", "common", "format", "log", "store", "raft", "rocketmq", "spark"},
 }

@@ -15,9 +15,12 @@ import pytest
 
 import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
+from pyspark_dledger.cluster.options import parse_cluster_options
 from pyspark_dledger.errors import DLedgerError, OptionError
 from pyspark_dledger.log import Log
 from pyspark_dledger.log.options import (
+    CLUSTER_READ,
+    CLUSTER_STREAM,
     DIGESTS,
     FIND,
     FOLLOW,
@@ -184,6 +187,15 @@ def spark_group_stream(_path: Path, options: Options) -> str:
     return error_of(lambda: source.streamReader(whole_schema(source.read_options)))
 
 
+def cluster_read(is_stream: bool) -> Entry:
+    def read(_path: Path, options: Options) -> str:
+        topics = {} if "topic" in options else {"topicPattern": "a"}
+        given = {"nameServer": "127.0.0.1:1", **topics, **options}
+        return error_of(lambda: parse_cluster_options(given, is_stream))
+
+    return read
+
+
 def verb(line: str) -> Entry:
     """A verb of the command line, with the arguments that it needs; the text of the error is on standard error."""
 
@@ -214,6 +226,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "readStream": (STREAM, spark_stream),
     "spark.read of a group": (GROUP_READ, spark_group_read),
     "readStream of a group": (GROUP_STREAM, spark_group_stream),
+    "spark.read of a cluster": (CLUSTER_READ, cluster_read(is_stream=False)),
+    "readStream of a cluster": (CLUSTER_STREAM, cluster_read(is_stream=True)),
     **{f"read_table {name}": (f"table {name}", table(name)) for name in TABLES[1:]},
     "spark.read log": (SPARK_LOG, spark_batch("log")),
     **{f"spark.read {name}": (f"table {name}", spark_batch(name)) for name in TABLES[1:]},

@@ -55,6 +55,15 @@ PROMISES = {
         ],
         "tests/raft/test_limits.py": ["test_silent_connections_leave_open_files_for_the_store"],
     },
+    "a name server or broker": {
+        "tests/security/test_hostile_brokers.py": [
+            "test_routes",
+            "test_frames",
+            "test_redirections_without_end",
+            "test_large_responses_are_not_collected",
+        ],
+        "tests/cluster/test_cluster_reads.py": ["test_requests_are_signed_and_the_secret_is_shown_nowhere"],
+    },
     "another user of the machine": {"tests/security/test_leaks.py": ["test_new_store_is_for_its_user_only"]},
     "a disk": {
         "tests/raft/test_repairs.py": [],

@@ -81,7 +81,7 @@ _WRITTEN = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
 _BAK = ".bak"
 _DEFAULT_FILE_SIZE = 1024**3
 # The broker makes them itself.
-_SYSTEM_TOPICS = re.compile(
+SYSTEM_TOPICS = re.compile(
     "(?i:rmq_sys_.*)|SCHEDULE_TOPIC_XXXX|TBW102|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT"
 )
 
@@ -251,7 +251,7 @@ def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:
         return
     counts: dict[str, int] = {}
     for queue in (queue for root in (target, *roots) for queue in file_queues(root, lambda _: None)):
-        if TOPIC_NAME.fullmatch(queue.topic) and not _SYSTEM_TOPICS.fullmatch(queue.topic):
+        if TOPIC_NAME.fullmatch(queue.topic) and not SYSTEM_TOPICS.fullmatch(queue.topic):
             counts[queue.topic] = max(counts.get(queue.topic, 0), min(queue.queue_id + 1, MAX_QUEUES))
     BrokerMetadata(target).add_topics(counts)
     yield (

@@ -1,0 +1,126 @@
+"""The tail of a cluster, as a stream reads it: new messages of all queues, and the parts of a micro-batch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, final
+
+from pyspark_dledger.cluster.bounds import find_queues, partitioned, ranges_between, start_offsets
+from pyspark_dledger.cluster.cluster import MAX_WAIT, Cluster, Waiting
+from pyspark_dledger.cluster.offsets import ClusterOffsets, limited
+from pyspark_dledger.cluster.options import ClusterOptions
+from pyspark_dledger.cluster.routes import Queue
+from pyspark_dledger.cluster.rows import ClusterPartition, ClusterScan
+from pyspark_dledger.errors import ClusterError
+from pyspark_dledger.log.tail.tail import Limits, Tail
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClusterProgress:
+    """The unread messages of each queue after the last trigger, and how many that one adds."""
+
+    lag: ClusterOffsets
+    entries: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"lagEntries": sum(self.lag.values()), "entries": self.entries, "lag": self.lag.to_json()}
+
+
+@final
+class ClusterTail(Tail[ClusterOffsets]):
+    """A trigger asks each broker for the ends of its queues.
+
+    A queue is read from the trigger after the one that finds it: its begin is then in the checkpoint.
+    """
+
+    def __init__(self, scan: ClusterScan, options: ClusterOptions) -> None:
+        self._cluster = Cluster(scan.address, options.prefers_slave)
+        super().__init__(self._cluster.name, options.read)
+        self._options = options
+        self._scan = scan
+        self._ends = ClusterOffsets()
+        self._progress = ClusterProgress(ClusterOffsets(), 0)
+        # Queues without a broker that were waited for.
+        self._gone: set[Queue] = set()
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def only_pins_the_end(self, start: ClusterOffsets) -> bool:
+        return not start
+
+    def latest(self, start: ClusterOffsets, limits: Limits[ClusterOffsets]) -> ClusterOffsets:
+        """See `Tail.latest`. Raises ClusterError if a broker is away for a minute."""
+        if not start:
+            self._progress = ClusterProgress(ClusterOffsets(), 0)
+            return start_offsets(self._cluster, self._options, find_queues(self._cluster, self._options))
+        queues = self._queues(start)
+        known = [queue for queue in queues if queue in start]
+        self._ends = ends = ClusterOffsets({**start, **self._cluster.max_offsets(known)})
+        for queue in known:
+            if ends[queue] < start[queue]:
+                ends[queue] = self._end_after_loss(queue, start[queue], ends[queue])
+        if limits.until is not None:
+            highest = start.furthest(limits.until)
+            ends = ClusterOffsets({queue: min(end, highest[queue]) for queue, end in ends.items()})
+        if limits.entries is not None:
+            ends = limited(start, ends, limits.entries)
+        lag = ClusterOffsets({queue: max(self._ends[queue] - end, 0) for queue, end in ends.items()})
+        self._progress = ClusterProgress(lag, sum(max(end - start[queue], 0) for queue, end in ends.items()))
+        new = [queue for queue in queues if queue not in start]
+        return ClusterOffsets({**ends, **self._cluster.min_offsets(new)})
+
+    def plan(self, start: ClusterOffsets, end: ClusterOffsets) -> list[ClusterPartition]:
+        """See `Tail.plan`."""
+        ranges = ranges_between(start, end)
+        return [ClusterPartition(self._scan, part) for part in partitioned(ranges, self.options.min_partitions)]
+
+    def available(self) -> ClusterOffsets:
+        """See `Tail.available`."""
+        return ClusterOffsets(self._cluster.max_offsets(find_queues(self._cluster, self._options)))
+
+    def progress(self) -> ClusterProgress:
+        return self._progress
+
+    def report_read(self, end: ClusterOffsets) -> None:
+        """Report the offsets of a committed batch to the brokers, for tools that show a group's lag."""
+        if self._options.consumer_group is not None:
+            try:
+                self._cluster.commit_offsets(end, self._options.consumer_group)
+            except ClusterError as error:
+                log.warning("the offsets of group %s are not reported: %s", self._options.consumer_group, error)
+
+    def _queues(self, start: ClusterOffsets) -> list[Queue]:
+        """The present queues. Waits for those of `start` whose broker or topic is away."""
+        waiting = Waiting(MAX_WAIT)
+        while True:
+            try:
+                queues, problem = find_queues(self._cluster, self._options), "no route to it"
+            except ClusterError as error:
+                queues, problem = [], str(error)
+            missing = [queue for queue in start if queue not in queues and queue not in self._gone]
+            if not missing:
+                self._gone -= set(queues)
+                return queues
+            if waiting.is_over:
+                self.report_loss(
+                    missing[0],
+                    f"expected {missing[0]} and {len(missing) - 1} more queues, found {problem} "
+                    f"in {waiting.seconds:g} s",
+                    "the query continues with the other queues",
+                )
+                self._gone.update(missing)
+                return queues
+            waiting.pause()
+
+    def _end_after_loss(self, queue: Queue, read: int, end: int) -> int:
+        """The end of a queue that is before what was read: a slave lags, or messages were lost."""
+        if not self._cluster.is_master_reached(queue):
+            return read
+        self.report_loss(
+            queue, f"{queue}: expected at least {read} messages, found {end}", f"reading continues with offset {end}"
+        )
+        return end
