@@ -58,7 +58,7 @@ interop: $(INSTALLED) ## compare stores, groups, messages and tails with Java DL
 	@$(SPARK) DLEDGER_INTEROP=$(or $(SECONDS),120) $(PYTHON_BIN) -m pytest tests/interop -o faulthandler_timeout=0
 
 .PHONY: chaos
-chaos: $(INSTALLED) ## faults of real nodes under load, of their links and disks; ROUNDS=100, ARGS="--flush=sync --messages"
+chaos: $(INSTALLED) ## faults of real nodes under load, of their links and disks; ROUNDS=100, ARGS="--flush=sync --messages --changes"
 	@$(PYTHON_BIN) -m tests.chaos $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
 .PHONY: crashes

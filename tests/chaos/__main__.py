@@ -17,7 +17,8 @@ from tests.support.seeds import Kit, Problem, Result
 
 def check(seed: int, folder: Path, options: argparse.Namespace) -> Result:
     show = partial(print, flush=True)
-    report = run(folder, options.rounds, seed, options.flush, show, messages=options.messages)
+    modes = {"messages": options.messages, "changes": options.changes}
+    report = run(folder, options.rounds, seed, options.flush, show, **modes)
     return Result([Problem("violation", text) for text in report.violations], report.totals(), [str(report)])
 
 
@@ -25,6 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--flush", choices=("sync", "async"), default="async")
     parser.add_argument("--messages", action="store_true", help="append messages with identities")
+    parser.add_argument("--changes", action="store_true", help="change the members all the time")
 
 
 KIT = Kit("tests.chaos", check, __doc__, 1, add_options, processes=1, seed=random.randrange(10**9))

@@ -1,7 +1,7 @@
 """Faults of the processes, links and disks of a group.
 
 What they destroy never includes the last intact copy of an entry. Disks are replaced and bits are flipped only in one
-member at a time, and only if both others have every entry. Earlier damage must be repaired first.
+member at a time, and only if all others have every entry. Earlier damage must be repaired first.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.log.verify.findings import INFO
-from pyspark_dledger.raft.client import MemberStatus
+from pyspark_dledger.raft.client import Client, MemberStatus
 from tests.chaos.damage import KINDS, Damage, flip, units
 from tests.chaos.group import GROUP, Group
 
@@ -45,15 +46,18 @@ class Faults:
         restarts = (self.restart_all, self.restart_in_turn)
         partitions = (self.disconnect, self.drop_all, self.drop_incoming, self.drop_outgoing)
         disks = (self.replace_disk, *[self.flip_stopped] * 4, *[self.flip_running] * 3)
-        return self.rng.choice((*kills, *restarts, self.pause, *partitions, *disks))
+        return self.rng.choice((*kills, *restarts, self.pause, *partitions, self.transfer, *disks))
 
     def leader(self) -> str:
         """The leader if one is known, else any node."""
         try:
-            with dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=500, max_retries=0) as client:
+            with self.connect() as client:
                 return client.metadata().leader_id or self.any()
         except DLedgerError:
             return self.any()
+
+    def connect(self) -> Client:
+        return dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=1_000, max_retries=0)
 
     def any(self) -> str:
         return self.rng.choice(self.group.ids)
@@ -78,13 +82,17 @@ class Faults:
         self.group.terminate(*self.group.ids)
 
     def restart_in_turn(self) -> None:
-        for node in self.rng.sample(self.group.ids, 3):
+        for node in self.rng.sample(self.group.ids, len(self.group.ids)):
             self.group.terminate(node)
             self.group.start(node)
             time.sleep(self.rng.choice((0.0, 0.5, 2.0)))
 
     def pause(self) -> None:
         self.group.pause(self.rng.choice((self.leader(), self.any())))
+
+    def transfer(self) -> None:
+        with suppress(DLedgerError), self.connect() as client:
+            client.transfer(self.any())
 
     # Links
 
@@ -143,7 +151,7 @@ class Faults:
         return damage
 
     def _kill_spare(self) -> str | None:
-        """Kill a follower, and wait until both others have every entry; None if that cannot be said."""
+        """Kill a follower, and wait until all others have every entry; None if that cannot be said."""
         if not self.settle():
             return None
         leader = self.leader()
@@ -152,7 +160,8 @@ class Faults:
         return node if self._await_copies(node) else None
 
     def _await_copies(self, node: str) -> bool:
-        """Wait until both other members have what their leader has. `node` is down, so they keep it from then on."""
+        """Wait until all other members have what their leader has. `node` is down, so they keep it from then on."""
+        self.group.wake()
         deadline = time.monotonic() + HUNG_SECONDS
         others = [other for other in self.group.ids if other != node]
         while time.monotonic() < deadline:
@@ -160,9 +169,9 @@ class Faults:
             # The leader first: its log grows meanwhile.
             found = self._statuses(sorted(others, key=lambda other: other != leader))
             if found is not None:
-                first, second = found
-                is_led = first.leader_id == second.leader_id == first.node_id and first.term == second.term
-                if is_led and second.end_index >= first.end_index:
+                first = found[0]
+                is_led = all((each.leader_id, each.term) == (first.node_id, first.term) for each in found)
+                if is_led and min(each.end_index for each in found) >= first.end_index:
                     return True
             time.sleep(0.1)
         self.violations.append(f"{others} did not reach the same end within {HUNG_SECONDS:.0f} s without {node}")
@@ -170,7 +179,7 @@ class Faults:
 
     def _statuses(self, nodes: list[str] | None = None) -> list[MemberStatus] | None:
         try:
-            with dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=1_000, max_retries=0) as client:
+            with self.connect() as client:
                 return [client.status(node) for node in nodes or self.group.ids]
         except DLedgerError:
             return None
@@ -200,20 +209,28 @@ class Faults:
 
     def settle(self) -> bool:
         """Wait until earlier damage is repaired, and no member is behind: one with an empty disk does not vote."""
+        self.group.wake()
         deadline, target = time.monotonic() + HUNG_SECONDS, 2**62
         while not self.violations:
             self.tend()
-            if self._damage is not None and self._damage.is_repaired:
+            is_settled = self.is_settled()
+            if self._damage is not None and (self._damage.is_repaired or self._damage.node not in self.group.ids):
                 self.counts[f"repaired {self._damage.kind}"] += 1
                 self._damage = None
             found = self._statuses()
             committed = [status.committed_index for status in found or () if not status.problem]
-            if self._damage is None and len(committed) == len(self.group.ids):
+            if is_settled and self._damage is None and len(committed) == len(self.group.ids):
                 if min(committed) >= target:
                     return True
                 target = min(target, max(committed))
             if time.monotonic() > deadline:
                 text = [status.problem for status in found or ()]
-                self.violations.append(f"not repaired within {HUNG_SECONDS:.0f} s: {self._damage}, {text}")
+                self.violations.append(
+                    f"not settled within {HUNG_SECONDS:.0f} s: {self._damage}, {self.group.ids}, {text}"
+                )
             time.sleep(0.1)
         return False
+
+    def is_settled(self) -> bool:
+        """Whether the members are known, and do not change."""
+        return True

@@ -1,97 +1,68 @@
-"""Links between processes on loopback that can be closed or stopped, in one thread of this process."""
+"""The network of a group on loopback: a proxy at each member's address, in one thread of this process.
+
+Each member has a host of its own, from which it connects, too: so a proxy knows the sender of a connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
+HOST = "127.0.0.1"
+CLIENT = "client"
 CHUNK = 1 << 16
 
 
-class Link:
-    """A proxy for connections to a node; listens on its own port.
+class Way:
+    """What one process sends to another one.
 
     ``open`` forwards all data; ``closed`` closes all connections, also new ones; ``stopped`` keeps connections but
     forwards nothing, like a network that loses all packets.
     """
 
-    def __init__(self, target_port: int) -> None:
-        self.target_port = target_port
-        self.port = 0
+    def __init__(self) -> None:
         self.state = "open"
-        self._opened = asyncio.Event()
-        self._opened.set()
-        self._pumps: set[asyncio.Task[None]] = set()
-
-    async def listen(self) -> None:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK)
-        self.port = server.sockets[0].getsockname()[1]
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.pumps: set[asyncio.Task[None]] = set()
 
     def set_state(self, state: str) -> None:
         """Called in the loop's thread."""
         self.state = state
         if state == "open":
-            self._opened.set()
+            self.opened.set()
         else:
-            self._opened.clear()
+            self.opened.clear()
         if state == "closed":
-            for pump in self._pumps:
+            for pump in self.pumps:
                 pump.cancel()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.state == "closed":
-            writer.transport.abort()
-            return
-        try:
-            target = await asyncio.open_connection("127.0.0.1", self.target_port, limit=CHUNK)
-        except OSError:
-            writer.transport.abort()
-            return
-        pumps = {
-            asyncio.ensure_future(self._pump(reader, target[1])),
-            asyncio.ensure_future(self._pump(target[0], writer)),
-        }
-        self._pumps |= pumps
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            self._pumps -= pumps
-            writer.transport.abort()
-            target[1].transport.abort()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            while data := await reader.read(CHUNK):
-                await self._opened.wait()
-                writer.write(data)
-                await writer.drain()
 
 
 class Network:
-    """A link from each node to each other one: ``links[a, b]`` is from a to b."""
+    """Nodes by id, which listen at their ports of 127.0.0.1. ``addresses`` are those that all others connect to."""
 
-    def __init__(self, ports: dict[str, int]) -> None:
-        self.links = {(a, b): Link(ports[b]) for a in ports for b in ports if a != b}
+    def __init__(self, ports: Mapping[str, int]) -> None:
+        self._ports = ports
+        self._hosts = {f"127.0.0.{10 + number}": node for number, node in enumerate(ports)}
+        self.addresses = {node: f"{host}:{ports[node]}" for host, node in self._hosts.items()}
+        self._ways = {(a, b): Way() for a in (*ports, CLIENT) for b in (*ports, CLIENT) if a != b}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
-        for link in self.links.values():
-            self._run(link.listen())
+        for host, node in self._hosts.items():
+            self._run(self._listen(host, node))
 
     def isolate(self, node: str, state: str, direction: str = "both") -> None:
-        """Set the state of all links from (``out``) or to (``in``) the node, or both."""
-        for (a, b), link in self.links.items():
-            if (a == node and direction != "in") or (b == node and direction != "out"):
-                self._loop.call_soon_threadsafe(link.set_state, state)
+        """Set the state of all that the node sends (``out``) or gets (``in``), or both. It still reaches clients."""
+        for (a, b), way in self._ways.items():
+            if CLIENT not in (a, b) and ((a == node and direction != "in") or (b == node and direction != "out")):
+                self._loop.call_soon_threadsafe(way.set_state, state)
 
     def heal(self) -> None:
-        for link in self.links.values():
-            self._loop.call_soon_threadsafe(link.set_state, "open")
+        for way in self._ways.values():
+            self._loop.call_soon_threadsafe(way.set_state, "open")
 
     def close(self) -> None:
         async def cancel_everything() -> None:
@@ -104,6 +75,50 @@ class Network:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _listen(self, host: str, node: str) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(node, reader, writer)
+
+        await asyncio.start_server(serve, host, self._ports[node], limit=CHUNK)
+
+    async def _serve(self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host = writer.get_extra_info("peername")[0]
+        sender = self._hosts.get(host, CLIENT)
+        there, back = self._ways[sender, node], self._ways[node, sender]
+        if "closed" in (there.state, back.state):
+            writer.transport.abort()
+            return
+        try:
+            target = await asyncio.open_connection(HOST, self._ports[node], limit=CHUNK, local_addr=(host, 0))
+        except OSError:
+            writer.transport.abort()
+            return
+        pumps = {
+            asyncio.ensure_future(self._pump(there, reader, target[1])),
+            asyncio.ensure_future(self._pump(back, target[0], writer)),
+        }
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            writer.transport.abort()
+            target[1].transport.abort()
+
+    async def _pump(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        way.pumps.add(task)
+        try:
+            while data := await reader.read(CHUNK):
+                await way.opened.wait()
+                writer.write(data)
+                await writer.drain()
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            way.pumps.discard(task)
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)

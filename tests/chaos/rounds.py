@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError
+from tests.chaos.changes import Changes
 from tests.chaos.faults import HUNG_SECONDS, Faults
 from tests.chaos.group import GROUP, Group
 from tests.chaos.history import violations
@@ -49,11 +50,15 @@ def run(
     log: Callable[[str], None] = lambda _: None,
     *,
     messages: bool = False,
+    changes: bool = False,
 ) -> Report:
-    """Run rounds of faults and check the guarantees. With `messages` the load is messages with identities."""
+    """Run rounds of faults and check the guarantees.
+
+    With `messages` the load is messages with identities; with `changes` the members are changed all the time.
+    """
     report = Report()
-    group = Group(folder, 3, flush, messages)
-    faults = Faults(group)
+    group = Group(folder, 3, flush, messages, spares=3 if changes else 0)
+    faults = (Changes if changes else Faults)(group)
     report.faults, report.violations = faults.counts, faults.violations
     load: Load | None = None
     try:

@@ -17,3 +17,13 @@ def test_a_group_keeps_its_guarantees_under_faults(tmp_path: Path, flush: str) -
     assert report.violations == []
     assert report.outcomes["acknowledged"] > 100, report
     assert report.reads > 10, report
+
+
+@pytest.mark.slow
+def test_changes_of_members_settle_under_faults(tmp_path: Path) -> None:
+    """Replaced members, one that sleeps through it, and one restored; the long form is `make chaos ARGS=--changes`."""
+    report = run(tmp_path, rounds=5, seed=1104, changes=True)
+    assert report.violations == []
+    assert report.outcomes["acknowledged"] > 100, report
+    assert report.faults["changes"] >= 1, report
+    assert report.faults["restored"] + report.faults["restore rejected"] == 1, report
