@@ -19,7 +19,8 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -300,15 +301,10 @@ class LogFiles:
         if not self.pending.is_full:
             return
         with self.lock:
-            try:
+            with self.store_errors("flushing"):
                 self.data.sync()
-            except OSError as error:
-                self.failure = f"flushing failed ({error})"
-                raise self.disk_error(error) from error
-            try:
+            with self.store_errors():
                 self._write_pending(end)
-            except OSError as error:
-                raise self.disk_error(error) from error
 
     def _set_room(self, has_room: bool) -> None:
         if self._has_room and not has_room:
@@ -317,10 +313,8 @@ class LogFiles:
 
     def write_checkpoint(self, committed: int, end: int) -> None:
         """Replace the checkpoint; if that fails the old one stays. Raises StoreError."""
-        try:
+        with self.store_errors():
             write_checkpoint(self._config.node_dir, committed, end)
-        except OSError as error:
-            raise self.disk_error(error) from error
         self._checkpoint_end = end
 
     def lower_checkpoint(self, committed: int, end: int) -> None:
@@ -343,11 +337,18 @@ class LogFiles:
     # Errors
 
     def apply(self, change: Callable[[], None]) -> None:
-        """Run a change that cannot be undone. If it fails the files must not be used again. Raises StoreError."""
-        try:
+        """Run a change that cannot be undone. Raises StoreError."""
+        with self.store_errors("changing files"):
             change()
+
+    @contextmanager
+    def store_errors(self, cannot_fail: str = "") -> Iterator[None]:
+        """Raise StoreError for an error of the system. After one in `cannot_fail` the files must not be used again."""
+        try:
+            yield
         except OSError as error:
-            self.failure = f"changing files failed ({error})"
+            if cannot_fail:
+                self.failure = f"{cannot_fail} failed ({error})"
             raise self.disk_error(error) from error
 
     def disk_error(self, error: OSError) -> StoreError:

@@ -213,26 +213,20 @@ class MmapFileStore(DLedgerStore):
         self._save_term(term, vote_leader)
 
     def _save_term(self, term: int, vote_leader: str | None) -> None:
-        try:
+        with self._files.store_errors():
             write_current_term(self.config.node_dir, term, vote_leader)
-        except OSError as error:
-            raise self._files.disk_error(error) from error
         self.curr_term, self.vote_leader = term, vote_leader
 
     def save_cluster_id(self, cluster_id: str) -> None:
         self._check_started()
-        try:
+        with self._files.store_errors():
             write_cluster_id(self.config.node_dir, cluster_id)
-        except OSError as error:
-            raise self._files.disk_error(error) from error
         self.cluster_id = cluster_id
 
     def save_member_ids(self, member_ids: tuple[str, ...], state: str = "") -> None:
         self._check_started()
-        try:
+        with self._files.store_errors():
             write_members(self.config.node_dir, member_ids, state)
-        except OSError as error:
-            raise self._files.disk_error(error) from error
         self.member_ids, self.member_state = member_ids, state
 
     @property
@@ -446,10 +440,8 @@ class MmapFileStore(DLedgerStore):
         self._check_started()
         self._files.check_failure()
         check_index(index, self._begin, self.flushed_index)
-        try:
+        with self._files.store_errors():
             self._reader.repair(index, data, self._begin, self.ledger_end_index)
-        except OSError as error:
-            raise self._files.disk_error(error) from error
 
     # Committing and flushing
 
@@ -464,17 +456,14 @@ class MmapFileStore(DLedgerStore):
         with files.lock:
             files.check_failure()
             end, began = self.ledger_end_index, time.perf_counter()
-            try:
+            # A failed sync may have dropped any data, and a second sync would not report it.
+            with files.store_errors("flushing"):
                 is_durable = files.sync(end, self.flushed_index)
                 self._flushes.observe(time.perf_counter() - began)
                 if is_durable:
                     if files.is_reset and end >= 0:
                         files.finish_reset(min(self.committed_index, end), end)
                     self.flushed_index = end
-            except OSError as error:
-                # A failed sync may have dropped any data, and a second sync would not report it.
-                files.failure = f"flushing failed ({error})"
-                raise files.disk_error(error) from error
         return self.flushed_index
 
     def flush_soon(self) -> None:

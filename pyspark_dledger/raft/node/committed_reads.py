@@ -25,14 +25,14 @@ _SIZE = struct.Struct(">i")
 _SIZE_OFFSET = next(field.offset for field in ENTRY_HEADER if field.name == "size")
 
 
-class Timer(Protocol):
+class Cancellable(Protocol):
     """What `CallLater` returns (``asyncio.TimerHandle``)."""
 
     def cancel(self) -> None: ...
 
 
 # Calls a function after a time in seconds (``asyncio.AbstractEventLoop.call_later``).
-CallLater = Callable[[float, Callable[[], object]], Timer]
+CallLater = Callable[[float, Callable[[], object]], Cancellable]
 
 
 @dataclass(order=True)
@@ -41,7 +41,7 @@ class _WaitingRead:
     order: int
     request: ReadRequest = field(compare=False)
     caller: Caller | LocalCaller = field(compare=False)
-    timer: Timer | None = field(compare=False, default=None)
+    timer: Cancellable | None = field(compare=False, default=None)
     is_over: bool = field(compare=False, default=False)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pyspark_dledger.common.durable import open_own, replace_durably, sync_dir
 from pyspark_dledger.errors import StoreError, StoreInUseError
@@ -32,6 +32,8 @@ from pyspark_dledger.format.state_files import (
 )
 from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
+
+T = TypeVar("T")
 
 CHECKPOINT = "checkpoint"
 CURRTERM = "currterm"
@@ -154,24 +156,14 @@ def write_cluster_id(node_dir: Path, cluster_id: str) -> None:
 
 def load_cluster_id(node_dir: Path) -> str:
     """The id of the node's group, "" if it has none. Raises StoreError for an unreadable file."""
-    file = node_dir / CLUSTER
-    try:
-        return load_properties(file)[CLUSTER]
-    except FileNotFoundError:
-        return ""
-    except (OSError, KeyError, ValueError) as error:
-        raise StoreError(f"{file}: expected the line cluster=ID, found {error}: copy it from another member") from None
+    file, advice = node_dir / CLUSTER, "copy it from another member"
+    return _loaded(file, lambda lines: lines[CLUSTER], "", "line cluster=ID", advice)
 
 
 def load_restored_term(node_dir: Path) -> int:
     """The term with which the member was restored from a backup, -1 without one. Raises StoreError."""
-    file = node_dir / RESTORED
-    try:
-        return int(load_properties(file)["term"])
-    except FileNotFoundError:
-        return -1
-    except (OSError, KeyError, ValueError) as error:
-        raise StoreError(f"{file}: expected the line term=N, found {error}: restore the backup again") from None
+    file, advice = node_dir / RESTORED, "restore the backup again"
+    return _loaded(file, lambda lines: int(lines["term"]), -1, "line term=N", advice)
 
 
 def write_reset(node_dir: Path, reset: Reset) -> None:
@@ -182,14 +174,21 @@ def write_reset(node_dir: Path, reset: Reset) -> None:
 
 def load_reset(node_dir: Path) -> Reset | None:
     """The unfinished reset, if any. Raises StoreError for an unreadable file."""
-    file = node_dir / RESET
-    if not file.exists():
-        return None
+
+    def parse(lines: dict[str, str]) -> Reset:
+        return Reset(int(lines["index"]), int(lines["pos"]), lines.get(_DURABLE) == "true")
+
+    return _loaded(node_dir / RESET, parse, None, "lines index=N and pos=P", "move it away")
+
+
+def _loaded(file: Path, parse: Callable[[dict[str, str]], T], missing: T, expected: str, advice: str) -> T:
+    """What a file of our own says; `missing` without one. Raises StoreError for an unreadable file."""
     try:
-        properties = load_properties(file)
-        return Reset(int(properties["index"]), int(properties["pos"]), properties.get(_DURABLE) == "true")
-    except (KeyError, ValueError) as error:
-        raise StoreError(f"{file}: expected the lines index=N and pos=P, found {error}: move it away") from None
+        return parse(load_properties(file))
+    except FileNotFoundError:
+        return missing
+    except (OSError, KeyError, ValueError) as error:
+        raise StoreError(f"{file}: expected the {expected}, found {error}: {advice}") from None
 
 
 def remove_reset(node_dir: Path) -> None:

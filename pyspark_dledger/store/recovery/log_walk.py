@@ -39,13 +39,11 @@ _HEADER = record_struct(ENTRY_HEADER[:5])
 _SECTOR = 512
 
 
-class Contradiction(NamedTuple):
-    """An entry whose header does not agree with its index unit."""
+class WrongHeader(NamedTuple):
+    """The index unit of an entry whose header does not agree with it, and the file of the entry."""
 
-    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody calls
-    file: MappedFile
-    pos: int
     unit: IndexUnit
+    file: MappedFile
 
 
 def other_term(stored: bytes, units: bytes | bytearray, min_term: int) -> int | None:
@@ -106,7 +104,7 @@ class LogWalk:
     """Walks over the entries of a log: `find_begin`, then `find_end`.
 
     ``has_later_entries``: entries after the end would continue the log. ``is_damaged_early``: the damage is before the
-    last files. ``unindexed``: entries whose index units are missing or wrong. ``contradiction``: the first entry whose
+    last files. ``unindexed``: entries whose index units are missing or wrong. ``wrong_header``: the first entry whose
     header and index unit cannot both be right. ``has_torn_unit``: the end is an entry that has its unit.
 
     `is_sync`: units were written only after their entries were durable. `is_rebooted`: without that, the machine was
@@ -136,7 +134,7 @@ class LogWalk:
         self.has_later_entries = False
         self.is_damaged_early = False
         self.unindexed: list[FileEntries] = []
-        self.contradiction: Contradiction | None = None
+        self.wrong_header: WrongHeader | None = None
         self.has_torn_unit = False
         self._walked: list[FileEntries] = []
         self._last_indexed = -1
@@ -189,8 +187,8 @@ class LogWalk:
         self._view.has_index = bool(files) and files[0].base <= unit < files[-1].end
         number, first = self._first_scanned(begin)
         end = self._walk(number, first)
-        if self.contradiction is None:
-            self.contradiction = self._contradicted_end(end)
+        if self.wrong_header is None:
+            self.wrong_header = self._end_without_header(end)
         return self._torn_end(end)
 
     def _first_scanned(self, begin: NextEntry) -> tuple[int, NextEntry]:
@@ -318,12 +316,12 @@ class LogWalk:
         if len(indexed):
             self._last_indexed = first + int(indexed[-1])
         number = other_term(stored, units, entries.first.term)
-        if number is not None and self.contradiction is None:
+        if number is not None and self.wrong_header is None:
             unit = self._view.unit(first + number)
             assert unit is not None
-            self.contradiction = Contradiction(unit.index, entries.file, unit.pos, unit)
+            self.wrong_header = WrongHeader(unit, entries.file)
 
-    def _contradicted_end(self, end: NextEntry) -> Contradiction | None:
+    def _end_without_header(self, end: NextEntry) -> WrongHeader | None:
         """The end, if an index unit says that an entry is there which a power loss cannot have taken."""
         unit = self._view.unit(end.index)
         file = None if unit is None else self._view.data.find(unit.pos)
@@ -335,7 +333,7 @@ class LogWalk:
         is_torn = is_unwritten(self._view.read(file, unit.pos), unit.pos - file.base, unit)
         if not self._is_sync and (is_torn or self._is_torn_file(end, unit)):
             return None
-        return Contradiction(end.index, file, unit.pos, unit)
+        return WrongHeader(unit, file)
 
     def _is_torn_file(self, end: NextEntry, unit: IndexUnit) -> bool:
         """Whether a file lacks its last blank, or has it, and the unit is of an append that was undone."""

@@ -21,7 +21,7 @@ from pyspark_dledger.log.io.files import data_extents
 from pyspark_dledger.store.files.mapped_files import MappedFile, MappedFileList
 from pyspark_dledger.store.files.node_files import load_members, write_checkpoint
 from pyspark_dledger.store.recovery.log_view import BLANK, LogView, describe, segment_of
-from pyspark_dledger.store.recovery.log_walk import Contradiction, LogWalk, NextEntry
+from pyspark_dledger.store.recovery.log_walk import LogWalk, NextEntry, WrongHeader
 
 _COPIED_BYTES = 8 * 1024 * 1024
 
@@ -126,8 +126,8 @@ class Recovery:
     def _check_end(self, begin: NextEntry, end: NextEntry) -> None:
         """Raises StoreError if more than a torn tail would be lost."""
         walk = self._walk
-        if walk.contradiction is not None:
-            self._reject_contradiction(walk.contradiction)
+        if walk.wrong_header is not None:
+            self._reject_wrong_header(walk.wrong_header)
         has_more = walk.has_later_entries
         is_unknown = has_more and self._checkpoint.committed_index is None
         if end.index <= self._vouched or walk.is_damaged_early or is_unknown or (has_more and end.pos == begin.pos):
@@ -143,10 +143,11 @@ class Recovery:
             return following, following.base
         return file, end.pos
 
-    def _reject_contradiction(self, found: Contradiction) -> NoReturn:
-        unit = " ".join(f"{field.name}={getattr(found.unit, field.name)}" for field in INDEX_UNIT)
-        header = describe(self._view.read(found.file, found.pos))
-        self._reject(found.file, found.pos, found.index, f"{header}, and the index unit {unit}")
+    def _reject_wrong_header(self, found: WrongHeader) -> NoReturn:
+        unit, file = found
+        text = " ".join(f"{field.name}={getattr(unit, field.name)}" for field in INDEX_UNIT)
+        header = describe(self._view.read(file, unit.pos))
+        self._reject(file, unit.pos, unit.index, f"{header}, and the index unit {text}")
 
     def _reject(self, file: MappedFile, pos: int, index: int, found: str) -> NoReturn:
         committed = f"the committed index is {self._walk.committed}"
@@ -171,7 +172,7 @@ class Recovery:
     def _requested_end(self, index: int, begin: NextEntry, end: NextEntry) -> NextEntry:
         """The entry that the operator truncates at. Raises StoreError unless the store needs that."""
         walk = self._walk
-        is_damaged = walk.has_later_entries or walk.is_damaged_early or walk.contradiction is not None
+        is_damaged = walk.has_later_entries or walk.is_damaged_early or walk.wrong_header is not None
         if end.index > self._vouched and not is_damaged:
             raise StoreError(
                 f"{self._node_dir}: expected damage for --truncate-at {index} to repair, found none up to the end at "
