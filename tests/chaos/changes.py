@@ -11,6 +11,8 @@ from tests.chaos.faults import Faults
 from tests.chaos.group import Group
 
 MIN_MEMBERS, MAX_MEMBERS = 3, 5
+# A client that knows only former members first learns the others from them, and may be slow.
+_PATIENT_MS = 5_000
 
 
 class Changes(Faults):
@@ -76,7 +78,7 @@ class Changes(Faults):
     def _change(self, ask: Callable[[Client], object]) -> None:
         """Ask the leader, and let another fault meet what follows."""
         try:
-            with self.connect() as client:
+            with self.connect(_PATIENT_MS, max_retries=2) as client:
                 ask(client)
             self.counts["changes"] += 1
         except DLedgerError:
@@ -106,7 +108,7 @@ class Changes(Faults):
     def _learn(self) -> bool:
         """Learn the members from the group; whether they do not change. Learners run until they are members."""
         try:
-            with self.connect() as client:
+            with self.connect(_PATIENT_MS) as client:
                 found = client.members()
         except DLedgerError:
             return False

@@ -56,8 +56,8 @@ class Faults:
         except DLedgerError:
             return self.any()
 
-    def connect(self) -> Client:
-        return dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=1_000, max_retries=0)
+    def connect(self, timeout_ms: int = 1_000, max_retries: int = 0) -> Client:
+        return dl.connect(group=GROUP, peers=self.group.peers, timeout_ms=timeout_ms, max_retries=max_retries)
 
     def any(self) -> str:
         return self.rng.choice(self.group.ids)

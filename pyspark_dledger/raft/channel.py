@@ -157,6 +157,11 @@ class Channel(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
+        # Not in this callback: asyncio's loop ends a connection twice that is closed there.
+        asyncio.get_running_loop().call_soon(self.resumed)
+
+    def resumed(self) -> None:
+        """Send what waited for the transport."""
         while self._pieces and not self.is_full and self._transport is not None:
             piece = self._pieces.popleft()
             self._pieces_size -= len(piece)
