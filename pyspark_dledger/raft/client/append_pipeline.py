@@ -87,7 +87,7 @@ class AppendPipeline:
         """Send units, up to the limits."""
         while (
             not self._is_draining
-            and self._connection.can_write
+            and not self._connection.is_full
             and len(self._sent) < self._max_requests
             and (self._sent_bytes < self.window or not self._sent)
             and (unit := self._next_unit(not self.is_binary)) is not None

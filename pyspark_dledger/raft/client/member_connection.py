@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
-from typing import cast
 
-from pyspark_dledger.format.encode.encoded import Buffer
+from pyspark_dledger.raft.channel import Channel
 from pyspark_dledger.raft.client.outcomes import AnyResponse
 from pyspark_dledger.raft.messages import Request
-from pyspark_dledger.raft.wire import ReceivedRequest, WireConnection, WireError
+from pyspark_dledger.raft.wire import MAX_FRAME_SIZE, ReceivedRequest, ReceivedResponse
 
 log = logging.getLogger(__name__)
 
 # Called with the response, or with None if the connection was lost.
 OnResponse = Callable[[AnyResponse | None], None]
 
-_SOCKET_BUFFER = 4 * 1024 * 1024
 _LAST_CHECK_SECONDS = 0.01
-# With more unsent bytes, no requests are passed to the connection: if it is lost, those were certainly not sent.
-_MAX_UNSENT = 1024 * 1024
 # An idle connection is closed after this time, before a node closes it: no request then meets the end of a connection.
 _IDLE_SECONDS = 60.0
 
@@ -30,20 +25,20 @@ class LostError(Exception):
     """The connection was lost, or could not be established."""
 
 
-class MemberConnection(asyncio.BufferedProtocol):
-    """Used only by the thread of its event loop."""
+class MemberConnection(Channel):
+    """Used only by the thread of its event loop.
+
+    While it `is_full`, no requests are passed to it: if it is lost, those were certainly not sent.
+    """
 
     def __init__(self, member_id: str, secret: str | None = None) -> None:
+        super().__init__(MAX_FRAME_SIZE, secret)
         self.member_id = member_id
         self.is_lost = False
-        self.can_write = True
         self.received_at = 0.0
         self.on_writable: Callable[[], None] | None = None
         self.on_lost: Callable[[], None] | None = None
-        self._wire = WireConnection(secret=secret)
         self._waiting: dict[int, OnResponse] = {}
-        self._unsent: list[Buffer] = []
-        self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._sent_at = 0.0
@@ -51,22 +46,23 @@ class MemberConnection(asyncio.BufferedProtocol):
     @property
     def is_binary(self) -> bool:
         """Whether the member uses the binary dialect; known after its METADATA response."""
-        return self._wire.is_binary
+        return self.wire.is_binary
 
     def send(self, request: Request, on_response: OnResponse) -> int:
         """Send a request. Returns its number for `forget`. Raises EncodeError; nothing is sent then."""
-        opaque, frames = self._wire.request(request)
+        opaque, frames = self.wire.request(request)
         self._waiting[opaque] = on_response
-        if not self._unsent:
+        if not self._out:
+            # All requests of one iteration of the loop at once: a write that fails would drop unread responses.
             self._sent_at = self._loop.time()
-            self._loop.call_soon(self._write)
-        self._unsent += frames
+            self._loop.call_soon(self.flush)
+        self.write(frames)
         return opaque
 
     def forget(self, opaque: int) -> None:
         """Ignore the response to that request."""
         self._waiting.pop(opaque, None)
-        self._wire.forget(opaque)
+        self.wire.forget(opaque)
 
     async def request(self, request: Request, timeout: float) -> AnyResponse:
         """Send a request and wait for its response. Raises LostError, and TimeoutError after `timeout` seconds."""
@@ -94,66 +90,39 @@ class MemberConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close the connection at once."""
-        if self._transport is not None:
-            self._transport.abort()
-        self._lose()
+        super().abort()
+        self.lost()
 
     def close(self) -> None:
         """Close the connection after sending all requests."""
-        if self._transport is not None:
-            self._write()
-            self._transport.close()
-        self._lose()
+        super().close()
+        self.lost()
 
-    # Callbacks of asyncio
+    # Callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(_MAX_UNSENT)
-        opened = transport.get_extra_info("socket")
-        if opened is not None:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
+        super().connection_made(transport)
         self.received_at = self._loop.time()
         self._close_when_idle()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._wire.get_buffer(sizehint)
-
     def buffer_updated(self, nbytes: int) -> None:
         self.received_at = self._loop.time()
-        try:
-            arrived = self._wire.buffer_updated(nbytes)
-        except WireError as error:
-            log.warning("%s sent unreadable bytes, its connection is closed: %s", self.member_id, error)
+        super().buffer_updated(nbytes)
+
+    def received(self, message: ReceivedRequest | ReceivedResponse) -> None:
+        if isinstance(message, ReceivedRequest):
+            self.malformed("a request to a client")
             self.abort()
-            return
-        for each in arrived:
-            if isinstance(each, ReceivedRequest):
-                log.warning("%s sent a request to a client, its connection is closed", self.member_id)
-                self.abort()
-                return
-            on_response = self._waiting.pop(each.opaque, None)
-            if on_response is not None:
-                on_response(each.response)
+        elif (on_response := self._waiting.pop(message.opaque, None)) is not None:
+            on_response(message.response)
 
-    def pause_writing(self) -> None:
-        self.can_write = False
+    def malformed(self, error: str) -> None:
+        log.warning("%s sent unreadable bytes, its connection is closed: %s", self.member_id, error)
 
-    def resume_writing(self) -> None:
-        self.can_write = True
-        if self.on_writable is not None:
+    def resumed(self) -> None:
+        super().resumed()
+        if not self.is_full and self.on_writable is not None:
             self.on_writable()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._lose()
-
-    def _write(self) -> None:
-        """Write all requests of one iteration of the loop at once: a write that fails would drop unread responses."""
-        frames, self._unsent = self._unsent, []
-        if frames and self._transport is not None:
-            self._transport.writelines(frames)
 
     def _close_when_idle(self) -> None:
         idle = self._loop.time() - max(self._sent_at, self.received_at)
@@ -163,7 +132,7 @@ class MemberConnection(asyncio.BufferedProtocol):
             wait = _IDLE_SECONDS if self._waiting else _IDLE_SECONDS - idle
             self._idle_timer = self._loop.call_later(wait, self._close_when_idle)
 
-    def _lose(self) -> None:
+    def lost(self) -> None:
         if self.is_lost:
             return
         self.is_lost = True

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.channel import Channel
 from pyspark_dledger.raft.messages import AppendRequest, Request, Response
-from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.node.limits import Turns
 from pyspark_dledger.raft.wire import ReceivedRequest

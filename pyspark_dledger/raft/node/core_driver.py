@@ -15,11 +15,11 @@ from pyspark_dledger.common.log_records import ProblemLog, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import NOOP
 from pyspark_dledger.format.encode.encoded import DiskNeededError
+from pyspark_dledger.raft.channel import Channel
 from pyspark_dledger.raft.core import Committed, Core, Effect, Load, MembersChanged, Reply, RoleChanged, Send
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import PushRequest, ReadRequest, Request, Response, Role
 from pyspark_dledger.raft.node.callers import Caller, LocalCaller
-from pyspark_dledger.raft.node.channel import Channel
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.disk_threads import DiskThreads
 from pyspark_dledger.raft.node.limits import Turns

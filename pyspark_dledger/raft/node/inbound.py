@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
+from pyspark_dledger.raft.channel import HIGH_WATER, Channel
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import (
     AppendRequest,
@@ -37,7 +38,6 @@ from pyspark_dledger.raft.node.access import (
     stranger_response,
 )
 from pyspark_dledger.raft.node.callers import Caller, RequestHandler, is_rejection
-from pyspark_dledger.raft.node.channel import HIGH_WATER, Channel
 from pyspark_dledger.raft.node.limits import FREE_BYTES, MemoryBudget, Quotas, TransferProgress, max_response_size
 from pyspark_dledger.raft.secret import NO_SECRETS, Secrets
 from pyspark_dledger.raft.wire import (
@@ -460,8 +460,8 @@ class Inbound(Channel):
         self._charge()
         self._retry_soon()
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
+    def resumed(self) -> None:
+        super().resumed()
         self.retry()
 
     # Time

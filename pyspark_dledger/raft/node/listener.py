@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark_dledger.common.log_records import RateLimitedLog
+from pyspark_dledger.raft.channel import host_of
 from pyspark_dledger.raft.node.access import Rejections
-from pyspark_dledger.raft.node.channel import host_of
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from pyspark_dledger.common.log_records import record
 from pyspark_dledger.common.response_codes import ResponseCode
+from pyspark_dledger.raft.channel import Channel, host_of
 from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.loops import cancel
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response, TransferRequest
 from pyspark_dledger.raft.node.access import is_loopback
-from pyspark_dledger.raft.node.channel import Channel, host_of
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import TlsContext
 from pyspark_dledger.raft.wire import EncodeError, ReceivedRequest, ReceivedResponse, Rejection, WireError

@@ -85,19 +85,15 @@ class WireConnection:
         self._binary_requests: set[int] = set()
         self.get_buffer = self.reader.get_buffer
 
-    def buffer_updated(self, count: int) -> list[ReceivedRequest | ReceivedResponse]:
-        """The messages that are complete after ``count`` more bytes in the buffer of `get_buffer`.
-
-        Raises WireError for unreadable bytes; the connection must be closed then.
-        """
-        return self._messages(self.reader.buffer_updated(count))
-
     def add(self, count: int) -> None:
         """Add ``count`` more bytes in the buffer of `get_buffer`, for `next_message`."""
         self.reader.add(count)
 
     def next_message(self) -> ReceivedRequest | ReceivedResponse | None:
-        """The next message that is complete. Raises WireError as `buffer_updated` does."""
+        """The next message that is complete.
+
+        Raises WireError for unreadable bytes; the connection must be closed then.
+        """
         while (frame := self.reader.next_frame()) is not None:
             if (message := self._message(frame)) is not None:
                 return message
@@ -109,7 +105,7 @@ class WireConnection:
 
     def feed(self, data: Buffer) -> list[ReceivedRequest | ReceivedResponse]:
         """The messages that are complete after ``data``, which is copied."""
-        return self._messages(self.reader.feed(data))
+        return [message for frame in self.reader.feed(data) if (message := self._message(frame)) is not None]
 
     def request(self, request: Request) -> tuple[int, list[Buffer]]:
         """The opaque of the request, and the buffers to send. Raises EncodeError."""
@@ -149,9 +145,6 @@ class WireConnection:
         opaque = self._next_opaque
         self._next_opaque = (opaque + 1) & _MAX_OPAQUE
         return opaque
-
-    def _messages(self, frames: list[WireFrame]) -> list[ReceivedRequest | ReceivedResponse]:
-        return [message for frame in frames if (message := self._message(frame)) is not None]
 
     def _message(self, frame: WireFrame) -> ReceivedRequest | ReceivedResponse | None:
         decoded = decode(frame, self._outstanding)
