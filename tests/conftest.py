@@ -164,18 +164,18 @@ def active_session(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("spark").createDataFrame([(1,)], "number int")
 
 
-@pytest.fixture(scope="session")
-def case_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """Gives the unpacked folder of a golden case, to be read only: every file is checked at the end."""
-    folder = tmp_path_factory.mktemp("goldens")
-    unpacked: dict[str, tuple[Path, dict[str, tuple[int, int, int]]]] = {}
-
-    def unpack(case: str) -> Path:
-        if case not in unpacked:
-            path = golden.unpack(case, folder)
-            unpacked[case] = (path, golden.fingerprint(path))
-        return unpacked[case][0]
-
-    yield unpack
-    for path, before in unpacked.values():
+@pytest.fixture(scope="session", autouse=True)
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the unpacked golden cases. Every file is checked at the end: nothing may change them."""
+    folder = golden.originals = tmp_path_factory.mktemp("goldens")
+    yield folder
+    golden.originals = None
+    for case in folder.iterdir():
+        path, before = golden.original(case.name, folder)
         assert golden.fingerprint(path) == before, f"reading changed something in {path}"
+
+
+@pytest.fixture(scope="session")
+def case_folder(originals: Path) -> Callable[[str], Path]:
+    """Gives the unpacked folder of a golden case, to be read only."""
+    return lambda case: golden.original(case, originals)[0]
