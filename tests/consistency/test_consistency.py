@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.consistency.run import check_seed
-from tests.support.long_runs import BREADTH
+from tests.support.long_runs import BREADTH, some
 from tests.support.seeds import temporary_folder
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,8 @@ SHOWN_ONCE = (
 )
 WORLDS = (39,)
 """A kind of world that the other seeds of the suite do not have."""
-SEEDS = [*(range(300) if BREADTH else (*range(8), *WORLDS)), *SHOWN_ONCE]
-"""The first ones, and some that showed a wrong decision once."""
+SEEDS = [*(range(300) if BREADTH else (*range(8), *WORLDS)), *some(SHOWN_ONCE, 30)]
+"""The first ones, and some that showed a wrong decision once; `make breadth` takes all."""
 
 
 def _marked(seed: int) -> object:
