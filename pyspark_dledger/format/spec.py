@@ -301,7 +301,7 @@ class Evidence(NamedTuple):
     ``last_index``, ``last_term`` and ``last_end`` are of the last entry that it knows, ``committed_end`` is the end of
     the last one that the checkpoint proves committed; -1 without one. Both can be lost. ``log_end`` is set if the log
     ends in the segment and units of truncated entries follow. ``ends_in_gap`` says that nothing which is there
-    continues the last entry.
+    continues the last entry, ``ends_index`` that the index has room after its last unit, and did not use it.
     """
 
     last_index: int
@@ -310,6 +310,7 @@ class Evidence(NamedTuple):
     committed_end: int
     log_end: int | None
     ends_in_gap: bool
+    ends_index: bool
 
     def is_contradicted_by(self, end: LogEnd) -> bool:
         """Whether the last entry that a search found is stale: the one that the index knows is of a later log."""
@@ -317,4 +318,4 @@ class Evidence(NamedTuple):
         return 0 <= self.last_end < end.pos and is_other
 
 
-NO_EVIDENCE = Evidence(-1, -1, -1, -1, None, False)
+NO_EVIDENCE = Evidence(-1, -1, -1, -1, None, False, False)

@@ -253,9 +253,8 @@ def claims(group: Group) -> Iterator[Claim]:
                 yield from _claim(group, "plan", name, state, lambda entries, row=row: group.project_row(row, entries))
         if row["action"] == "filler":
             for name in row["problems"]:
-                yield from _claim(
-                    group, "plan", name, DAMAGED, lambda entries, row=row: group.project_row(row, entries)
-                )
+                # It names damage in the filler's place: a diverged log can have the entry with its index elsewhere.
+                yield from _claim(group, "plan", name, DAMAGED, lambda entries, row=row: _within(row, entries))
     for name, ran in group.verified.items():
         replica = group.replica(name)
         assert replica is not None
@@ -267,6 +266,11 @@ def claims(group: Group) -> Iterator[Claim]:
             if pos < each.end and each.pos < pos + (size or 1)
         }
         yield Claim("verify", name, DAMAGED, frozenset(numbers))
+
+
+def _within(row: Row, entries: Iterable[Entry]) -> set[Number]:
+    """The entries that overlap the positions of a row."""
+    return {each.number for each in entries if each.pos < row["pos"] + row["size"] and each.end > row["pos"]}
 
 
 def _claims_of_diff(group: Group) -> Iterator[Claim]:

@@ -95,11 +95,18 @@ class MessageUnits:
 
     def is_elsewhere(self, position: int, data: bytes) -> bool:
         """Whether a queue has another message where this copy says that it is, or does not reach so far."""
+        return any(unit is None or unit.size for unit in self._units_of_others(position, data))
+
+    def is_other(self, position: int, data: bytes) -> bool:
+        """Whether a queue has another message where this copy says that it is: one that is too short shows nothing."""
+        return any(unit is not None and unit.size for unit in self._units_of_others(position, data))
+
+    def _units_of_others(self, position: int, data: bytes) -> list[ConsumeQueueUnit | None]:
+        """The units at the queueOffset of a copy, unless one of them has its position."""
         message = message_in(data)
         if message is None or self.in_queue(position, data):
-            return False
-        units = [_unit_of(queue, message) for queue in self._queues_of(message)]
-        return any(unit is None or unit.size for unit in units)
+            return []
+        return [_unit_of(queue, message) for queue in self._queues_of(message)]
 
     def has_position(self, position: int, data: bytes) -> bool:
         """Whether the queue of a copy has a message of its size at its position, also at another queueOffset."""

@@ -165,7 +165,7 @@ class _Decider:
         stale += after
         old_messages: list[Run] = []
         if self._source != DLEDGER:
-            runs, old_messages = without_old_messages(runs, witnesses.read, witnesses.units)
+            runs, old_messages = without_old_messages(runs, witnesses.read, witnesses.units, self._file_size)
         lasts = last_entries(runs, range(len(witnesses.names)))
         if not lasts:
             names = ", ".join(witnesses.names)
@@ -201,11 +201,16 @@ class _Decider:
     def _has_old_index(self, number: int) -> bool:
         """Whether the log ends as its checkpoint says, and the index does not: it is of another time.
 
-        A unit of which position and term differ is no damaged one, but of another entry.
+        A unit of which position and term differ is no damaged one, but of another entry. If the index ends there, too,
+        the later term is the log's.
         """
-        end = self._witnesses.ends[number]
-        unit = self._witnesses.index_files[number].unit(end.last_index)
-        is_other = unit is None or (unit.pos != end.last_pos and unit.term != end.last_term)
+        end, index = self._witnesses.ends[number], self._witnesses.index_files[number]
+        unit = index.unit(end.last_index)
+        is_other = unit is None or (
+            unit.pos != end.last_pos
+            and unit.term != end.last_term
+            and (unit.term < end.last_term or index.unit(end.last_index + 1) is not None)
+        )
         return is_other and end.last_index == end.checkpoint_end
 
     def _begins_damaged(self, number: int, runs: Sequence[Run]) -> bool:
@@ -472,12 +477,12 @@ def _without(read: ReadSource, rest: Sequence[Run]) -> ReadSource:
 def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
     """The runs; those of one source that no unit confirms are suspect if damage changed their term or index.
 
-    No entry has a higher term than every current one; but several with the same one are suspect only if their node
-    knows its current term. A term must be between those of the intact entries around it, an index the one between those
-    of adjacent entries.
+    No entry has a higher term than every current one, but of several with the same one a file of current terms is
+    wrong. A term must be between those of the intact entries around it, an index the one between those of adjacent
+    entries.
     """
-    terms, ends = witnesses.terms, witnesses.ends
-    highest = max(terms.values(), default=INT64_MAX)
+    ends = witnesses.ends
+    highest = max(witnesses.terms.values(), default=INT64_MAX)
     alike = Counter((number, run.term) for run in runs for number in run.sources)
     intact = [(number, run) for run in runs if not run.is_suspect for number in run.sources]
     sure = [(number, run) for number, run in intact if run.confirmed or run.start < run.last_pos]
@@ -494,7 +499,7 @@ def _checked(runs: Sequence[Run], witnesses: Witnesses) -> list[Run]:
     def is_changed(run: Run, number: int) -> bool:
         is_one = run.start == run.last_pos
         found = {expected.get((number, run.start)), before.get((number, run.end))} - {None}
-        is_odd = run.term > highest and (number in terms or (is_one and alike[number, run.term] == 1))
+        is_odd = run.term > highest and is_one and alike[number, run.term] == 1
         low, high = term_before.get((number, run.start)), term_after.get((number, run.end))
         if is_one and low is not None and high is not None:
             is_odd = is_odd or (low <= high and not low <= run.term <= high)

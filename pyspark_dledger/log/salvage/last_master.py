@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.message import host_sizes
 from pyspark_dledger.format.state_files import diverged_at, epoch_at
 from pyspark_dledger.log.copies.runs import Run
-from pyspark_dledger.log.salvage.lost_entries import ReadSource
 from pyspark_dledger.log.salvage.matching import (
+    HEAD_BYTES,
     LastEntry,
     are_contradicted,
     common_end,
     first_contradiction,
+    identity,
+    is_one_message,
     shared_end,
 )
 from pyspark_dledger.log.salvage.restored_log import Witnesses
-
-_HEAD_BYTES = 88
-"""Of a message, up to its storeTimestamp and some more."""
 
 
 class LastMaster:
@@ -56,7 +54,7 @@ class LastMaster:
         return shared_end(self._runs, one, other, self._is_one(one, other)) if one != other else INT64_MAX
 
     def _is_one(self, *numbers: int) -> Callable[[Run], bool]:
-        return partial(_is_one_message, self._witnesses.read, numbers)
+        return partial(is_one_message, self._witnesses.read, numbers)
 
     def _is_later(self, one: int, two: int, lasts: Mapping[int, LastEntry]) -> bool | None:
         """Whether the first log is of a later master, or longer if no master wrote only one; None if nothing tells."""
@@ -94,8 +92,8 @@ class LastMaster:
         return None if first is None or last is None else (first, last)
 
     def _time(self, number: int, pos: int) -> int | None:
-        head = self._witnesses.read(number, pos, pos + _HEAD_BYTES)
-        return int.from_bytes(_identity(head)[-1], "big", signed=True) if len(head) == _HEAD_BYTES else None
+        head = self._witnesses.read(number, pos, pos + HEAD_BYTES)
+        return int.from_bytes(identity(head)[-1], "big", signed=True) if len(head) == HEAD_BYTES else None
 
     def _has_followed(self, one: int, two: int, end: int) -> bool | None:
         """Whether the first log has another master within the last epoch of the other one, or the reverse.
@@ -108,16 +106,3 @@ class LastMaster:
 
     def _ends_within(self, number: int, end: int) -> bool:
         return epoch_at(self._epochs[number], end - 1) == self._witnesses.last_epochs.get(number, -1)
-
-
-def _is_one_message(read: ReadSource, sources: Iterable[int], run: Run) -> bool:
-    """Whether intact copies at one place are of one message: others differ in the CRC of the body, or in both times."""
-    copies = [_identity(read(number, run.start, run.start + _HEAD_BYTES)) for number in sources]
-    is_same = [len(set(values)) == 1 for values in zip(*copies, strict=True)]
-    return is_same[0] and sum(is_same) >= 3
-
-
-def _identity(head: bytes) -> tuple[bytes, ...]:
-    """The fields bodyCRC, queueOffset, bornTimestamp and storeTimestamp of a message."""
-    born_host, _ = host_sizes(int.from_bytes(head[36:40], "big"))
-    return head[8:12], head[20:28], head[40:48], head[48 + born_host : 56 + born_host]

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from pyspark_dledger.common.integers import INT64_MAX
+from pyspark_dledger.common.integers import INT64_MAX, MAX_TIMESTAMP, MIN_TIMESTAMP
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_MESSAGE_SIZE
-from pyspark_dledger.format.message import message_in
+from pyspark_dledger.format.message import host_sizes, message_in
 from pyspark_dledger.log.copies.lost_ends import OwnEnd
 from pyspark_dledger.log.copies.message_units import MessageUnits
 from pyspark_dledger.log.copies.runs import Run
@@ -410,36 +410,88 @@ def repeating(runs: Sequence[Run], read: ReadSource, place_of: PlaceOf, log_of: 
     return found
 
 
+HEAD_BYTES = 88
+"""Of a message, up to its storeTimestamp and some more."""
+
+
 def without_old_messages(
-    runs: Sequence[Run], read: ReadSource, units: Sequence[MessageUnits]
+    runs: Sequence[Run], read: ReadSource, units: Sequence[MessageUnits], file_size: int
 ) -> tuple[list[Run], list[Run]]:
     """The runs without what a source has of a file that was put back, or is of another replica; and that.
 
     Where sources have different messages, those are old of which the source's own queues have another one at the place
-    of most. `units` are those of each source.
+    of most. So is the rest of that file. `units` are those of each source.
     """
-    contested: set[Run] = set()
-    reached: Run | None = None
-    for run in sorted(each for each in runs if not each.is_suspect):
-        contested |= {reached, run} if reached is not None and run.start < reached.end else set()
-        reached = run if reached is None or run.end > reached.end else reached
+    contested = _contested(runs, read)
+    old = {
+        source: _old_messages(source, runs, contested, read, units[source], file_size) for source in range(len(units))
+    }
     found: list[Run] = []
     dropped: list[Run] = []
     for run in runs:
-        old = {source for source in run.sources if run in contested and _is_elsewhere(run, source, read, units[source])}
-        found += [run.of({*run.sources} - old)] if old < {*run.sources} else []
-        dropped += [run.of(old)] if old else []
+        others = {source for source in run.sources if run in old[source]}
+        found += [run.of({*run.sources} - others)] if others < {*run.sources} else []
+        dropped += [run.of(others)] if others else []
     return found, dropped
 
 
-def _is_elsewhere(run: Run, source: int, read: ReadSource, units: MessageUnits) -> bool:
-    """Whether the queues of a source have other messages where most of a run say that they are.
+def _contested(runs: Sequence[Run], read: ReadSource) -> set[Run]:
+    """The runs in whose place sources have different messages."""
+    found = {run for run in runs if len(run.variants) > 1 and not is_one_message(read, run.sources, run)}
+    reached: Run | None = None
+    for run in sorted(each for each in runs if not each.is_suspect):
+        found |= {reached, run} if reached is not None and run.start < reached.end else set()
+        reached = run if reached is None or run.end > reached.end else reached
+    return found
+
+
+def _old_messages(
+    source: int, runs: Sequence[Run], contested: set[Run], read: ReadSource, units: MessageUnits, file_size: int
+) -> set[Run]:
+    """The runs of a source that are of a file of another time or replica: from its first different message on."""
+    own = sorted(run for run in runs if source in run.sources and not run.is_suspect)
+    votes: dict[Run, int] = {}
+    for run in own if not contested.isdisjoint(own) else ():
+        votes[run] = sum(_vote(units, at, data) for at, data in _messages(run, source, read))
+    old: set[Run] = set()
+    for place, run in enumerate(own):
+        if run in old or run not in contested or votes[run] <= 0:
+            continue
+        while place and own[place - 1] in contested and own[place - 1].end == own[place].start:
+            place -= 1
+        rest = [each for each in own[place:] if each.start // file_size == run.start // file_size]
+        old |= {*rest} if sum(votes[each] for each in rest) > 0 else {run}
+    return old
+
+
+def _vote(units: MessageUnits, at: int, data: bytes) -> int:
+    """1 for a message instead of which a queue has another one, -1 for one that it has, 0 where nothing tells.
 
     A message that its queue has at another offset is the source's own: only its queueOffset is damaged.
     """
-    messages = list(_messages(run, source, read))
-    elsewhere = sum(units.is_elsewhere(at, data) and not units.has_position(at, data) for at, data in messages)
-    return elsewhere > sum(units.place_of(at, data) == at for at, data in messages)
+    if units.is_other(at, data):
+        return int(not units.has_position(at, data))
+    return -int(units.place_of(at, data) == at)
+
+
+def is_one_message(read: ReadSource, sources: Iterable[int], run: Run) -> bool:
+    """Whether intact copies at one place are of one message: others differ in the CRC of the body, or in both times.
+
+    A time that no clock has is damaged.
+    """
+    copies = [identity(read(number, run.start, run.start + HEAD_BYTES)) for number in sources]
+    crcs, offsets, *times = ({*values} for values in zip(*copies, strict=True))
+    known = [
+        {each for each in values if MIN_TIMESTAMP <= int.from_bytes(each, "big", signed=True) <= MAX_TIMESTAMP}
+        for values in times
+    ]
+    return len(crcs) == 1 and sum(len(values) <= 1 for values in (offsets, *known)) >= 2
+
+
+def identity(head: bytes) -> tuple[bytes, ...]:
+    """The fields bodyCRC, queueOffset, bornTimestamp and storeTimestamp of a message."""
+    born_host, _ = host_sizes(int.from_bytes(head[36:40], "big"))
+    return head[8:12], head[20:28], head[40:48], head[48 + born_host : 56 + born_host]
 
 
 def _repeats(run: Run, before: Sequence[Run], read: ReadSource, place_of: PlaceOf) -> bool:

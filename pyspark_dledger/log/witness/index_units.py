@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, ENTRY_MAGICS, INDEX_UNIT_SIZE, MAGIC_NOOP, MAGIC_NORMAL
+from pyspark_dledger.format.scan.resync import MIN_WRONG_RISE
 from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, UnitBlock
 from pyspark_dledger.log.io.store_paths import HIGHEST_BASE
@@ -80,6 +81,11 @@ class IndexUnits:
     def has_file_after(self, index: int) -> bool:
         """Whether a file begins after the unit of `index`: Java creates it with its first unit."""
         return any(first > index for first in self._firsts)
+
+    def has_room_after(self, index: int) -> bool:
+        """Whether a file has room after the unit of `index`: one that ends with it can have been cut there."""
+        sizes = ((file.file.size() or 0) // INDEX_UNIT_SIZE for file in self._index.files)
+        return any(first <= index < first + size - 1 for first, size in zip(self._firsts, sizes, strict=True))
 
     def of(self, segment: Segment, start: int) -> SegmentUnits:
         """The units with entries of the segment from `start` on, found by a binary search."""
@@ -170,9 +176,10 @@ def units_of_log(units: Units, headers: Headers, segment: Segment, before: Units
     `before` are the units before them. Committed entries were never truncated.
     """
     units, is_whole = _corrected(units, headers, is_frame(headers, units.pos, segment), state.term)
-    if state.term >= 0:
+    if len(units.term):
         # Without a header that confirms it, a term that the node never saw is a damaged one.
-        possible = is_whole | (units.term <= state.term)
+        highest = state.term if state.term >= 0 else int(np.median(units.term)) + MIN_WRONG_RISE - 1
+        possible = is_whole | (units.term <= highest)
         units, is_whole = units.of(possible), is_whole[possible]
     return _Chains(units, is_whole, segment, state, before).of_log(_term_before(before, units))
 

@@ -283,6 +283,7 @@ def _evidence_of(segment: Segment, found: LogUnits, node_dir: Path, state: NodeS
         return NO_EVIDENCE._replace(log_end=found.end)
     committed_ends = ends[units.index <= state.committed_index]
     last_index, last_term = int(units.index[-1]), int(units.term[-1])
+    index = IndexUnits(node_dir / "index")
     return Evidence(
         last_index=last_index,
         last_term=last_term,
@@ -290,8 +291,9 @@ def _evidence_of(segment: Segment, found: LogUnits, node_dir: Path, state: NodeS
         committed_end=int(committed_ends[-1]) if len(committed_ends) else -1,
         log_end=found.end,
         ends_in_gap=state.committed_index <= last_index
-        and not IndexUnits(node_dir / "index").has_file_after(last_index)
+        and not index.has_file_after(last_index)
         and not _is_continued(segment, ends[-1:], last_index, last_term),
+        ends_index=index.has_room_after(last_index),
     )
 
 

@@ -138,7 +138,8 @@ class _Tail:
         """The number of the last entry up to the last unit, if nothing continues that and a later term follows."""
         _, term, pos, end = self._entries
         after = int(np.searchsorted(pos, self._found.last_end))
-        is_alone = self._found.ends_in_gap and 0 < after < len(pos) and end[after - 1] <= self._found.last_end
+        is_last = self._found.ends_in_gap and self._found.ends_index
+        is_alone = is_last and 0 < after < len(pos) and end[after - 1] <= self._found.last_end
         return after - 1 if is_alone and term[after] > self._found.last_term else None
 
     def _misfit(self) -> int | None:
