@@ -32,7 +32,7 @@ from pyspark_dledger.log.gaps import FileGap
 from pyspark_dledger.log.io.entry_reads import segment_at
 from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import KeyFile, KeyUnit, hashes_at, index_files
-from pyspark_dledger.log.io.queue_files import FILLER_SIZE, FOLDER, Queue, queue_files
+from pyspark_dledger.log.io.queue_files import FILLER_SIZE, queue_of
 from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import RowRange, StoreView
@@ -99,8 +99,7 @@ class _Queue:
         self._store = store
         self._topic = topic
         self._queue_id = queue_id
-        files = queue_files(root / FOLDER / topic / str(queue_id), ignore_error) if "/" not in topic else ()
-        self._units = QueueUnits(Queue(topic, queue_id, files), ignore_error)
+        self._units = QueueUnits(queue_of(root, topic, queue_id, ignore_error), ignore_error)
 
     def window(self, offsets: IntFilter) -> tuple[int, int]:
         """The positions that have all messages of the queue with these offsets."""

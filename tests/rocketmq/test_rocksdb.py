@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_dledger import check, open_log
+from pyspark_dledger import check, open_log, trace
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.log.io.queue_files import QueueFile, Units, database_queues, queues, read_units
@@ -92,6 +92,24 @@ def test_reading_leaves_the_store_as_it_is(name: str, unpack: Unpack) -> None:
     for verb in ("verify", "audit", "stats", "check", "recovery"):
         main([verb, str(root)])
     assert list(files_of(root)) == before
+
+
+@pytest.mark.usefixtures("needs_rocksdict")
+@pytest.mark.parametrize("name", NAMES)
+def test_messages_are_found_by_key_and_place(name: str, unpack: Unpack, capsys: pytest.CaptureFixture[str]) -> None:
+    root = unpack(name)
+    columns = ("topic", "queueId", "queueOffset", "keys", "commitLogOffset")
+    rows = [row for batch in open_log(root).scan(columns=columns, topic="Orders") for row in batch.to_pylist()]
+    row = rows[40]
+    place = f"{row['topic']}/{row['queueId']}/{row['queueOffset']}"
+    found = trace(root, [row["keys"], place])
+    assert found.missing == []
+    assert row["commitLogOffset"] in [event.offset for event in found.events]
+    assert [event.is_in_queue for event in found.events] == [True] * len(found.events)
+    assert trace(root, [place]).events[0].offset == row["commitLogOffset"]
+    assert trace(root, [row["keys"]], scan=True).events == trace(root, [row["keys"]]).events
+    assert main(["find", str(root), row["keys"]]) == 0
+    assert row["keys"] in capsys.readouterr().out
 
 
 def remove_units(root: Path, queue_offsets: Iterable[int]) -> None:

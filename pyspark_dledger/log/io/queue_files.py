@@ -120,10 +120,16 @@ def queues(root: Path, on_unreadable: OnUnreadable = raise_error) -> list[Queue]
     """
     found = {queue.name: queue for queue in file_queues(root, on_unreadable)}
     for queue in database_queues(root, on_unreadable):
-        other = found.get(queue.name)
-        if other is None or _end_of(other) < _end_of(queue):
-            found[queue.name] = queue
+        found[queue.name] = max(found.get(queue.name, queue), queue, key=_end_of)
     return sorted(found.values(), key=lambda queue: queue.name)
+
+
+def queue_of(root: Path, topic: str, queue_id: int, on_unreadable: OnUnreadable = raise_error) -> Queue:
+    """One queue as `queues` finds it; without files if it has no units."""
+    files = queue_files(root / FOLDER / topic / str(queue_id), on_unreadable) if "/" not in topic else ()
+    found = Queue(topic, queue_id, files)
+    others = [queue for queue in database_queues(root, on_unreadable) if queue.name == found.name]
+    return max((found, *others), key=_end_of) if others else found
 
 
 def _end_of(queue: Queue) -> int:

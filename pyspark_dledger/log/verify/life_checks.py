@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark_dledger.errors import StoreError
+from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.layout import HALF_TOPIC, TIMER_TOPIC
 from pyspark_dledger.log.io.broker_config import read_config
 from pyspark_dledger.log.io.entry_reads import message_at
-from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
+from pyspark_dledger.log.io.queue_files import FOLDER, queue_of
 from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.io.timer_files import CHECKPOINT, read_timer_checkpoint, timer_units
 from pyspark_dledger.log.store_view import StoreView
@@ -23,11 +23,11 @@ def check_transactions(store: StoreView, root: Path, last: int, report: Report) 
     """Check how far the broker's check of half messages is behind the log's last message, stored at `last` (ms)."""
     try:
         offsets = read_config(root).offsets.get(_CHECKS, {})
+        queues = {queue_id: QueueUnits(queue_of(root, HALF_TOPIC, queue_id)) for queue_id in offsets}
     except StoreError:
-        return  # a finding of the file
+        return  # a finding of the file or of the queues
     for queue_id, offset in offsets.items():
-        folder = root / FOLDER / HALF_TOPIC / str(queue_id)
-        units = QueueUnits(Queue(HALF_TOPIC, queue_id, queue_files(folder)))
+        folder, units = root / FOLDER / HALF_TOPIC / str(queue_id), queues[queue_id]
         rank = units.rank_of(offset)
         at = int(units.at(offset, 1)["commitLogOffset"][0]) if rank is not None and rank < units.count else -1
         message = message_at(store.segments, at)
@@ -49,7 +49,10 @@ def check_timers(root: Path, log_end: int, report: Report) -> None:
             report.add("timerBeyondEnd", block.file.path, text, offset=position - block.file.base, pos=offset)
     if checkpoint is None:
         return
-    end = QueueUnits(Queue(TIMER_TOPIC, 0, queue_files(root / FOLDER / TIMER_TOPIC / "0"))).end
+    try:
+        end = QueueUnits(queue_of(root, TIMER_TOPIC, 0)).end
+    except UnreadableError:
+        return  # a finding of the queues
     if (root / FOLDER).is_dir() and checkpoint.queue_offset > end:
         text = f"expected a lastTimerQueueOffset up to {end}, where {TIMER_TOPIC} ends, found {checkpoint.queue_offset}"
         report.add("timerQueueBeyondEnd", root / CHECKPOINT, text)

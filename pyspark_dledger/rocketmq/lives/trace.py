@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from pyspark_dledger.errors import OptionError
+from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import (
     HALF_TOPIC,
@@ -29,7 +32,7 @@ from pyspark_dledger.log.io.broker_config import config_if_intact
 from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.io.files import is_remote_path
 from pyspark_dledger.log.io.key_files import key_files
-from pyspark_dledger.log.io.queue_files import FOLDER, Queue, queue_files
+from pyspark_dledger.log.io.queue_files import Queue, queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, is_possible
 from pyspark_dledger.log.lookups import linked_units
 from pyspark_dledger.log.plan import plan_between, read_partition
@@ -100,7 +103,7 @@ class Tracer:
 
     def __init__(self, log: StoreView) -> None:
         self._log = log
-        self._queues: dict[tuple[str, int], QueueUnits | None] = {}
+        self._units: dict[tuple[str, int], QueueUnits] = {}
 
     def message_of(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, Message] | None:
         """The message of a place, with its commitLogOffset, by the place's unit; None without one."""
@@ -179,20 +182,22 @@ class Tracer:
 
     def _unit(self, topic: str, queue_id: int, queue_offset: int) -> Any:
         """The unit of a place; None without a possible one."""
-        if (topic, queue_id) not in self._queues:
-            root = self._log.paths.root
-            is_known = root is not None and topic in self.topics
-            files = queue_files(root / FOLDER / topic / str(queue_id)) if is_known and root is not None else ()
-            self._queues[topic, queue_id] = QueueUnits(Queue(topic, queue_id, files)) if files else None
-        units = self._queues[topic, queue_id]
-        if units is None or not 0 <= queue_offset < units.end:
+        name = topic, queue_id
+        if name not in self._units and name in self._queues:
+            self._units[name] = QueueUnits(self._queues[name])
+        if name not in self._units or not 0 <= queue_offset < self._units[name].end:
             return None
-        found = units.at(queue_offset, 1)
+        found = self._units[name].at(queue_offset, 1)
         return found[0] if is_possible(found)[0] else None
 
     def _passed_by(self, topic: str, queue_id: int, queue_offset: int) -> tuple[str, ...]:
         of_queue = self._offsets.get((topic, queue_id), ())
         return tuple(group for group, offset in of_queue if offset > queue_offset)
+
+    @cached_property
+    def _queues(self) -> dict[tuple[str, int], Queue]:
+        root = self._log.paths.root
+        return {queue.name: queue for queue in queues(root)} if root is not None else {}
 
     @cached_property
     def topics(self) -> frozenset[str]:
@@ -203,8 +208,8 @@ class Tracer:
     def _offsets(self) -> dict[tuple[str, int], list[tuple[str, int]]]:
         """The groups of applications with their offsets, by queue; empty without a readable config."""
         found: dict[tuple[str, int], list[tuple[str, int]]] = {}
-        for (topic, group), queues in sorted(config_if_intact(self._log.paths.root).offsets.items()):
-            for queue_id, offset in queues.items() if not group.startswith(SYSTEM_GROUP_PREFIX) else ():
+        for (topic, group), of_queues in sorted(config_if_intact(self._log.paths.root).offsets.items()):
+            for queue_id, offset in of_queues.items() if not group.startswith(SYSTEM_GROUP_PREFIX) else ():
                 found.setdefault((topic, queue_id), []).append((group, offset))
         return found
 
@@ -295,10 +300,8 @@ class _Search:
         stop = last.start if last is not None else log.max_offset
         for partition in plan_between(log, columns, log.options, Filters(), None, begin, stop):
             for batch in read_partition(partition):
-                ids, keys, offsets = (batch.column(name).to_pylist() for name in columns)
-                for uniq_key, text, offset in zip(ids, keys, offsets, strict=True):
-                    if uniq_key in wanted or (text is not None and not wanted.isdisjoint(text.split(" "))):
-                        self._add(offset, wanted)
+                for row in _named_rows(batch, pa.array(sorted(wanted))):
+                    self._add(batch.column("commitLogOffset")[row].as_py(), wanted)
 
     def _ended(self, own: list[TraceEvent]) -> Iterator[TraceEvent]:
         """What op messages say of half messages; only one of a half message and its copies has an op message."""
@@ -321,6 +324,14 @@ class _Search:
                 for event in self._tracer.events(offset, message) if is_revive_message(message) else ():
                     if _place(event) in places:
                         yield event
+
+
+def _named_rows(batch: pa.RecordBatch, names: pa.Array) -> list[int]:
+    """The rows of a batch with one of these keys or uniqKeys."""
+    words = pc.split_pattern(batch.column("keys"), " ")
+    with_key = pc.list_parent_indices(words).filter(pc.is_in(pc.list_flatten(words), names))
+    with_id = pc.indices_nonzero(pc.is_in(batch.column("uniqKey"), names))
+    return sorted({*with_key.to_pylist(), *with_id.to_pylist()})
 
 
 def _place(event: TraceEvent) -> tuple[str, int, int]:

@@ -25,7 +25,7 @@ from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.entry_reads import DLedgerIndex, segment_at
 from pyspark_dledger.log.io.files import OnUnreadable, ignore_error
 from pyspark_dledger.log.io.key_files import key_units
-from pyspark_dledger.log.io.queue_files import FOLDER, folders_in, queues
+from pyspark_dledger.log.io.queue_files import FOLDER, database_queues, folders_in, queues
 from pyspark_dledger.log.io.queue_units import QueueUnits, has_message, is_filler, messages_by_queue
 from pyspark_dledger.log.io.salvage_fillers import SalvageFillers
 from pyspark_dledger.log.options import ReadOptions, microseconds
@@ -188,9 +188,12 @@ def _add_key_units(root: Path, places: Places, known: dict[int, KnownMessage], o
 
 
 def topics_of(log: StoreView, on_unreadable: OnUnreadable = ignore_error) -> list[str]:
-    """The topics that have a folder for their ConsumeQueues."""
+    """The topics that have a folder for their ConsumeQueues, or ConsumeQueues in a RocksDB."""
     root = log.paths.root
-    return sorted(folder.name for folder in folders_in(root / FOLDER, on_unreadable)) if root is not None else []
+    if root is None:
+        return []
+    folders = (folder.name for folder in folders_in(root / FOLDER, on_unreadable))
+    return sorted({*folders, *(queue.topic for queue in database_queues(root, on_unreadable))})
 
 
 class Pointer(NamedTuple):
