@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -44,6 +45,7 @@ from pyspark_dledger.log.io import remote_reads, remote_segment
 from pyspark_dledger.log.io.files import path_of
 from pyspark_dledger.log.io.key_files import index_files
 from pyspark_dledger.log.io.remote_segment import RemoteFile
+from pyspark_dledger.log.io.rocks_database import NEEDS_LOCAL
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.options import TABLES, parse_options
 from pyspark_dledger.log.plan import read_partition
@@ -53,6 +55,8 @@ from pyspark_dledger.rocketmq.rebuild import rebuild
 from pyspark_dledger.rocketmq.recovery.plain_recovery import preview_plain
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from pyspark_dledger.rocketmq.tables import read_table
+from tests.rocketmq.test_rocks_records import write_records
+from tests.rocketmq.test_rocksdb import GOLDENS as ROCKSDB
 from tests.salvage.groups import damage, differences, golden_group
 from tests.salvage.heal import healed_rows
 from tests.support import generate
@@ -168,6 +172,27 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of one page and windows of four pages, so that small files are read like large ones."""
     monkeypatch.setattr(remote_segment, "CHUNK", mmap.PAGESIZE)
     monkeypatch.setattr(remote_segment, "WINDOW", 4 * mmap.PAGESIZE)
+
+
+def test_databases_of_a_remote_store_are_not_read(
+    mount: Callable[[Path], Mount], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    for archive, folder in (("rocks-533", root), ("config", tmp_path)):
+        with tarfile.open(ROCKSDB / f"{archive}.tar.gz") as packed:
+            packed.extractall(folder)
+    shutil.copytree(tmp_path / "own-533/config", root / "config")
+    write_records(root / "kvStore", "popState", {b"k": b"{}"})
+    uri = mount(tmp_path).uri("root")
+    for verb, code in (("verify", 0), ("check", 1)):
+        assert main([verb, uri]) == code
+        printed = capsys.readouterr().out
+        assert f"queues in RocksDB: {NEEDS_LOCAL}" in printed.splitlines()[-1]
+        assert f"topics, consumer groups and their offsets in RocksDB: {NEEDS_LOCAL}" in printed.splitlines()[-1]
+        assert "consumers miss: nothing" not in printed
+    for command in (["trace", uri, "java40"], ["consumers", uri], ["dump", uri, "--table", "pop"]):
+        assert main(command) != 0
+        assert NEEDS_LOCAL in capsys.readouterr().err
 
 
 # S3

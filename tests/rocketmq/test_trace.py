@@ -13,7 +13,9 @@ import pyspark_dledger as dl
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.log.io.key_files import index_files
+from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.tables.table import row_of
+from pyspark_dledger.rocketmq.lives import trace as trace_module
 from pyspark_dledger.rocketmq.tables import read_table
 from pyspark_dledger.rocketmq.tables.trace_table import COLUMNS
 from tests.support.damage import write_at
@@ -115,6 +117,19 @@ def test_messages_after_the_end_of_the_index_are_found(tmp_path: Path, lives: Pa
     write_at(file, 36, (2).to_bytes(4, "big"))
     write_at(file, 40, bytes(400))
     assert steps(copy, "popped-3") == LIVES["popped-3"]
+
+
+@pytest.mark.parametrize("names", [["dead-1", "timed-1", "no such key"], ["Retries/0/1", "plain-1"]])
+def test_the_log_is_read_once_for_many_names(lives: Path, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, plans = dl.trace(lives, names), []
+
+    def counted(*arguments: object) -> object:
+        plans.append(arguments)
+        return plan_between(*arguments)
+
+    monkeypatch.setattr(trace_module, "plan_between", counted)
+    assert dl.trace(lives, names, scan=True) == expected
+    assert len(plans) == 1
 
 
 def test_a_message_without_unit_is_not_in_its_queue(tmp_path: Path) -> None:

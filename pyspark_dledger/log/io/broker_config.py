@@ -19,7 +19,7 @@ from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.layout import SCHEDULE_TOPIC
 from pyspark_dledger.log.io.files import read_start, unreadable
 from pyspark_dledger.log.io.rocks_config import VERSION_2, rocks_tables
-from pyspark_dledger.log.io.rocks_database import NotInstalledError
+from pyspark_dledger.log.io.rocks_database import UnreadDatabaseError
 
 FOLDER = "config"
 FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
@@ -111,10 +111,10 @@ def read_config(root: Path) -> BrokerConfig:
 
 
 def config_if_intact(root: Path | None) -> BrokerConfig:
-    """The config of a broker; empty if it is missing or damaged. Raises NotInstalledError if a library is missing."""
+    """The config of a broker; empty if it is missing or damaged. Raises UnreadDatabaseError."""
     try:
         return read_config(root) if root is not None else BrokerConfig()
-    except NotInstalledError:
+    except UnreadDatabaseError:
         raise
     except StoreError:
         return BrokerConfig()

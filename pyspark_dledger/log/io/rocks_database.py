@@ -21,6 +21,7 @@ from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.log.io.files import is_remote_path, names_in, unreadable
 
 NEEDS = "reading RocksDB needs rocksdict: pip install 'pyspark_dledger[rocksdb]'"
+NEEDS_LOCAL = "reading RocksDB needs local files: copy the store to this machine"
 DEFAULT_FAMILY = "default"
 
 _DATABASE_FILE = re.compile(r"CURRENT|MANIFEST-[0-9]+|[0-9]+\.(sst|log)")
@@ -33,17 +34,19 @@ _MAX_OPEN_FILES = 256
 _KEPT_OPEN = 8
 
 
-class NotInstalledError(UnreadableError):
-    """A database that nothing is known of, because the library that reads it is not installed."""
+class UnreadDatabaseError(UnreadableError):
+    """A database that nothing is known of: it is remote, or the library that reads it is not installed."""
 
     def __init__(self, path: str, reason: str = NEEDS, offset: int | None = None) -> None:
         super().__init__(path, reason, offset)
         self.args = (f"{path}: {reason}",)
 
 
-def is_installed() -> bool:
-    """Whether the library that reads a RocksDB is installed."""
-    return find_spec("rocksdict") is not None
+def why_unread(root: Path) -> str | None:
+    """Why no RocksDB of a store can be read; None if they can."""
+    if is_remote_path(root):
+        return NEEDS_LOCAL
+    return NEEDS if find_spec("rocksdict") is None else None
 
 
 def has_database(folder: Path) -> bool:
@@ -117,7 +120,7 @@ def _link(folder: Path, links: str) -> int:
 def open_database(folder: Path, advice: str) -> Database:
     """The database of a folder; opened again after a change of its files. Raises UnreadableError as `rocks_errors`."""
     if is_remote_path(folder):
-        raise UnreadableError(str(folder), "it is a RocksDB: copy its store to this machine")
+        raise UnreadDatabaseError(str(folder), NEEDS_LOCAL)
     try:
         with os.scandir(folder) as entries:
             files = [(each.name, each.stat()) for each in entries if _DATABASE_FILE.fullmatch(each.name)]
@@ -136,7 +139,7 @@ def rocks_errors(folder: Path, advice: str) -> Iterator[None]:
     except UnreadableError:
         raise
     except ModuleNotFoundError:
-        raise NotInstalledError(str(folder)) from None
+        raise UnreadDatabaseError(str(folder)) from None
     except Exception as error:  # noqa: BLE001 - rocksdict has no class for what RocksDB reports
         problem = _LINKS_PATH.sub(lambda _: str(folder), str(error))
         raise UnreadableError(str(folder), f"RocksDB: {problem}; {advice}") from None

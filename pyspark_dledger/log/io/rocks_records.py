@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pyspark_dledger.common.fastjson import parse_fastjson
 from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
+from pyspark_dledger.log.io.files import scan_folder
 from pyspark_dledger.log.io.rocks_database import has_database, open_database, rocks_errors
 
 POPS, TIMERS = "kvStore", "rocksdbstore"
@@ -72,7 +73,7 @@ def _rows(folder: Path, family: str) -> Iterator[tuple[bytes, bytes]]:
 
 def _is_written(folder: Path) -> bool:
     with suppress(OSError):
-        return any(file.suffix in (".sst", ".log") and file.stat().st_size for file in folder.iterdir())
+        return any(file.name.endswith((".sst", ".log")) and file.stat().st_size for file in scan_folder(folder))
     return False
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_dledger.log.io.rocks_database import NotInstalledError
+from pyspark_dledger.log.io.rocks_database import UnreadDatabaseError
 from pyspark_dledger.log.tables.table import relative_file
 from pyspark_dledger.log.verify.findings import CODES, Finding, UnlistedFindings
 
@@ -51,9 +51,9 @@ class Report:
     def add_unreadable(self, error: UnreadableError) -> None:
         """Add a finding for what cannot be read; several checks may read it.
 
-        None for what needs a library that is not installed: `not_checked` names it.
+        None for a database that is remote, or that needs a library: `not_checked` names it.
         """
-        if isinstance(error, NotInstalledError):
+        if isinstance(error, UnreadDatabaseError):
             return
         key = (self._shown(error.path), error.offset)
         if key not in self._unreadable:

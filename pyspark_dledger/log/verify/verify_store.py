@@ -19,7 +19,7 @@ from pyspark_dledger.log.io.files import ignore_error, is_remote_path
 from pyspark_dledger.log.io.key_files import FOLDER as KEYS_FOLDER
 from pyspark_dledger.log.io.queue_files import BATCH_FOLDER, FOLDER
 from pyspark_dledger.log.io.rocks_config import config_databases
-from pyspark_dledger.log.io.rocks_database import NEEDS, is_installed
+from pyspark_dledger.log.io.rocks_database import why_unread
 from pyspark_dledger.log.io.rocks_queues import rocks_folders
 from pyspark_dledger.log.io.state_files import CHECKPOINT, confirmed_end
 from pyspark_dledger.log.io.store_paths import StorePaths
@@ -144,22 +144,25 @@ def not_checked(store: StoreView) -> Iterator[str]:
     if paths.only is not None:
         yield "other files than the given one"
         return
-    if root is None or is_remote_path(root):
+    if root is None:
+        return
+    has_database, reason = bool(rocks_folders(root)), why_unread(root)
+    if reason is not None and has_database:
+        yield f"queues in RocksDB: {reason}"
+    if reason is not None and config_databases(root / CONFIG):
+        yield f"topics, consumer groups and their offsets in RocksDB: {reason}"
+    if is_remote_path(root):
         return
     if _broker_root(paths) is None:
         yield "queues and index of keys, because the root has several nodes"
         return
     has = {name for name in _NOT_CHECKED_BY if _is_there(root / name)}
-    if rocks_folders(root) and not is_installed():
-        yield f"queues in RocksDB: {NEEDS}"
-    elif CHECKPOINT in has and FOLDER not in has and not are_missing(root):
+    if CHECKPOINT in has and FOLDER not in has and not has_database and not are_missing(root):
         yield "queues, because there are none: a broker builds them when it starts"
     elif (FOLDER in has or are_missing(root)) and store.ledger_segments and not _committed_end(store, root):
         yield "if queues have all messages, because the committed index is unknown"
-    if rocks_folders(root) and is_installed():
+    if has_database and reason is None:
         yield "what a start does with queues in RocksDB"
-    if config_databases(root / CONFIG) and not is_installed():
-        yield f"topics, consumer groups and their offsets in RocksDB: {NEEDS}"
     yield from (text for name, text in _NOT_CHECKED_BY.items() if text and name in has)
 
 

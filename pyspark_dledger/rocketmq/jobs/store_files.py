@@ -39,7 +39,7 @@ from pyspark_dledger.log.io.key_files import FOLDER as INDEX
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import file_queues
 from pyspark_dledger.log.io.rocks_config import config_databases
-from pyspark_dledger.log.io.rocks_database import NEEDS, NotInstalledError
+from pyspark_dledger.log.io.rocks_database import UnreadDatabaseError
 from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE
 from pyspark_dledger.log.io.state_files import (
     CHECKPOINT,
@@ -239,8 +239,9 @@ def _intact(folder: Path, name: str, problems: list[StoreError]) -> ConfigFile |
 
 
 def _left_out(name: str, problems: Sequence[StoreError]) -> Iterator[str]:
-    if any(isinstance(problem, NotInstalledError) for problem in problems):
-        yield f"{CONFIG}/{name} is left out: its content is in a RocksDB, and {NEEDS}"
+    unread = next((problem for problem in problems if isinstance(problem, UnreadDatabaseError)), None)
+    if unread is not None:
+        yield f"{CONFIG}/{name} is left out: its content is in a RocksDB, and {unread.reason}"
     elif problems:
         yield f"{CONFIG}/{name}: damaged or a link in all sources, also its {_BAK}: it is left out"
 

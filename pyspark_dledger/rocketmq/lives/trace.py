@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from pyspark_dledger.errors import OptionError
-from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import (
     HALF_TOPIC,
@@ -245,10 +242,11 @@ class _Search:
 
     def events(self, names: set[str]) -> list[TraceEvent]:
         self._add_places(names)
-        self._add_keyed(names)
-        ids = {each.properties.get(PROPERTY_UNIQ_KEY, "") for each in self._messages.values()} - names - {""}
-        if ids:
-            self._add_keyed(ids)
+        gaps = self._add_indexed(names | self._ids)
+        wanted = names | self._ids
+        for start, end in gaps:
+            self._add_scanned(wanted, start, end)
+        self._add_indexed(self._ids)
         own = [event for item in self._messages.items() for event in self._tracer.events(*item)]
         passed = (each for event in own for each in _passed(event))
         return sorted((*own, *self._ended(own), *self._popped(own), *passed), key=_order)
@@ -266,12 +264,20 @@ class _Search:
                 self._messages[found[0]] = found[1]
                 self.found.add(name)
 
-    def _add_keyed(self, wanted: set[str]) -> None:
-        """The messages with one of these keys or uniqKeys."""
+    @property
+    def _ids(self) -> set[str]:
+        """The uniqKeys of the messages."""
+        return {each.properties.get(PROPERTY_UNIQ_KEY, "") for each in self._messages.values()} - {""}
+
+    def _add_indexed(self, wanted: set[str]) -> list[tuple[int, int]]:
+        """Add the messages that IndexFiles have for these keys or uniqKeys.
+
+        Returns between which commitLogOffsets of messages the log has no IndexFile.
+        """
         root = self._log.paths.root
         files = key_files(root) if root is not None and not is_remote_path(root) and not self._scan else ()
         hashes = {key_hash(topic, key) for topic in self._tracer.topics for key in wanted}
-        at = self._log.min_offset
+        gaps, at = [], self._log.min_offset
         for file in files:
             linked = linked_units(file, hashes)
             if linked is None:
@@ -279,9 +285,9 @@ class _Search:
             for unit in linked.values():
                 if unit.key_hash in hashes:
                     self._add(unit.offset, wanted)
-            self._add_scanned(wanted, at, file.header.begin_phy_offset)
+            gaps.append((at, file.header.begin_phy_offset))
             at = max(at, file.header.end_phy_offset)
-        self._add_scanned(wanted, at, self._log.max_offset)
+        return [*gaps, (at, self._log.max_offset)]
 
     def _add(self, offset: int, wanted: set[str]) -> None:
         message = message_at(self._log.segments, offset, self._log.segment_end)
@@ -291,7 +297,7 @@ class _Search:
             self.found |= found
 
     def _add_scanned(self, wanted: set[str], start: int, end: int) -> None:
-        """Add the messages between two commitLogOffsets of messages that have one of these keys."""
+        """Add the messages between two commitLogOffsets of messages that have one of these keys or uniqKeys."""
         if start >= end:
             return
         log, columns = self._log, ("uniqKey", "keys", "commitLogOffset")
@@ -300,8 +306,10 @@ class _Search:
         stop = last.start if last is not None else log.max_offset
         for partition in plan_between(log, columns, log.options, Filters(), None, begin, stop):
             for batch in read_partition(partition):
-                for row in _named_rows(batch, pa.array(sorted(wanted))):
-                    self._add(batch.column("commitLogOffset")[row].as_py(), wanted)
+                ids, keys, offsets = (batch.column(name).to_pylist() for name in columns)
+                for uniq_key, text, offset in zip(ids, keys, offsets, strict=True):
+                    if uniq_key in wanted or (text is not None and not wanted.isdisjoint(text.split(" "))):
+                        self._add(offset, wanted)
 
     def _ended(self, own: list[TraceEvent]) -> Iterator[TraceEvent]:
         """What op messages say of half messages; only one of a half message and its copies has an op message."""
@@ -324,14 +332,6 @@ class _Search:
                 for event in self._tracer.events(offset, message) if is_revive_message(message) else ():
                     if _place(event) in places:
                         yield event
-
-
-def _named_rows(batch: pa.RecordBatch, names: pa.Array) -> list[int]:
-    """The rows of a batch with one of these keys or uniqKeys."""
-    words = pc.split_pattern(batch.column("keys"), " ")
-    with_key = pc.list_parent_indices(words).filter(pc.is_in(pc.list_flatten(words), names))
-    with_id = pc.indices_nonzero(pc.is_in(batch.column("uniqKey"), names))
-    return sorted({*with_key.to_pylist(), *with_id.to_pylist()})
 
 
 def _place(event: TraceEvent) -> tuple[str, int, int]:
