@@ -20,15 +20,15 @@ _MAX_PARTITIONS = 64
 _SEARCHED = 32
 
 
-def find_queues(cluster: Cluster, options: ClusterOptions) -> list[Queue]:
-    """The readable queues of the topics. Raises ClusterError for a topic without a route."""
+def find_queues(cluster: Cluster, options: ClusterOptions, needs_all: bool = True) -> list[Queue]:
+    """The readable queues of the topics. Raises ClusterError; with `needs_all` also for a topic without a route."""
     pattern, queue_ids = options.topic_pattern, options.read.queue_id
     found: list[Queue] = []
     for topic in options.read.topic or cluster.topics():
         if pattern is not None and (not pattern.fullmatch(topic) or SYSTEM_TOPICS.fullmatch(topic)):
             continue
         route = cluster.route(topic)
-        if route is None and pattern is None:
+        if route is None and pattern is None and needs_all:
             raise ClusterError(
                 f"{cluster.name}: expected topic {topic}, found no route to it: create the topic, or check its name "
                 "and that its brokers run"

@@ -188,22 +188,28 @@ class Cluster:
         for _, _ in self._responses(list(offsets), codes.UPDATE_CONSUMER_OFFSET, lambda queue: fields[queue]):
             pass
 
-    def is_master_reached(self, queue: Queue) -> bool:
-        """Whether the master of the queue's broker has an open connection."""
-        return any(
-            number == MASTER and server in self._connections and not self._connections[server].is_lost
-            for number, server in self.replicas(queue, is_new=False)
-        )
+    def end_at_master(self, queue: Queue) -> int | None:
+        """The offset after the last message that the queue's master has; None if it is not reached."""
+        for server in (server for number, server in self.replicas(queue, is_new=True) if number == MASTER):
+            try:
+                (found,) = self._sent(server, [queue], codes.GET_MAX_OFFSET, lambda _: {})
+            except LostError:
+                return None
+            return self._offset(*found)
+        return None
 
     def _offsets(self, queues: Iterable[Queue], code: int, fields: Mapping[str, str]) -> dict[Queue, int]:
         found: dict[Queue, int] = {}
         for queue, response in self._responses(list(queues), code, lambda _: fields):
-            try:
-                if response.code != BrokerCode.QUERY_NOT_FOUND:
-                    found[queue] = response.number("offset")
-            except WireError as error:
-                raise ClusterError(f"{queue}: its broker sent a malformed response: {error}") from None
+            if response.code != BrokerCode.QUERY_NOT_FOUND:
+                found[queue] = self._offset(queue, response)
         return found
+
+    def _offset(self, queue: Queue, response: Response) -> int:
+        try:
+            return response.number("offset")
+        except WireError as error:
+            raise ClusterError(f"{queue}: its broker sent a malformed response: {error}") from None
 
     def _responses(
         self, queues: Sequence[Queue], code: int, fields_of: Callable[[Queue], Mapping[str, str]]

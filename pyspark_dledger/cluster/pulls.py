@@ -115,7 +115,8 @@ class Puller:
         waiting = deque(ranges)
         in_flight: deque[_Pull] = deque()
         while True:
-            while waiting and len(in_flight) < self._window:
+            # While a broker is not reached, only the first pull waits for it.
+            while waiting and len(in_flight) < self._window and (not in_flight or in_flight[-1].connection):
                 first = waiting.popleft()
                 end = min(first.start + self._step, first.end)
                 if end < first.end:

@@ -62,7 +62,7 @@ class ClusterTail(Tail[ClusterOffsets]):
         self._ends = ends = ClusterOffsets({**start, **self._cluster.max_offsets(known)})
         for queue in known:
             if ends[queue] < start[queue]:
-                ends[queue] = self._end_after_loss(queue, start[queue], ends[queue])
+                ends[queue] = self._end_after_loss(queue, start[queue])
         if limits.until is not None:
             highest = start.furthest(limits.until)
             ends = ClusterOffsets({queue: min(end, highest[queue]) for queue, end in ends.items()})
@@ -97,18 +97,16 @@ class ClusterTail(Tail[ClusterOffsets]):
         """The present queues. Waits for those of `start` whose broker or topic is away."""
         waiting = Waiting(MAX_WAIT)
         while True:
-            try:
-                queues, problem = find_queues(self._cluster, self._options), "no route to it"
-            except ClusterError as error:
-                queues, problem = [], str(error)
-            missing = [queue for queue in start if queue not in queues and queue not in self._gone]
+            queues = find_queues(self._cluster, self._options, needs_all=False)
+            found = self._gone.union(queues)
+            missing = [queue for queue in start if queue not in found]
             if not missing:
                 self._gone -= set(queues)
                 return queues
             if waiting.is_over:
                 self.report_loss(
                     missing[0],
-                    f"expected {missing[0]} and {len(missing) - 1} more queues, found {problem} "
+                    f"expected {missing[0]} and {len(missing) - 1} more queues, found no route to them "
                     f"in {waiting.seconds:g} s",
                     "the query continues with the other queues",
                 )
@@ -116,9 +114,10 @@ class ClusterTail(Tail[ClusterOffsets]):
                 return queues
             waiting.pause()
 
-    def _end_after_loss(self, queue: Queue, read: int, end: int) -> int:
+    def _end_after_loss(self, queue: Queue, read: int) -> int:
         """The end of a queue that is before what was read: a slave lags, or messages were lost."""
-        if not self._cluster.is_master_reached(queue):
+        end = self._cluster.end_at_master(queue)
+        if end is None or end >= read:
             return read
         self.report_loss(
             queue, f"{queue}: expected at least {read} messages, found {end}", f"reading continues with offset {end}"

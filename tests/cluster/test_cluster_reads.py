@@ -291,3 +291,24 @@ def test_wrong_options(server: FakeServer, options: dict[str, Any], problem: str
         rows(batch_reader(server.address, **{"topic": "Orders", **options}))
     assert problem in str(error.value)
     assert "hidden" not in str(error.value)
+
+
+def test_a_broker_that_is_not_reached_is_asked_by_one_pull_at_a_time(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add("Orders", 0, 3200)
+    reader = batch_reader(server.address, topic="Orders")
+    parts = reader.partitions()
+    server.brokers["b"] = {0: "127.0.0.1:1"}
+    tried: list[object] = []
+    connect = cluster_module.Cluster.connect
+
+    def counted(cluster: cluster_module.Cluster, address: Any) -> Any:
+        tried.append(address)
+        return connect(cluster, address)
+
+    monkeypatch.setattr(cluster_module.Cluster, "connect", counted)
+    with pytest.raises(ClusterError, match="no replica responded"):
+        rows(reader, parts)
+    # Within a second, with growing pauses; one is that to the name server.
+    assert len(tried) < 20

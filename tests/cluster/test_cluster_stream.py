@@ -184,3 +184,17 @@ def test_checkpoints_of_other_queries_are_rejected() -> None:
         with pytest.raises(OptionError, match="in the checkpoint, found"):
             from_checkpoint(value)
     assert NO_LIMITS.until is None
+
+
+def test_a_slave_that_lags_has_lost_nothing(server: FakeServer) -> None:
+    with FakeServer() as slave:
+        for each, count in ((server, 20), (slave, 10)):
+            each.add("Orders", 0, count)
+            each.brokers["b"] = {0: server.address, 1: slave.address}
+        start = {"Orders": {"b": {"0": 15}}}
+        reader = stream_reader(server.address, topic="Orders", readFrom="slave")
+        assert batch(reader, start) == (start, [])
+        server.drop_connections()
+        slave.add("Orders", 0, 6)
+        end, found = batch(reader, start)
+        assert (end, found) == ({"Orders": {"b": {"0": 16}}}, keys_of("b", "Orders", 0, range(15, 16)))
