@@ -40,6 +40,7 @@ class _Trusting(SimStore):
 class ServesDamagedEntries(Mutant):
     """A store that checks nothing when it reads."""
 
+    first_seed = 7
     store_class = _Trusting
     caught_by = "entr"
 
@@ -65,6 +66,7 @@ class _BodiesOnly(SimStore):
 class MissesWrongChannels(Mutant):
     """A store that compares neither channel nor chainCrc of an entry."""
 
+    first_seed = 3
     store_class = _BodiesOnly
     caught_by = "entry"
 
@@ -74,6 +76,7 @@ class MissesWrongChannels(Mutant):
 class LeadsWithDamage(Mutant):
     """Leads for ever although it cannot push a damaged entry."""
 
+    first_seed = 11
     caught_by = "acknowledged within"
 
     def damage(self) -> None:

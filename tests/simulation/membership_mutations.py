@@ -67,6 +67,8 @@ class CountsLearners(Mutant):
 class ChangesAtTheCommit(Mutant):
     """A list takes effect when its entry is committed."""
 
+    first_seed = 3
+
     def damage(self) -> None:
         members = self._member.members
         members._latest = lambda: members.committed  # type: ignore[method-assign]
@@ -94,6 +96,8 @@ class KeepsTruncatedLists(Mutant):
 
 class CountsByTheListBefore(Mutant):
     """Counts votes and copies by the list before if the file of members cannot be written."""
+
+    first_seed = 10
 
     def damage(self) -> None:
         members = self._member.members

@@ -97,6 +97,8 @@ class IgnoresLogsInVotes(Mutant):
 class KeepsItsTermAfterACrash(Mutant):
     """Leads a term again although it may have lost entries of it."""
 
+    first_seed = 9
+
     def damage(self) -> None:
         self._election._may_have_led = False
 
@@ -277,6 +279,7 @@ def hostile(scenario: Scenario) -> Scenario:
 class TakesStrangers(Mutant):
     """Accepts requests of members from any address."""
 
+    first_seed = 18
     takes_strangers = True
 
     focus = staticmethod(hostile)
@@ -342,6 +345,8 @@ class TakesAnyMembers(Mutant):
 
 class PushesRaiseTerms(Mutant):
     """Follows the sender of a push of a larger term at once."""
+
+    first_seed = 12
 
     def damage(self) -> None:
         follower, member = self._follower, self._member

@@ -178,6 +178,8 @@ class TakesDamageForATornEnd(Mutant):
 class JoinsBeforeTheDisk(membership_mutations.JoinsBeforeTheDisk):
     """With flush=async, a member with a new disk votes as soon as it has all entries, which a power loss takes."""
 
+    first_seed = 73
+
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:
         changed = _on_disk(scenario, False, "replace disk", "power cut", "power cut", "power cut")
