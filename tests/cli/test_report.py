@@ -779,7 +779,7 @@ def test_a_report_replaces_only_an_earlier_one_and_is_never_partial(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, page = case_folder("mq-plain"), tmp_path / "report.html"
+    store, page = case_folder("raw-single-040") / "dledger-n0", tmp_path / "report.html"
     assert run(store, "-o", page) == 0
     assert page.stat().st_mode & 0o777 == 0o666 & ~report._umask()
     first = page.read_text("utf-8")
@@ -828,7 +828,7 @@ def test_a_missing_folder_is_named(
 def test_the_page_goes_to_standard_output(
     case_folder: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(case_folder("mq-plain"), "-o", "-") == 0
+    assert run(case_folder("raw-single-040") / "dledger-n0", "-o", "-") == 0
     printed = capsys.readouterr().out
     assert printed.startswith("<!DOCTYPE html>")
     assert printed.endswith("</html>\n")
