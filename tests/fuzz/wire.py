@@ -30,7 +30,7 @@ from pyspark_dledger.raft.wire import (
     encode_rejection,
 )
 from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, MAX_HEADER_SIZE
-from pyspark_dledger.raft.wire.remoting import decode_header
+from pyspark_dledger.raft.wire.remoting import decode_command
 from tests.support.seeds import Kit, Result
 from tests.support.wire_messages import SAMPLES, encoded, has_json_form
 
@@ -200,7 +200,7 @@ def write_again(message: WireMessage | Rejection, is_binary: bool) -> None:
 def check_header(header: bytes) -> None:
     """Check that the fast reading of a header gives the same as the JSON parser."""
     try:
-        found = decode_header(memoryview(header))
+        found = decode_command(memoryview(header))
     except WireError:
         return
     fields = json.loads(header.removeprefix(b"\xef\xbb\xbf"), strict=False)

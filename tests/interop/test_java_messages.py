@@ -12,7 +12,7 @@ import pytest
 from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.encode.encoded import Bodies
 from pyspark_dledger.raft import messages as m
-from pyspark_dledger.raft.wire import encode_request, encode_response
+from pyspark_dledger.raft.wire import encode
 from pyspark_dledger.store.dledger_store import Entry
 from tests.interop.java_group import JavaProcess
 
@@ -48,11 +48,11 @@ def test_java_reads_and_writes_equal_bytes(kind: type[m.WireMessage], java: Java
     for opaque in range(60):
         message = _message(kind, choice)
         if isinstance(message, m.Request):
-            frame = b"".join(encode_request(message, opaque))
+            frame = b"".join(encode(message, opaque))
             expected = {"code": int(m.RequestCode[_code_name(message)]), "flag": 0}
         else:
             assert isinstance(message, m.Response)
-            frame = b"".join(encode_response(message, opaque))
+            frame = b"".join(encode(message, opaque))
             expected = {"code": 200, "flag": 1}
         echo = java.ask(f"{CLASSES[kind]} {base64.b64encode(frame[4:]).decode()}")
         body = base64.b64decode(echo.pop("body"))

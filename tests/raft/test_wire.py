@@ -39,9 +39,8 @@ from pyspark_dledger.raft.wire import (
     WireConnection,
     WireError,
     decode,
+    encode,
     encode_rejection,
-    encode_request,
-    encode_response,
     framing,
 )
 from pyspark_dledger.raft.wire.binary_layout import own_texts
@@ -419,11 +418,11 @@ def test_every_message_class_has_samples() -> None:
 def test_binary_copies_no_entries() -> None:
     data = bytearray(b"".join(encode_entry(5 + number, 1, number * 1072, bytes(1024)) for number in range(100)))
     push = m.PushRequest(**IDS, first_index=5, count=100, data=data)
-    _, body = encode_request(push, 1, is_binary=True)
+    _, body = encode(push, 1, is_binary=True)
     assert body is data
     block = bytearray(4 + 1000)
     block[2:4] = (1000).to_bytes(2, "big")
-    assert encode_request(m.AppendRequest(bodies=Bodies(1, block)), 1, is_binary=True)[1] is block
+    assert encode(m.AppendRequest(bodies=Bodies(1, block)), 1, is_binary=True)[1] is block
     found = only(encoded(push, 1, True))
     received = decode(found).message
     assert isinstance(received, m.PushRequest)
@@ -476,14 +475,14 @@ def test_the_largest_frame() -> None:
     assert len(frame) == MAX_FRAME_SIZE
     assert len(only(frame).body) == len(block)
     with pytest.raises(EncodeError, match="16777216"):
-        encode_request(m.AppendRequest(bodies=Bodies(1, block + b"x")), 0, True)
+        encode(m.AppendRequest(bodies=Bodies(1, block + b"x")), 0, True)
 
 
 def test_the_offer_goes_with_metadata_in_json_only() -> None:
     with pytest.raises(EncodeError, match="METADATA"):
-        encode_request(m.HeartBeatRequest(), 0, offers_binary=True)
+        encode(m.HeartBeatRequest(), 0, offers_binary=True)
     with pytest.raises(EncodeError, match="METADATA"):
-        encode_request(m.MetadataRequest(), 0, is_binary=True, offers_binary=True)
+        encode(m.MetadataRequest(), 0, is_binary=True, offers_binary=True)
 
 
 # Input that is wrong
@@ -769,7 +768,7 @@ def test_a_secret_that_is_no_text_is_ignored(value: bytes) -> None:
 def test_an_unrequested_offer_is_ignored() -> None:
     client = WireConnection(offers_binary=False)
     opaque, _ = client.request(m.MetadataRequest())
-    assert client.feed(joined(encode_response(m.MetadataResponse(), opaque, offers_binary=True)))
+    assert client.feed(joined(encode(m.MetadataResponse(), opaque, offers_binary=True)))
     assert not client.is_binary
     assert not client.peer_is_binary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pyspark_dledger.raft.messages import Request, Response, WireMessage
-from pyspark_dledger.raft.wire import FrameReader, decode, encode_request, encode_response
+from pyspark_dledger.raft.wire import FrameReader, decode, encode
 
 OPAQUE = 7
 M = TypeVar("M", bound=WireMessage)
@@ -14,8 +14,8 @@ _READER = FrameReader()
 
 def through_frames(message: M, is_binary: bool, request: Request | None) -> M:
     """The message as decoded from its frame; `request` is the request of a response."""
-    encode = encode_request if request is None else encode_response
-    buffers = encode(message, OPAQUE, is_binary)  # type: ignore[arg-type]
+    assert isinstance(message, (Request, Response))
+    buffers = encode(message, OPAQUE, is_binary)
     (frame,) = _READER.feed(b"".join(buffers))
     codes = {} if request is None else {OPAQUE: request.request_code}
     found = decode(frame, codes).message

@@ -9,7 +9,7 @@ from pyspark_dledger.format.codec import encode_entry
 from pyspark_dledger.format.encode.encoded import Bodies, Buffer
 from pyspark_dledger.raft import messages as m
 from pyspark_dledger.raft.messages import PushType, Request, Response, VoteResult, WireMessage
-from pyspark_dledger.raft.wire import FrameReader, Rejection, WireFrame, encode_request, encode_response
+from pyspark_dledger.raft.wire import FrameReader, Rejection, WireFrame, encode
 from pyspark_dledger.store.dledger_store import Entry, EntryRun
 
 IDS: dict[str, Any] = {"group": "g1", "remote_id": "n1", "local_id": "n0", "leader_id": "n0", "term": 3}
@@ -33,10 +33,8 @@ def only(data: Buffer) -> WireFrame:
 
 
 def encoded(message: WireMessage, opaque: int, is_binary: bool) -> bytes:
-    if isinstance(message, Response):
-        return joined(encode_response(message, opaque, is_binary))
-    assert isinstance(message, Request)
-    return joined(encode_request(message, opaque, is_binary))
+    assert isinstance(message, (Request, Response))
+    return joined(encode(message, opaque, is_binary))
 
 
 TWO = bytes(range(2))

@@ -3,9 +3,8 @@
 from pyspark_dledger.raft.wire.dialects import (
     DecodedFrame,
     decode,
+    encode,
     encode_rejection,
-    encode_request,
-    encode_response,
 )
 from pyspark_dledger.raft.wire.framing import MAX_FRAME_SIZE, FrameReader, WireFrame
 from pyspark_dledger.raft.wire.remoting import (
@@ -34,7 +33,6 @@ __all__ = [
     "WireError",
     "WireFrame",
     "decode",
+    "encode",
     "encode_rejection",
-    "encode_request",
-    "encode_response",
 ]

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pyspark_dledger.format.encode.encoded import Buffer
-from pyspark_dledger.raft.messages import REQUESTS, Request, RequestCode, Response, WireMessage, is_extension
+from pyspark_dledger.raft.messages import REQUESTS, Request, RequestCode, Response, is_extension
 from pyspark_dledger.raft.wire import binary
 from pyspark_dledger.raft.wire.framing import KIND_BINARY, KIND_JSON, WireFrame, frame
 from pyspark_dledger.raft.wire.json_bodies import decode_request, decode_response, encode_body
 from pyspark_dledger.raft.wire.remoting import (
     SUCCESS,
     SYSTEM_ERROR,
-    Header,
+    Command,
     Rejection,
-    decode_header,
-    encode_header,
+    decode_command,
+    encode_command,
+    hello_fields,
     not_supported,
 )
 from pyspark_dledger.raft.wire.wire_errors import EncodeError, WireError
@@ -46,23 +47,28 @@ class DecodedFrame(NamedTuple):
     member: str | None = None
 
 
-def encode_request(
-    request: Request,
+def encode(
+    message: Request | Response,
     opaque: int,
     is_binary: bool = False,
     offers_binary: bool = False,
     secret: str | None = None,
     member: str | None = None,
 ) -> list[Buffer]:
-    """A request as buffers to send in order. Raises EncodeError for a message that the dialect cannot carry."""
-    return _encode(request, opaque, is_binary, offers_binary, is_response=False, secret=secret, member=member)
+    """A request, or the response to that of this opaque, as buffers to send in order.
 
-
-def encode_response(
-    response: Response, opaque: int, is_binary: bool = False, offers_binary: bool = False, member: str | None = None
-) -> list[Buffer]:
-    """The response to the request with that opaque, in the request's dialect. Raises EncodeError."""
-    return _encode(response, opaque, is_binary, offers_binary, is_response=True, member=member)
+    Raises EncodeError for a message that the dialect cannot carry.
+    """
+    code, is_response = message.request_code, isinstance(message, Response)
+    if offers_binary and (is_binary or code != RequestCode.METADATA):
+        raise EncodeError(
+            f"the binary dialect can be offered only with METADATA in JSON, found {type(message).__name__}"
+        )
+    if is_binary:
+        return frame(KIND_BINARY, *binary.encode(message, opaque))
+    fields = hello_fields(offers_binary, secret, member)
+    header = Command(SUCCESS if is_response else code, opaque, is_response, fields=fields)
+    return frame(KIND_JSON, encode_command(header), [encode_body(message)])
 
 
 def encode_rejection(
@@ -71,8 +77,9 @@ def encode_rejection(
     """The rejection of the request with that opaque."""
     if is_binary:
         return frame(KIND_BINARY, *binary.encode_rejection(rejection, request_code, opaque))
-    header = Header(rejection.code, opaque, is_response=True, remark=rejection.remark, member=member)
-    return frame(KIND_JSON, encode_header(header), [])
+    fields = hello_fields(False, None, member)
+    header = Command(rejection.code, opaque, is_response=True, remark=rejection.remark, fields=fields)
+    return frame(KIND_JSON, encode_command(header), [])
 
 
 def decode(found: WireFrame, outstanding: Mapping[int, int] = _NO_OUTSTANDING) -> DecodedFrame:
@@ -82,7 +89,7 @@ def decode(found: WireFrame, outstanding: Mapping[int, int] = _NO_OUTSTANDING) -
     """
     if found.kind == KIND_BINARY:
         return _decode_binary(found, outstanding)
-    header = decode_header(found.header)
+    header = decode_command(found.header)
     if header.is_response:
         return _decode_response(header, found.body, outstanding)
     message = _request_or_rejection(header.code, found.body)
@@ -91,27 +98,6 @@ def decode(found: WireFrame, outstanding: Mapping[int, int] = _NO_OUTSTANDING) -
         return DecodedFrame(header.opaque, header.code, message, False, header.is_one_way, False, False)
     offers, shown = header.offers_binary, (header.secret, header.member)
     return DecodedFrame(header.opaque, header.code, message, False, header.is_one_way, False, offers, *shown)
-
-
-def _encode(
-    message: WireMessage,
-    opaque: int,
-    is_binary: bool,
-    offers_binary: bool,
-    is_response: bool,
-    secret: str | None = None,
-    member: str | None = None,
-) -> list[Buffer]:
-    code = message.request_code
-    if offers_binary and (is_binary or code != RequestCode.METADATA):
-        raise EncodeError(
-            f"the binary dialect can be offered only with METADATA in JSON, found {type(message).__name__}"
-        )
-    if is_binary:
-        return frame(KIND_BINARY, *binary.encode(message, opaque))
-    first = SUCCESS if is_response else code
-    header = Header(first, opaque, is_response, offers_binary=offers_binary, secret=secret, member=member)
-    return frame(KIND_JSON, encode_header(header), [encode_body(message)])
 
 
 def _decode_binary(found: WireFrame, outstanding: Mapping[int, int]) -> DecodedFrame:
@@ -126,7 +112,7 @@ def _decode_binary(found: WireFrame, outstanding: Mapping[int, int]) -> DecodedF
     return DecodedFrame(opaque, expected, message, True, False, True, False)  # type: ignore[arg-type]
 
 
-def _decode_response(header: Header, body: memoryview, outstanding: Mapping[int, int]) -> DecodedFrame:
+def _decode_response(header: Command, body: memoryview, outstanding: Mapping[int, int]) -> DecodedFrame:
     code = outstanding.get(header.opaque, NO_REQUEST)
     message: Response | Rejection | None = None
     if code != NO_REQUEST:

@@ -144,14 +144,6 @@ def _enum(
     return JsonField(key, lambda message: b'"%b"' % get(message).name.encode(), attribute, read)
 
 
-def _derived(key: str, write: Write) -> JsonField:
-    return JsonField(key, write)
-
-
-def _constant(key: str, value: bytes) -> JsonField:
-    return JsonField(key, lambda _: value)
-
-
 _COMMON = (
     _text("group", "group"),
     _text("remoteId", "remote_id"),
@@ -342,18 +334,18 @@ def _resolved(fields: dict[str, Any], item: Any) -> Any:
 _OWN_FORMS: dict[type[WireMessage], tuple[JsonField, ...]] = {
     m.MetadataResponse: (JsonField("peers", _peers_json, "peers", _read_peers),),
     m.AppendRequest: (JsonField("body", _bodies_json, "bodies", _read_bodies),),
-    m.GetRequest: (_constant("maxSize", b"0"),),
+    m.GetRequest: (JsonField("maxSize", lambda _: b"0"),),
     m.GetResponse: (JsonField("entries", _get_entries_json, "entries", _read_get_entries),),
     m.VoteResponse: (_enum("voteResult", "vote_result", VoteResult, VoteResult.UNKNOWN, _OLD_VOTE_RESULTS),),
     m.PushRequest: (
-        _derived("batch", lambda request: b"true" if _is_batch(request) else b"false"),
-        _derived("batchEntry", _push_batch),
-        _derived("count", lambda request: b"%d" % _count(request)),
-        _derived("entry", _push_entry),
-        _derived("firstEntryIndex", lambda request: b"%d" % (request.first_index if _count(request) else -1)),
-        _derived("lastEntryIndex", lambda request: b"%d" % (request.last_index if _count(request) else -1)),
+        JsonField("batch", lambda request: b"true" if _is_batch(request) else b"false"),
+        JsonField("batchEntry", _push_batch),
+        JsonField("count", lambda request: b"%d" % _count(request)),
+        JsonField("entry", _push_entry),
+        JsonField("firstEntryIndex", lambda request: b"%d" % (request.first_index if _count(request) else -1)),
+        JsonField("lastEntryIndex", lambda request: b"%d" % (request.last_index if _count(request) else -1)),
         # Java adds up the sizes of batches only.
-        _derived("totalSize", lambda request: b"%d" % (len(request.data) if _is_batch(request) else 0)),
+        JsonField("totalSize", lambda request: b"%d" % (len(request.data) if _is_batch(request) else 0)),
         _enum("type", "type", PushType, None, {}),
     ),
 }

@@ -60,25 +60,30 @@ class Command(NamedTuple):
     remark: str | None = None
     fields: Mapping[str, str] = MappingProxyType({})
 
-
-class Header(NamedTuple):
-    """A JSON header; ``code`` is the request code, or the remoting code of a response.
-
-    ``secret`` is the secret of a request. It is never logged. ``member`` is the hello of a member.
-    """
-
-    code: int
-    opaque: int
-    is_response: bool = False
-    is_one_way: bool = False
-    offers_binary: bool = False
-    remark: str | None = None
-    secret: str | None = None
-    member: str | None = None
-
     @property
     def is_success(self) -> bool:
         return self.code in _SUCCESSES
+
+    @property
+    def offers_binary(self) -> bool:
+        """A later version may offer several versions, separated by commas."""
+        return _OFFER in self.fields.get(_OFFER_KEY, "").split(",")
+
+    @property
+    def secret(self) -> str | None:
+        """The secret of a request. It is never logged."""
+        return self.fields.get(_SECRET_KEY)
+
+    @property
+    def member(self) -> str | None:
+        """The hello of a member."""
+        return self.fields.get(_MEMBER_KEY)
+
+
+def hello_fields(offers_binary: bool, secret: str | None, member: str | None) -> dict[str, str]:
+    """What a hello, or a response to one, has in the fields of its header."""
+    found = {_OFFER_KEY: _OFFER if offers_binary else None, _SECRET_KEY: secret, _MEMBER_KEY: member}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def encode_command(command: Command) -> bytes:
@@ -95,6 +100,10 @@ def encode_command(command: Command) -> bytes:
 
 def decode_command(data: memoryview) -> Command:
     """Raises WireError unless it is a JSON object with code and opaque."""
+    usual = _USUAL.fullmatch(data)
+    if usual is not None:
+        flag = int(usual[2])
+        return Command(int(usual[1]), int(usual[3]), bool(flag & _RESPONSE), bool(flag & _ONE_WAY))
     values = parse_object(data, "a frame header")
     if values is None or values.get("code") is None or values.get("opaque") is None:
         raise WireError(f"expected a frame header with code and opaque, found {bytes(data[:100])!r}")
@@ -109,35 +118,6 @@ def decode_command(data: memoryview) -> Command:
         fields={name: value for name, value in fields.items() if isinstance(value, str)}
         if isinstance(fields, dict)
         else {},
-    )
-
-
-def encode_header(header: Header) -> bytes:
-    """The header of a message of DLedger."""
-    own = ((_OFFER_KEY, _OFFER if header.offers_binary else None), (_SECRET_KEY, header.secret))
-    fields = {name: value for name, value in (*own, (_MEMBER_KEY, header.member)) if value is not None}
-    return encode_command(
-        Command(header.code, header.opaque, header.is_response, header.is_one_way, header.remark, fields)
-    )
-
-
-def decode_header(data: memoryview) -> Header:
-    """The header of a message of DLedger. Raises WireError as `decode_command`."""
-    usual = _USUAL.fullmatch(data)
-    if usual is not None:
-        flag = int(usual[2])
-        return Header(int(usual[1]), int(usual[3]), bool(flag & _RESPONSE), bool(flag & _ONE_WAY))
-    command = decode_command(data)
-    return Header(
-        command.code,
-        command.opaque,
-        command.is_response,
-        command.is_one_way,
-        # A later version may offer several versions, separated by commas.
-        offers_binary=_OFFER in command.fields.get(_OFFER_KEY, "").split(","),
-        remark=command.remark,
-        secret=command.fields.get(_SECRET_KEY),
-        member=command.fields.get(_MEMBER_KEY),
     )
 
 

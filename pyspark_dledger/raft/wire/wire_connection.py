@@ -24,9 +24,8 @@ from pyspark_dledger.raft.wire.dialects import (
     NO_REQUEST,
     DecodedFrame,
     decode,
+    encode,
     encode_rejection,
-    encode_request,
-    encode_response,
 )
 from pyspark_dledger.raft.wire.framing import MAX_FRAME_SIZE, FrameReader, WireFrame
 from pyspark_dledger.raft.wire.remoting import Rejection
@@ -113,7 +112,7 @@ class WireConnection:
         is_hello = not self.is_binary and isinstance(request, MetadataRequest)
         offers, secret = is_hello and self._offers_binary, self._secret if is_hello else None
         member = self._member() if is_hello and self._member is not None else None
-        buffers = encode_request(request, opaque, self.is_binary, offers, secret, member)
+        buffers = encode(request, opaque, self.is_binary, offers, secret, member)
         self._outstanding[opaque] = request.request_code
         if self.is_binary:
             self._binary_requests.add(opaque)
@@ -132,7 +131,7 @@ class WireConnection:
         """The buffers of a response, in the request's dialect. Raises EncodeError."""
         offers = self._offers_binary and received.offers_binary
         member = None if received.member is None or self._member is None else self._member()
-        return encode_response(response, received.opaque, received.is_binary, offers, member)
+        return encode(response, received.opaque, received.is_binary, offers, member=member)
 
     def reject(self, received: ReceivedRequest, rejection: Rejection, member: str | None = None) -> list[Buffer]:
         """The buffers of a rejection. ``member`` is the hello for a member that is rejected."""
