@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.check import CheckReport
     from pyspark_dledger.rocketmq.export.forms import ExportReport
     from pyspark_dledger.rocketmq.lives.trace import Traced
-    from pyspark_dledger.rocketmq.migrate import MigrationReport
+    from pyspark_dledger.rocketmq.migration import MigrationReport
     from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
     from pyspark_dledger.rocketmq.salvage import SalvageReport
 
@@ -120,7 +120,7 @@ def migrate(
     Raises StoreError if something would be lost, or a source or a target cannot be used; OptionError for wrong
     arguments.
     """
-    from pyspark_dledger.rocketmq.migrate import migrate as migrate_group
+    from pyspark_dledger.rocketmq.migration import migrate as migrate_group
 
     return migrate_group(sources, targets, mode)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from pyspark_dledger.common.integers import INT64_MAX
 
 # A broker with 100,000 groups of 16 queues writes some 30 MB. Parsed, a file takes some 20 times as much.
 MAX_FILE_SIZE = 64 * 1024 * 1024
@@ -50,3 +53,11 @@ def _with_quoted_keys(text: str) -> str:
             parts += (text[start : found.start()], f'"{found[1]}"')
             start = found.end()
     return "".join((*parts, text[start:]))
+
+
+def number_in(fields: Mapping[str, Any], name: str, limit: int = INT64_MAX >> 1) -> int:
+    """The number in a field of an object, 0 to `limit`. Raises ValueError for anything else."""
+    value = fields.get(name)
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"expected a number as {name}, found {str(value)[:40]}")
+    return value

@@ -20,18 +20,20 @@ class Field(NamedTuple):
     dtype: str
 
 
+def record(text: str) -> tuple[Field, ...]:
+    """The fields of a record without gaps, from the types and names in ``text``, such as ``i4 magic; i8 pos``.
+
+    A type is numpy's, big-endian: a signed integer with that number of bytes.
+    """
+    fields: list[Field] = []
+    for kind, name in (part.split() for part in text.split(";")):
+        offset = fields[-1].offset + fields[-1].length if fields else 0
+        fields.append(Field(name, offset, int(kind[1:]), f">{kind}"))
+    return tuple(fields)
+
+
 # DLedgerEntryCoder: the header before an entry's body.
-ENTRY_HEADER = (
-    Field("magic", 0, 4, ">i4"),
-    Field("size", 4, 4, ">i4"),
-    Field("index", 8, 8, ">i8"),
-    Field("term", 16, 8, ">i8"),
-    Field("pos", 24, 8, ">i8"),
-    Field("channel", 32, 4, ">i4"),
-    Field("chainCrc", 36, 4, ">i4"),
-    Field("bodyCrc", 40, 4, ">i4"),
-    Field("bodySize", 44, 4, ">i4"),
-)
+ENTRY_HEADER = record("i4 magic; i4 size; i8 index; i8 term; i8 pos; i4 channel; i4 chainCrc; i4 bodyCrc; i4 bodySize")
 ENTRY_HEADER_SIZE = 48
 BODY_CRC_OFFSET = 40
 
@@ -45,17 +47,11 @@ MAGIC_BLANK = -1
 ENTRY_MAGICS = (MAGIC_NORMAL, MAGIC_NOOP, MAGIC_CONFIG_CHANGE)
 
 # MmapFileList.preAppend: {magic -1, bytes up to the end of the file}; the other bytes keep their values.
-BLANK = (Field("magic", 0, 4, ">i4"), Field("size", 4, 4, ">i4"))
+BLANK = record("i4 magic; i4 size")
 MIN_BLANK_SIZE = 8
 
 # One unit of a DLedger index file, at index * 32 of the concatenated files.
-INDEX_UNIT = (
-    Field("magic", 0, 4, ">i4"),
-    Field("pos", 4, 8, ">i8"),
-    Field("size", 12, 4, ">i4"),
-    Field("index", 16, 8, ">i8"),
-    Field("term", 24, 8, ">i8"),
-)
+INDEX_UNIT = record("i4 magic; i8 pos; i4 size; i8 index; i8 term")
 INDEX_UNIT_SIZE = 32
 
 SEGMENT_NAME_DIGITS = 20
@@ -75,16 +71,9 @@ def is_segment_name(name: str) -> bool:
 # bornHost (8 or 20), storeTimestamp 8, storeHost (8 or 20), reconsumeTimes 4,
 # preparedTransactionOffset 8, bodyLength 4 + body, topicLength (V1: 1, V2: 2, unsigned) + topic,
 # propertiesLength 2 (unsigned) + properties.
-MESSAGE_HEADER = (
-    Field("totalSize", 0, 4, ">i4"),
-    Field("magic", 4, 4, ">i4"),
-    Field("bodyCrc", 8, 4, ">i4"),
-    Field("queueId", 12, 4, ">i4"),
-    Field("flag", 16, 4, ">i4"),
-    Field("queueOffset", 20, 8, ">i8"),
-    Field("physicalOffset", 28, 8, ">i8"),
-    Field("sysFlag", 36, 4, ">i4"),
-    Field("bornTimestamp", 40, 8, ">i8"),
+MESSAGE_HEADER = record(
+    "i4 totalSize; i4 magic; i4 bodyCrc; i4 queueId; i4 flag; i8 queueOffset; i8 physicalOffset; i4 sysFlag; "
+    "i8 bornTimestamp"
 )
 MESSAGE_HEADER_SIZE = 48
 PHYSICAL_OFFSET_AT = 28
@@ -140,66 +129,33 @@ HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 
 # One unit of a ConsumeQueue file.
-CONSUME_QUEUE_UNIT = (
-    Field("commitLogOffset", 0, 8, ">i8"),
-    Field("size", 8, 4, ">i4"),
-    Field("tagsCode", 12, 8, ">i8"),
-)
+CONSUME_QUEUE_UNIT = record("i8 commitLogOffset; i4 size; i8 tagsCode")
 CONSUME_QUEUE_UNIT_SIZE = 20
 
 # One unit of a BatchConsumeQueue file: a message that contains several, whose queue offsets begin at baseOffset.
-BATCH_UNIT = (
-    Field("commitLogOffset", 0, 8, ">i8"),
-    Field("size", 8, 4, ">i4"),
-    Field("tagsCode", 12, 8, ">i8"),
-    Field("storeTimestamp", 20, 8, ">i8"),
-    Field("baseOffset", 28, 8, ">i8"),
-    Field("batchSize", 36, 2, ">i2"),
-    Field("compactedOffset", 38, 4, ">i4"),
-    Field("reserved", 42, 4, ">i4"),
+BATCH_UNIT = record(
+    "i8 commitLogOffset; i4 size; i8 tagsCode; i8 storeTimestamp; i8 baseOffset; i2 batchSize; i4 compactedOffset; "
+    "i4 reserved"
 )
 BATCH_UNIT_SIZE = 46
 
 # A file of RocketMQ's index of keys: a header, hash slots, units. IndexFile, IndexHeader.
-INDEX_FILE_HEADER = (
-    Field("beginTimestamp", 0, 8, ">i8"),
-    Field("endTimestamp", 8, 8, ">i8"),
-    Field("beginPhyOffset", 16, 8, ">i8"),
-    Field("endPhyOffset", 24, 8, ">i8"),
-    Field("hashSlotCount", 32, 4, ">i4"),
-    Field("indexCount", 36, 4, ">i4"),
+INDEX_FILE_HEADER = record(
+    "i8 beginTimestamp; i8 endTimestamp; i8 beginPhyOffset; i8 endPhyOffset; i4 hashSlotCount; i4 indexCount"
 )
 INDEX_FILE_HEADER_SIZE = 40
 INDEX_FILE_SLOT_SIZE = 4
-INDEX_FILE_UNIT = (
-    Field("keyHash", 0, 4, ">i4"),
-    Field("commitLogOffset", 4, 8, ">i8"),
-    Field("seconds", 12, 4, ">i4"),
-    Field("previous", 16, 4, ">i4"),
-)
+INDEX_FILE_UNIT = record("i4 keyHash; i8 commitLogOffset; i4 seconds; i4 previous")
 INDEX_FILE_UNIT_SIZE = 20
 
 # A unit of the timer log: a message that waits, TimerLog. A slot of the timer wheel: the units of one time, Slot.
-TIMER_UNIT = (
-    Field("size", 0, 4, ">i4"),
-    Field("previous", 4, 8, ">i8"),
-    Field("magic", 12, 4, ">i4"),
-    Field("writtenTime", 16, 8, ">i8"),
-    Field("delay", 24, 4, ">i4"),
-    Field("commitLogOffset", 28, 8, ">i8"),
-    Field("messageSize", 36, 4, ">i4"),
-    Field("topicHash", 40, 4, ">i4"),
-    Field("reserved", 44, 8, ">i8"),
+TIMER_UNIT = record(
+    "i4 size; i8 previous; i4 magic; i8 writtenTime; i4 delay; i8 commitLogOffset; i4 messageSize; i4 topicHash; "
+    "i8 reserved"
 )
 TIMER_UNIT_SIZE = 52
 TIMER_BLANK_MAGIC = 0xBBCCDDEE ^ (1880681586 + 8)
-TIMER_SLOT = (
-    Field("time", 0, 8, ">i8"),
-    Field("first", 8, 8, ">i8"),
-    Field("last", 16, 8, ">i8"),
-    Field("count", 24, 4, ">i4"),
-    Field("magic", 28, 4, ">i4"),
-)
+TIMER_SLOT = record("i8 time; i8 first; i8 last; i4 count; i4 magic")
 TIMER_SLOT_SIZE = 32
 
 LAYOUTS = {

@@ -13,7 +13,7 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.log.io.broker_config import BrokerConfig, read_config
 from pyspark_dledger.rocketmq.jobs.store_files import write_topics
-from pyspark_dledger.rocketmq.migrate import MigrationReport, migrate
+from pyspark_dledger.rocketmq.migration import MigrationReport, migrate
 from tests.interop.broker_set import DLEDGER, JRAFT, BrokerSet, broker_set
 from tests.interop.java_broker import SMALL_FILES, cluster
 from tests.interop.java_store import serving_store

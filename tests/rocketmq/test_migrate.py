@@ -12,9 +12,10 @@ import pytest
 import pyspark_dledger as dl
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.log.io.state_files import read_epochs, read_store_checkpoint
+from pyspark_dledger.rocketmq import migration
 from pyspark_dledger.rocketmq.export.commit_log_form import CommitLogForm
 from pyspark_dledger.rocketmq.jobs import store_files
-from pyspark_dledger.rocketmq.migrate import MigrationReport, NotSafeError, migrate, migration
+from pyspark_dledger.rocketmq.migration import MigrationReport, NotSafeError, migrate
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.support.damage import flip
 from tests.support.groups import eventually

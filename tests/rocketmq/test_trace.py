@@ -17,7 +17,7 @@ from pyspark_dledger.log.plan import plan_between
 from pyspark_dledger.log.tables.table import row_of
 from pyspark_dledger.rocketmq.lives import trace as trace_module
 from pyspark_dledger.rocketmq.tables import read_table
-from pyspark_dledger.rocketmq.tables.trace_table import COLUMNS
+from pyspark_dledger.rocketmq.tables.life_tables import TRACE_COLUMNS
 from tests.support.damage import write_at
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
 from tests.support.golden import GOLDENS, fingerprint
@@ -96,7 +96,9 @@ def test_the_table_has_every_step(lives: Path) -> None:
         of_message = [row for row in rows if row["uniqKey"] == said["uniqKey"]]
         ordered = sorted(of_message, key=lambda row: (row["timestamp"], row["commitLogOffset"]))
         assert [(row["event"], row["commitLogOffset"]) for row in ordered] == [(e.event, e.offset) for e in events]
-        assert [row["passedBy"] for row in ordered] == [list(row_of(COLUMNS, event)["passedBy"]) for event in events]
+        assert [row["passedBy"] for row in ordered] == [
+            list(row_of(TRACE_COLUMNS, event)["passedBy"]) for event in events
+        ]
     assert log.max_offset > 0 and len(rows) > len(MESSAGES)
 
 

@@ -17,7 +17,7 @@ from pyspark_dledger.common.process_memory import keep_freed_memory
 from pyspark_dledger.log.next_step import as_given
 
 if TYPE_CHECKING:
-    from pyspark_dledger.rocketmq.migrate import MigrationReport, NewStore
+    from pyspark_dledger.rocketmq.migration import MigrationReport, NewStore
 
 _CONTROLLER = "controller"
 _MODES = (_CONTROLLER, "slaves")
@@ -41,7 +41,7 @@ def add_migrate(parser: argparse.ArgumentParser) -> None:
 def run_migrate(args: argparse.Namespace, out: Output) -> int:
     """Migrate, or continue a migration; print what would be lost if something would be."""
     keep_freed_memory()
-    from pyspark_dledger.rocketmq.migrate import NotSafeError, migrate
+    from pyspark_dledger.rocketmq.migration import NotSafeError, migrate
 
     try:
         report = migrate(replica_paths(args.path), args.to, args.mode, progress=out.progress)

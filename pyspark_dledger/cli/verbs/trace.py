@@ -32,12 +32,12 @@ def run_trace(args: argparse.Namespace, out: Output) -> int:
     """Print the steps of each message; `FINDINGS` if there is none for one of the names."""
     from pyspark_dledger.log.tables.table import batches_of
     from pyspark_dledger.rocketmq.lives.trace import trace  # loads numpy
-    from pyspark_dledger.rocketmq.tables.trace_table import COLUMNS
+    from pyspark_dledger.rocketmq.tables.life_tables import TRACE_COLUMNS
 
     log = open_store(argparse.Namespace(**{**vars(args), "path": [args.path]}), "table trace")
     events, missing = trace(log, args.what, scan=args.scan)
     if args.json:
-        for batch in batches_of(COLUMNS, events, log.options.max_batch_rows):
+        for batch in batches_of(TRACE_COLUMNS, events, log.options.max_batch_rows):
             for row in rows_of(batch, bytes):
                 out.line(json_line(row))
     else:

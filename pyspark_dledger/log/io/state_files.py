@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format.codec import record_struct
-from pyspark_dledger.format.layout import Field
+from pyspark_dledger.format.layout import record
 from pyspark_dledger.format.state_files import (
     EPOCH_FILE,
     EPOCH_FILES,
@@ -85,12 +85,8 @@ CHECKPOINT_SIZE = 4096
 MARGIN_MS = 3000
 """Reading from a timestamp begins so much earlier: timestamps of messages stored together do not ascend."""
 
-CHECKPOINT_LAYOUT = (
-    Field("physicMsgTimestamp", 0, 8, ">i8"),
-    Field("logicsMsgTimestamp", 8, 8, ">i8"),
-    Field("indexMsgTimestamp", 16, 8, ">i8"),
-    Field("masterFlushedOffset", 24, 8, ">i8"),
-    Field("confirmPhyOffset", 32, 8, ">i8"),
+CHECKPOINT_LAYOUT = record(
+    "i8 physicMsgTimestamp; i8 logicsMsgTimestamp; i8 indexMsgTimestamp; i8 masterFlushedOffset; i8 confirmPhyOffset"
 )
 _STRUCT = record_struct(CHECKPOINT_LAYOUT)
 CHECKPOINT_MIN_SIZE = _STRUCT.size

@@ -1,4 +1,4 @@
-"""Stored units: what the ConsumeQueues of a store have."""
+"""Stored units: what the ConsumeQueues of a store have, and the offsets of consumer groups in them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,16 @@ import numpy.typing as npt
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.dispatched_rows import Longs, QueueName
+from pyspark_dledger.log.io.broker_config import (
+    DELAYS,
+    SCHEDULE_GROUP,
+    TABLES,
+    TOPICS,
+    BrokerConfig,
+    read_config,
+    read_newest,
+)
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
-from pyspark_dledger.log.io.broker_config import TABLES, TOPICS, read_newest
 from pyspark_dledger.log.io.entry_reads import message_at
 from pyspark_dledger.log.io.files import OnUnreadable, path_of, raise_error
 from pyspark_dledger.log.io.key_files import hash_of_tags, index_files, key_files
@@ -240,3 +248,33 @@ def has_tag_units(log: StoreView) -> bool:
                 if tagged == _MAX_TAGGED:
                     return False
     return False
+
+
+class PassedEnd(NamedTuple):
+    """The offset of a consumer group in a queue that ends before it; ``path`` is where the offset is stored."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    end: int
+    path: Path
+
+
+def passed_ends(root: Path, stored: StoredQueues, undispatched: int = 0) -> Iterator[PassedEnd]:
+    """The offsets in the configuration of a broker that are after the ends of its queues.
+
+    A broker that starts gives units to at most `undispatched` messages more. A queue without files ends at 0 if its
+    topic is known. Nothing is known without queues, or if a file cannot be read.
+    """
+    config = BrokerConfig()
+    with suppress(StoreError):
+        config = read_config(root)
+    for (group, topic), offsets in sorted(config.group_offsets.items()) if stored.queues else ():
+        path = root / CONFIG / DELAYS if group == SCHEDULE_GROUP else config.offsets_path
+        for queue_id, offset in sorted(offsets.items()):
+            queue = stored.get((topic, queue_id))
+            is_known = queue is not None or (topic in config.topic_queues and topic not in stored.batch_topics)
+            end = queue.end if queue is not None else 0
+            if is_known and offset > end + undispatched and not stored.is_unread((topic, queue_id)):
+                yield PassedEnd(group, topic, queue_id, offset, end, path)

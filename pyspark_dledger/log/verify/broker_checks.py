@@ -1,4 +1,7 @@
-"""Findings about a broker's IndexFiles, ``checkpoint`` and ``config``. All are read whole, in bounded memory."""
+"""Findings about a broker's IndexFiles, ``checkpoint``, ``config``, and messages that wait.
+
+All are read whole, in bounded memory. Messages that wait are half messages, which the broker checks, and timers.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,16 @@ from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.format.arrow_functions import are_in
 from pyspark_dledger.format.layout import (
     ENTRY_HEADER_SIZE,
+    HALF_TOPIC,
     INDEX_FILE_HEADER_SIZE,
     INDEX_FILE_SLOT_SIZE,
+    TIMER_TOPIC,
 )
 from pyspark_dledger.format.message import Message
 from pyspark_dledger.format.spec import ScanRequest
 from pyspark_dledger.log.io import key_files
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
-from pyspark_dledger.log.io.broker_config import TABLES, unused_offsets
+from pyspark_dledger.log.io.broker_config import TABLES, read_config, unused_offsets
 from pyspark_dledger.log.io.entry_reads import message_at, read_existing
 from pyspark_dledger.log.io.files import map_reads, raise_error
 from pyspark_dledger.log.io.key_files import (
@@ -35,7 +40,8 @@ from pyspark_dledger.log.io.key_files import (
     key_units,
     message_starts,
 )
-from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries
+from pyspark_dledger.log.io.queue_files import FOLDER, folder_entries, queue_of
+from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.log.io.rocks_config import rocks_tables
 from pyspark_dledger.log.io.salvage_fillers import TOPIC, SalvageFillers
 from pyspark_dledger.log.io.state_files import (
@@ -47,9 +53,10 @@ from pyspark_dledger.log.io.state_files import (
 )
 from pyspark_dledger.log.io.store_engine import store_engine
 from pyspark_dledger.log.io.store_paths import file_size
+from pyspark_dledger.log.io.timer_files import CHECKPOINT as TIMER_CHECKPOINT
+from pyspark_dledger.log.io.timer_files import read_timer_checkpoint, timer_units
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.time_ranges import has_message_of
-from pyspark_dledger.log.verify.life_checks import check_timers, check_transactions
 from pyspark_dledger.log.verify.report import Report
 
 _SAMPLE, _REMOTE_SAMPLE = 500, 50
@@ -62,8 +69,8 @@ def check_broker_files(store: StoreView, root: Path, log_end: int, report: Repor
     _check_store_checkpoint(store, root, last.store_timestamp if last is not None else None, log_end, report)
     _check_config(root, report)
     if last is not None:
-        check_transactions(store, root, last.store_timestamp, report)
-    check_timers(root, log_end, report)
+        _check_transactions(store, root, last.store_timestamp, report)
+    _check_timers(root, log_end, report)
     files = key_files.index_files(root)
     if not files and (root / FOLDER).is_dir() and _have_keys(store):
         report.add("keyIndexMissing", root / key_files.FOLDER, "expected IndexFiles of the messages' keys, found none")
@@ -270,3 +277,49 @@ class KeyCheck:
 
 def _points_to(offsets: npt.NDArray[np.int64], units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.isin(units["commitLogOffset"], offsets)
+
+
+# Messages that wait
+
+_CHECKS = HALF_TOPIC, "CID_RMQ_SYS_TRANS"
+_HOUR_MS = 60 * 60 * 1000
+_DAY_MS = 24 * _HOUR_MS
+
+
+def _check_transactions(store: StoreView, root: Path, last: int, report: Report) -> None:
+    """Check how far the broker's check of half messages is behind the log's last message, stored at `last` (ms)."""
+    try:
+        offsets = read_config(root).offsets.get(_CHECKS, {})
+        queues = {queue_id: QueueUnits(queue_of(root, HALF_TOPIC, queue_id)) for queue_id in offsets}
+    except StoreError:
+        return  # a finding of the file or of the queues
+    for queue_id, offset in offsets.items():
+        folder, units = root / FOLDER / HALF_TOPIC / str(queue_id), queues[queue_id]
+        rank = units.rank_of(offset)
+        at = int(units.at(offset, 1)["commitLogOffset"][0]) if rank is not None and rank < units.count else -1
+        message = message_at(store.segments, at)
+        if message is not None and last - message.store_timestamp > _DAY_MS:
+            text = f"expected a check of all half messages older than a day, found {units.end - offset} from offset "
+            hours = (last - message.store_timestamp) // _HOUR_MS
+            report.add("transactionsUnchecked", folder, f"{text}{offset} on, the first {hours} hours old")
+
+
+def _check_timers(root: Path, log_end: int, report: Report) -> None:
+    """Check the units of the timer log that still wait, and the timer checkpoint; the log ends at `log_end`."""
+    checkpoint = read_timer_checkpoint(root)
+    read_time = checkpoint.read_time if checkpoint is not None else 0
+    for block in timer_units(root):
+        ends = block.units["commitLogOffset"].astype("i8") + block.units["messageSize"]
+        for number in ((block.times >= read_time) & (ends > log_end)).nonzero()[0].tolist():
+            offset, position = int(block.units["commitLogOffset"][number]), int(block.positions[number])
+            text = f"expected units below the log's end at {log_end}, found commitLogOffset {offset}"
+            report.add("timerBeyondEnd", block.file.path, text, offset=position - block.file.base, pos=offset)
+    if checkpoint is None:
+        return
+    try:
+        end = QueueUnits(queue_of(root, TIMER_TOPIC, 0)).end
+    except UnreadableError:
+        return  # a finding of the queues
+    if (root / FOLDER).is_dir() and checkpoint.queue_offset > end:
+        text = f"expected a lastTimerQueueOffset up to {end}, where {TIMER_TOPIC} ends, found {checkpoint.queue_offset}"
+        report.add("timerQueueBeyondEnd", root / TIMER_CHECKPOINT, text)

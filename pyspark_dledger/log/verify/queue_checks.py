@@ -32,9 +32,8 @@ from pyspark_dledger.log.io.rocks_queues import QueueBounds, UnitPlace, queue_bo
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.log.units import comparison
 from pyspark_dledger.log.units.comparison import UnitComparison, UnitDifference
-from pyspark_dledger.log.units.consumer_offsets import PassedEnd
 from pyspark_dledger.log.units.dispatched import COLUMNS, MessageArrays, arrays_of_batches
-from pyspark_dledger.log.units.stored import StoredQueues, StoredUnits, Unwritten
+from pyspark_dledger.log.units.stored import PassedEnd, StoredQueues, StoredUnits, Unwritten
 from pyspark_dledger.log.verify.report import Report
 
 # Bytes of the log whose units are in memory at the same time.

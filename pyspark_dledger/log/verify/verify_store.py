@@ -27,8 +27,7 @@ from pyspark_dledger.log.io.store_use import StoreWatch, taken_locks
 from pyspark_dledger.log.io.unread_files import unreadable_files
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.units.consumer_offsets import PassedEnd, passed_ends
-from pyspark_dledger.log.units.stored import StoredQueues, are_missing
+from pyspark_dledger.log.units.stored import PassedEnd, StoredQueues, are_missing, passed_ends
 from pyspark_dledger.log.verify.broker_checks import check_broker_files
 from pyspark_dledger.log.verify.file_checks import (
     check_divided_offset,

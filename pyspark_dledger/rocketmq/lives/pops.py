@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark_dledger.common.integers import INT32_MAX, INT64_MAX
+from pyspark_dledger.common.fastjson import number_in
+from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.format.layout import PROPERTY_REAL_TOPIC, PROPERTY_TAGS, TIMER_TOPIC
 from pyspark_dledger.format.message import Message
 from pyspark_dledger.log.io.broker_config import config_if_intact
@@ -94,36 +95,29 @@ def parse_revive(offset: int, message: Message) -> tuple[_Key, Popped] | Ack:
         raise ValueError(f"expected the JSON of a checkpoint or an acknowledgement, found {body[:40]!r}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"expected an object, found {type(fields).__name__}")
-    start, popped = _number(fields, "so"), _number(fields, "pt")
-    key = (_text(fields, "t"), _text(fields, "c"), _number(fields, "q", INT32_MAX), start, popped)
+    start, popped = number_in(fields, "so"), number_in(fields, "pt")
+    key = (_text(fields, "t"), _text(fields, "c"), number_in(fields, "q", INT32_MAX), start, popped)
     if tags == _ACK:
-        return Ack(key, (_number(fields, "ao"),))
+        return Ack(key, (number_in(fields, "ao"),))
     if tags == _BATCH_ACK:
         return Ack(key, _numbers(fields, "aol"))
     if tags != _CHECKPOINT:
         raise ValueError(f"expected tags {_CHECKPOINT}, {_ACK} or {_BATCH_ACK}, found {str(tags)[:40]}")
-    differences = _numbers(fields, "d") if fields.get("d") else tuple(range(_number(fields, "n", _MAX_MESSAGES)))
+    differences = _numbers(fields, "d") if fields.get("d") else tuple(range(number_in(fields, "n", _MAX_MESSAGES)))
     queue_offsets = tuple(start + each for each in differences)
-    visible = popped + _number(fields, "it")
+    visible = popped + number_in(fields, "it")
     found = Popped(key[0], key[1], key[2], queue_offsets, popped, visible, offset)
     for bit, queue_offset in enumerate(queue_offsets):
-        if _number(fields, "bm", INT32_MAX) >> bit & 1:
+        if number_in(fields, "bm", INT32_MAX) >> bit & 1:
             found.acknowledged[queue_offset] = offset
     return key, found
-
-
-def _number(fields: Mapping[str, Any], name: str, limit: int = INT64_MAX >> 1) -> int:
-    value = fields.get(name)
-    if type(value) is not int or not 0 <= value <= limit:
-        raise ValueError(f"expected a number as {name}, found {str(value)[:40]}")
-    return value
 
 
 def _numbers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
     values = fields.get(name)
     if not isinstance(values, list) or len(values) > _MAX_MESSAGES:
         raise ValueError(f"expected at most {_MAX_MESSAGES} numbers as {name}, found {str(values)[:40]}")
-    return tuple(_number({name: value}, name) for value in values)
+    return tuple(number_in({name: value}, name) for value in values)
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

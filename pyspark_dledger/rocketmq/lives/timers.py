@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark_dledger.format.layout import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KEY, TIMER_TOPIC
 from pyspark_dledger.log.io.entry_reads import message_at
-from pyspark_dledger.log.io.rocks_records import TIMERS, timer_records
+from pyspark_dledger.log.io.rocks_database import TIMERS, timer_records
 from pyspark_dledger.log.io.timer_files import (
     MAGIC_DELETE,
     MAGIC_ROLL,

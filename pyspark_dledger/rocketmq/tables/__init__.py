@@ -31,8 +31,8 @@ _MODULES = {
     "transactions": "rocketmq.tables.life_tables:TRANSACTIONS",
     "timers": "rocketmq.tables.life_tables:TIMERS",
     "pop": "rocketmq.tables.life_tables:POP",
-    "trace": "rocketmq.tables.trace_table",
-    "controllerEvents": "rocketmq.tables.controller_table",
+    "trace": "rocketmq.tables.life_tables:TRACE",
+    "controllerEvents": "rocketmq.controller_events",
 }
 
 

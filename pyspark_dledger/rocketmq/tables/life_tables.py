@@ -1,21 +1,27 @@
-"""The tables of what happens to messages: ``transactions``, ``timers`` and ``pop``."""
+"""The tables of what happens to messages: ``transactions``, ``timers``, ``pop`` and ``trace``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from pyspark_dledger.common.integers import microseconds
 from pyspark_dledger.format.columns import TIMESTAMP
-from pyspark_dledger.log.io.rocks_records import pop_records
+from pyspark_dledger.format.spec import Filters
+from pyspark_dledger.log.io.entry_reads import message_at
+from pyspark_dledger.log.io.rocks_database import pop_records
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import Partition, plan_read, read_partition
 from pyspark_dledger.log.store_view import StoreView
-from pyspark_dledger.log.tables.table import TableColumn, whole_table
+from pyspark_dledger.log.tables.table import Table, TableColumn, batches_of, whole_table
 from pyspark_dledger.log.units.stored import queue_root
 from pyspark_dledger.rocketmq.lives.pops import DUE, IN_FLIGHT, pops, revived_offsets
 from pyspark_dledger.rocketmq.lives.timers import waiting_timers
 from pyspark_dledger.rocketmq.lives.topics import stored_times
+from pyspark_dledger.rocketmq.lives.trace import TraceEvent, Tracer
 from pyspark_dledger.rocketmq.lives.transactions import transactions
 
 _TOPIC = TableColumn("topic", pa.string(), "name of the topic")
@@ -113,4 +119,55 @@ POP = whole_table(
         _PROBLEM,
     ),
     _pop_rows,
+)
+
+TRACE_COLUMNS = (
+    _UNIQ_KEY,
+    TableColumn("keys", pa.string(), "property KEYS"),
+    TableColumn("timestamp", TIMESTAMP, "when it happened; null for `passed`", "time"),
+    TableColumn("event", pa.string(), "see below"),
+    _TOPIC,
+    _QUEUE_ID,
+    TableColumn("queueOffset", pa.int64(), "number in the queue"),
+    TableColumn("commitLogOffset", pa.int64(), "position of the message that says so; null for `passed`", "offset"),
+    TableColumn("untilTimestamp", TIMESTAMP, "until when it waits, or is invisible", "until"),
+    TableColumn("attempt", pa.int32(), "number of the check or retry"),
+    TableColumn("consumerGroup", pa.string(), "whose step it is"),
+    TableColumn("isInQueue", pa.bool_(), "whether the place's ConsumeQueue unit points to it"),
+    TableColumn("passedBy", pa.list_(pa.string()), "groups with an offset after the place"),
+)
+
+
+@dataclass(frozen=True)
+class TracePart:
+    """Messages that one task reads."""
+
+    path: str
+    options: ReadOptions
+    partition: Partition
+
+
+def _plan_trace(log: StoreView, options: ReadOptions) -> list[TracePart]:
+    return [
+        TracePart(log.path, options, each)
+        for each in plan_read(log, ("commitLogOffset",), options, Filters(kind=("message",)))
+    ]
+
+
+def _read_trace(part: TracePart) -> Iterator[pa.RecordBatch]:
+    events = _events(StoreView(part.path, part.options), part.partition)
+    yield from batches_of(TRACE_COLUMNS, events, part.options.max_batch_rows)
+
+
+def _events(log: StoreView, partition: Partition) -> Iterator[TraceEvent]:
+    tracer = Tracer(log)
+    for batch in read_partition(partition):
+        for offset in batch.column("commitLogOffset").drop_null().to_pylist():
+            message = message_at(log.segments, offset, log.segment_end)
+            if message is not None:
+                yield from tracer.events(offset, message)
+
+
+TRACE = Table(
+    "trace", "one row per step of a message's life: join it with keys or ids", TRACE_COLUMNS, _plan_trace, _read_trace
 )
