@@ -13,20 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_dledger
 from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
-from pyspark_dledger.format.dispatched_rows import Keys, key_hash
+from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.log import open_log
 from pyspark_dledger.log.io.key_files import index_files
-from pyspark_dledger.log.io.queue_files import UNIT_DTYPE
 from pyspark_dledger.rocketmq.rebuild import FileSettings, builder, compare, rebuild
 from pyspark_dledger.rocketmq.rebuild.builder import BuildSettings, build
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import ChunkCounts, DispatchedUnits, save_units
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import NO_UNITS, save_units
 from tests.support.damage import write_at
 from tests.support.dispatching import Messages, audit, dispatch, files_of, index_units, units
 from tests.support.generate import Store, mq_message, write_commitlog, write_dledger
@@ -615,9 +613,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_full_disk_is_an_error_with_its_number_if_units_cannot_be_saved() -> None:
-    empty = np.empty(0, np.int64)
-    keys = Keys(empty, empty, empty)
-    chunk = DispatchedUnits(0, [], [], empty, np.zeros(0, UNIT_DTYPE), keys, ChunkCounts(0, 0, "", 0, 0))
     with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left") as caught:
-        save_units(full, chunk)
+        save_units(full, NO_UNITS)
     assert caught.value.errno == errno.ENOSPC

@@ -27,12 +27,13 @@ _LEVEL = r"^[+-]?[0-9]{1,9}$"
 class UnitRules:
     """How messages get units and keys: the delay levels in milliseconds, and if tags are keys, too.
 
-    Topics in ``batch_topics`` have no ConsumeQueue.
+    Topics in ``batch_topics`` have no ConsumeQueue. Without ``has_keys``, only units are wanted.
     """
 
     delays_ms: tuple[int, ...] = DELAYS_MS
     has_tags: bool = False
     batch_topics: frozenset[str] | None = None
+    has_keys: bool = True
 
 
 class LogPart(NamedTuple):

@@ -52,7 +52,7 @@ from pyspark_dledger.rocketmq.rebuild.builder import (
     batch_topics_of,
     notes_of_queues,
 )
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec, load_units, save_all, units_of_chunk
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import load_units, save_all, units_of_chunk
 
 # Missing files of the log become sparse files of full size, up to this number.
 _MAX_MISSING = 10_000
@@ -72,8 +72,7 @@ class CommitLogForm(Form):
         _check_options(settings.options)
         units = None
         if not settings.commit_log_only:
-            rules = UnitRules(batch_topics=batch_topics_of(_keep_from(log, settings)))
-            units = UnitSpec(True, rules, log.engine.NAME)
+            units = UnitRules(batch_topics=batch_topics_of(_keep_from(log, settings)))
         found = list(_ranges(log, settings))
         if not found:
             raise StoreError(f"{log.path}: the options of the read select no message: check them")
@@ -306,9 +305,9 @@ def _write_file(
             for _ in checked:
                 pass
         else:
-            spec = part.units
-            parts = (part_of(engine, request, batch, spec.rules) for request, batch in checked)
-            units = (units_of_chunk(spec, each) for each in parts)
+            rules = part.units
+            parts = (part_of(engine, request, batch, rules) for request, batch in checked)
+            units = (units_of_chunk(rules, each) for each in parts)
             left, _ = leave(target, number, lambda stream: save_all(stream, units))
     return FileReport(path, part.segment.size, ranges[-1].crc, outcome.rows), left
 

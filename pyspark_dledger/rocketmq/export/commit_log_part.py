@@ -43,9 +43,9 @@ from pyspark_dledger.format.spec import DLEDGER, Filters, ScanRequest, Segment
 from pyspark_dledger.format.store_file import LocalFile
 from pyspark_dledger.log.copies.segment_copy import is_damage
 from pyspark_dledger.log.io.store_engine import engine_of, scan_once
+from pyspark_dledger.rocketmq.dispatch.log_part import UnitRules
 from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
 from pyspark_dledger.rocketmq.jobs.new_files import DirectFile
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import UnitSpec
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -156,8 +156,8 @@ class FilePart:
     """The messages for one CommitLog file: those that begin in ``[start, end)`` of a segment.
 
     The file has the base and the size of the segment. The log's last file (``is_last``) ends in zeros. ``hole`` says
-    that a file of the log is missing; then there is nothing to read. ``units`` is what to extract for queues and
-    index; None if they are not built.
+    that a file of the log is missing; then there is nothing to read. ``units`` are the rules of its units for
+    queues and index; None if they are not built.
     """
 
     engine: str
@@ -170,7 +170,7 @@ class FilePart:
     preserves_offsets: bool
     hole: str | None = None
     # Not in the repr, which identifies a plan: the topics of a running broker change.
-    units: UnitSpec | None = field(default=None, repr=False)
+    units: UnitRules | None = field(default=None, repr=False)
 
     @property
     def header(self) -> int:

@@ -29,7 +29,7 @@ from pyspark_dledger.rocketmq.broker.index_writer import HASH_SLOTS, INDEX_UNITS
 from pyspark_dledger.rocketmq.broker.queue_writer import UNITS_PER_FILE, QueueWriter, first_file_end
 from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, UnitRules
 from pyspark_dledger.rocketmq.jobs import MapParts, Progress, map_here
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, plan_ranges, units_in_order
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, plan_ranges, units_in_order
 from pyspark_dledger.rocketmq.rebuild.new_queue_files import (
     BuiltFiles,
     ExpiredUnits,
@@ -193,14 +193,13 @@ def read_log(
     """
     ranges, missing = plan_ranges(log, settings.to, _WHOLE if run is map_here else _PART_BYTES)
     needs_keys = any(sink.needs_keys for sink in sinks)
-    rules = UnitRules(settings.delays_ms, settings.index_tags, batch_topics_of(root))
-    spec = UnitSpec(needs_keys, rules, log.engine.NAME)
+    rules = UnitRules(settings.delays_ms, settings.index_tags, batch_topics_of(root), needs_keys)
     built = BuildReport(missing_bytes=missing, end=ranges[-1].end if ranges else 0)
     total = sum(each.end - each.start for each in ranges)
 
     def all_chunks() -> Iterator[DispatchedUnits]:
         done = 0
-        for each, chunks in units_in_order(spec, ranges, parts_folder, run):
+        for each, chunks in units_in_order(rules, log.engine.NAME, ranges, parts_folder, run):
             for chunk in chunks:
                 yield chunk
                 if progress is not None:
@@ -213,14 +212,14 @@ def read_log(
 def _feed(chunks: Iterable[DispatchedUnits], sinks: Sequence[UnitSink], built: BuildReport) -> BuildReport:
     """Pass chunks to the sinks. Returns the report with their numbers."""
     for chunk in chunks:
-        counts = chunk.counts
+        rows = chunk.rows
         built = replace(
             built,
-            messages=built.messages + counts.messages,
-            skipped=built.skipped + counts.skipped,
-            first_skipped=built.first_skipped or counts.first_skipped,
-            batches=built.batches + counts.batches,
-            last_stored=counts.last_stored or built.last_stored,
+            messages=built.messages + rows.messages,
+            skipped=built.skipped + rows.skipped,
+            first_skipped=built.first_skipped or chunk.first_skipped,
+            batches=built.batches + rows.batches,
+            last_stored=rows.last_stored or built.last_stored,
         )
         for sink in sinks:
             sink.put(chunk)
@@ -289,15 +288,16 @@ class QueueSink:
     def put(self, chunk: DispatchedUnits) -> None:
         if self._expired is not None:
             self._keep_expired(self._expired, chunk)
-        self._received += len(chunk.units)
-        self._writer.put(chunk.names, chunk.unit_counts, chunk.queue_offset, chunk.units)
+        rows = chunk.rows
+        self._received += len(rows.units)
+        self._writer.put(rows.queues, rows.counts, rows.queue_offset, rows.units)
 
     def _keep_expired(self, expired: ExpiredUnits, chunk: DispatchedUnits) -> None:
         """Write the units of expired messages, for queues that have their first messages in this chunk."""
         first = 0
-        for name, count in zip(chunk.names, chunk.unit_counts, strict=True):
+        for name, count in zip(chunk.rows.queues, chunk.rows.counts, strict=True):
             if name in expired:
-                self._kept += expired.write_to(self._writer, name, int(chunk.queue_offset[first]))
+                self._kept += expired.write_to(self._writer, name, int(chunk.rows.queue_offset[first]))
             first += count
 
     def finish(self, built: BuildReport) -> BuildReport:
@@ -351,8 +351,9 @@ class IndexSink:
         self._flush_at = _KEYS_PER_FLUSH
 
     def put(self, chunk: DispatchedUnits) -> None:
-        self._written.add(chunk.keys.offset, chunk.keys.key_hash)
-        self._writer.put(chunk.keys)
+        keys = chunk.rows.keys
+        self._written.add(keys.offset, keys.key_hash)
+        self._writer.put(keys)
         if self._written.count >= self._flush_at:
             self._writer.flush()
             self._flush_at = self._written.count + _KEYS_PER_FLUSH

@@ -237,7 +237,8 @@ class _ComparedKeys:
         ahead = np.concatenate(found)
         is_due = ahead["offset"] < chunk.end
         self._ahead = ahead[~is_due]
-        self._match(_index_keys(chunk.keys.offset, chunk.keys.key_hash, -1), ahead[is_due])
+        keys = chunk.rows.keys
+        self._match(_index_keys(keys.offset, keys.key_hash, -1), ahead[is_due])
 
     def finish(self, built: BuildReport) -> BuildReport:
         for found in chain([self._ahead], self._units):

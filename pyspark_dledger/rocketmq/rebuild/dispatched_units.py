@@ -21,7 +21,8 @@ import numpy as np
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import record_dtype
-from pyspark_dledger.format.dispatched_rows import Keys, Longs, QueueName
+from pyspark_dledger.format.dispatched_rows import DispatchedRows, Keys
+from pyspark_dledger.format.encode.encoded import PutIds
 from pyspark_dledger.format.layout import INDEX_UNIT
 from pyspark_dledger.format.spec import Filters, ScanRequest, Segment
 from pyspark_dledger.log.gaps import FileGap
@@ -51,59 +52,29 @@ class SegmentRange:
     end: int
 
 
-@dataclass(frozen=True)
-class UnitSpec:
-    """What to extract: units, and keys if `index` is set."""
-
-    index: bool
-    rules: UnitRules
-    engine: str
-
-
-class ChunkCounts(NamedTuple):
-    """The numbers of messages in a chunk.
-
-    ``messages`` can be in a queue or the index. ``skipped`` rows are no messages, or no queue can have them;
-    ``first_skipped`` describes the first one. ``batches`` are messages of batchconsumequeue. ``last_stored`` is the
-    last message's storeTimestamp in milliseconds, 0 without messages.
-    """
-
-    messages: int
-    skipped: int
-    first_skipped: str
-    batches: int
-    last_stored: int
-
-
 _NO_INDEX = np.empty(0, record_dtype(INDEX_UNIT))
+_NONE = np.empty(0, np.int64)
+_NO_IDS = PutIds(_NONE, b"", _NONE)
 
 
 class DispatchedUnits(NamedTuple):
-    """The units and keys of a chunk of the log, which ends at position ``end``; as in `DispatchedRows`.
+    """The units and keys of a chunk of the log, which ends at position ``end``; the ``rows`` are without identities.
 
-    ``index_units`` are those of DLedger's index for its entries, if they are wanted.
+    ``first_skipped`` describes the first of the skipped rows. ``index_units`` are those of DLedger's index for its
+    entries, if they are wanted.
     """
 
     end: int
-    names: list[QueueName]
-    unit_counts: list[int]
-    queue_offset: Longs
-    units: Units
-    keys: Keys
-    counts: ChunkCounts
+    rows: DispatchedRows
+    first_skipped: str = ""
     index_units: Units = _NO_INDEX
 
 
 NO_UNITS = DispatchedUnits(
-    0,
-    [],
-    [],
-    np.empty(0, np.int64),
-    np.empty(0, UNIT_DTYPE),
-    Keys(*(np.empty(0, np.int64) for _ in range(3))),
-    ChunkCounts(0, 0, "", 0, 0),
+    0, DispatchedRows([], [], _NONE, np.empty(0, UNIT_DTYPE), Keys(_NONE, _NONE, _NONE), _NO_IDS)
 )
 """Nothing of a chunk."""
+_NUMBERS = ("messages", "batches", "skipped", "last_stored")
 
 
 def plan_ranges(log: StoreView, end: int | None, part_bytes: int) -> tuple[list[SegmentRange], int]:
@@ -117,7 +88,7 @@ def plan_ranges(log: StoreView, end: int | None, part_bytes: int) -> tuple[list[
 
 
 def units_in_order(
-    spec: UnitSpec, ranges: list[SegmentRange], folder: Path | None, map_parts: MapParts
+    rules: UnitRules, engine: str, ranges: list[SegmentRange], folder: Path | None, map_parts: MapParts
 ) -> Iterator[tuple[SegmentRange, Iterable[DispatchedUnits]]]:
     """The units of each range, in the order of the log.
 
@@ -126,21 +97,23 @@ def units_in_order(
     """
     if map_parts is map_here:
         for each in ranges:
-            yield each, read_range(spec, each)
+            yield each, read_range(rules, engine, each)
         return
     assert folder is not None
     with locked_folder(folder, _VERB):
-        reports = _job_reports(spec, ranges, folder, map_parts)
+        reports = _job_reports(rules, engine, ranges, folder, map_parts)
         for each, report in zip(ranges, reports, strict=True):
             assert report.left is not None
             yield each, load_units(left_file(folder, report.left))
     shutil.rmtree(folder)
 
 
-def _job_reports(spec: UnitSpec, ranges: list[SegmentRange], folder: Path, map_parts: MapParts) -> Sequence[PartReport]:
+def _job_reports(
+    rules: UnitRules, engine: str, ranges: list[SegmentRange], folder: Path, map_parts: MapParts
+) -> Sequence[PartReport]:
     """The reports of the ranges; what an earlier run left of other ranges, or of another log, is deleted."""
     states = [file_state(each.segment.path) for each in ranges]
-    plan = hashlib.sha256(repr((spec, ranges, states)).encode("utf-8", "surrogatepass")).hexdigest()
+    plan = hashlib.sha256(repr((rules, engine, ranges, states)).encode("utf-8", "surrogatepass")).hexdigest()
     job = Job(folder, _VERB, {"source": "the log", "ranges": plan}, map_parts, None)
     try:
         earlier = job.earlier()
@@ -148,39 +121,38 @@ def _job_reports(spec: UnitSpec, ranges: list[SegmentRange], folder: Path, map_p
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         earlier = None
-    return job.write(partial(_leave_units, spec), ranges, 0, earlier=earlier)[0]
+    return job.write(partial(_leave_units, rules, engine), ranges, 0, earlier=earlier)[0]
 
 
-def _leave_units(spec: UnitSpec, part: SegmentRange, number: int, target: Path) -> PartReport:
+def _leave_units(rules: UnitRules, engine: str, part: SegmentRange, number: int, target: Path) -> PartReport:
     """Read a range and leave its units in a file."""
-    left, _ = leave(target, number, lambda stream: save_all(stream, read_range(spec, part)))
+    left, _ = leave(target, number, lambda stream: save_all(stream, read_range(rules, engine, part)))
     return PartReport(number, (), part.end - part.start, left=left)
 
 
-def read_range(spec: UnitSpec, each: SegmentRange) -> Iterator[DispatchedUnits]:
+def read_range(rules: UnitRules, engine: str, each: SegmentRange) -> Iterator[DispatchedUnits]:
     """The units of a range, chunk by chunk. Raises StoreError if the segment cannot be read."""
-    engine = engine_of(spec.engine, each.segment)
     pos = each.start
     while pos < each.end:
-        chunk = read_part(engine, each.segment, pos, min(each.end, pos + _CHUNK_BYTES), spec.rules)
-        yield units_of_chunk(spec, chunk)
+        end = min(each.end, pos + _CHUNK_BYTES)
+        chunk = read_part(engine_of(engine, each.segment), each.segment, pos, end, rules)
+        yield units_of_chunk(rules, chunk)
         pos = chunk.end
 
 
-def units_of_chunk(spec: UnitSpec, chunk: LogPart) -> DispatchedUnits:
+def units_of_chunk(rules: UnitRules, chunk: LogPart) -> DispatchedUnits:
     """The units and keys of the messages of a chunk."""
-    rows = chunk.rows
-    counts = ChunkCounts(rows.messages, rows.skipped, chunk.first_skipped, rows.batches, rows.last_stored)
-    keys = rows.keys if spec.index else rows.keys[:0]
-    return DispatchedUnits(chunk.end, rows.queues, rows.counts, rows.queue_offset, rows.units, keys, counts)
+    keys = chunk.rows.keys if rules.has_keys else chunk.rows.keys[:0]
+    return DispatchedUnits(chunk.end, chunk.rows._replace(keys=keys, ids=_NO_IDS), chunk.first_skipped)
 
 
 def save_units(file: BinaryIO | RawIOBase, found: DispatchedUnits) -> None:
     """Write the units of a chunk: a line of JSON, then the arrays in numpy's format. Raises OSError."""
     data = BytesIO()  # numpy reports a full disk without its error number
-    data.write(json.dumps([found.end, found.names, found.unit_counts, found.counts]).encode() + b"\n")
-    keys = found.keys
-    for array in (found.queue_offset, found.units, keys.offset, keys.stored, keys.key_hash, found.index_units):
+    rows, keys = found.rows, found.rows.keys
+    numbers = {name: getattr(rows, name) for name in _NUMBERS}
+    data.write(json.dumps([found.end, found.first_skipped, rows.queues, rows.counts, numbers]).encode() + b"\n")
+    for array in (rows.queue_offset, rows.units, keys.offset, keys.stored, keys.key_hash, found.index_units):
         np.save(data, array, allow_pickle=False)
     file.write(data.getbuffer())
 
@@ -195,8 +167,8 @@ def load_units(path: Path) -> Iterator[DispatchedUnits]:
     """The units in a file, chunk by chunk."""
     with path.open("rb") as file:
         while line := file.readline():
-            end, names, unit_counts, counts = json.loads(line)
+            end, first_skipped, names, counts, numbers = json.loads(line)
             queue_offset, units, *keys, index = (np.load(file, allow_pickle=False) for _ in range(6))
             named = [(topic, number) for topic, number in names]
-            values = end, named, unit_counts, queue_offset, units, Keys(*keys), ChunkCounts(*counts), index
-            yield DispatchedUnits(*values)
+            rows = DispatchedRows(named, counts, queue_offset, units, Keys(*keys), _NO_IDS, **numbers)
+            yield DispatchedUnits(end, rows, first_skipped, index)

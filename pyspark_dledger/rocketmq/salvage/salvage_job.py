@@ -64,7 +64,7 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     target_path,
 )
 from pyspark_dledger.rocketmq.rebuild import builder
-from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, UnitSpec, load_units
+from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits, load_units
 from pyspark_dledger.rocketmq.salvage.lost_list import LostList, unproven_rows
 from pyspark_dledger.rocketmq.salvage.segment_file import SegmentPart, write_file
 
@@ -307,7 +307,7 @@ class _Salvage:
 
     def _file_parts(self, plan: SalvagePlan) -> Iterator[SegmentPart]:
         engine = self._sources.request.engine
-        units = self._unit_spec
+        units = self._unit_rules
         for log in plan.logs:
             folder = "commitlog" if log.source == COMMITLOG else f"dledger-{self._sources.node()}/data"
             extents = log.extents
@@ -355,7 +355,7 @@ class _Salvage:
             members = [store for number, store in enumerate(stores) if plain.stops[number] >= plain.end]
             yield from store_files.write_epochs([stores[plain.leader], *members], plain.end, self._target)
         store_files.clear(self._target)
-        if self._unit_spec is not None:
+        if self._unit_rules is not None:
             result = StoreView(str(self._target), ReadOptions(engine=self._sources.request.engine))
             root, sizes = store_files.root_with_queues(roots), store_files.sizes_of(roots)
             units, ends = self._left(reports), lost.queue_ends()
@@ -368,15 +368,15 @@ class _Salvage:
         sync_dir(self._target)
 
     @cached_property
-    def _unit_spec(self) -> UnitSpec | None:
-        """What to extract from the log for queues and keys; None if no source has queues, and nothing needs them."""
+    def _unit_rules(self) -> UnitRules | None:
+        """The rules of the log's units and keys; None if no source has queues, and nothing needs them."""
         stores, request = self._sources.stores, self._sources.request
         roots = store_files.roots_of(stores)
         root = store_files.root_with_queues(roots)
         if root is None and not request.topics_from_log and not any(map(is_of_controller_mode, roots)):
             return None
         has_tags = any(map(has_tag_units, stores))
-        return UnitSpec(True, UnitRules(has_tags=has_tags, batch_topics=builder.batch_topics_of(root)), request.engine)
+        return UnitRules(has_tags=has_tags, batch_topics=builder.batch_topics_of(root))
 
     def _left(self, reports: Sequence[PartReport]) -> Iterator[DispatchedUnits]:
         """What the tasks left of their files, in the log's order."""

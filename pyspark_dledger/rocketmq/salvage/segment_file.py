@@ -45,7 +45,7 @@ from pyspark_dledger.log.io.store_engine import engine_of
 from pyspark_dledger.log.salvage.lost_entries import LostEntry, Repair
 from pyspark_dledger.log.salvage.pieces import Piece
 from pyspark_dledger.log.salvage.restored_log import Extent, end_of, start_of
-from pyspark_dledger.rocketmq.dispatch.log_part import all_rows, part_of
+from pyspark_dledger.rocketmq.dispatch.log_part import UnitRules, all_rows, part_of
 from pyspark_dledger.rocketmq.jobs.new_files import (
     ChecksumFile,
     DirectFile,
@@ -58,7 +58,6 @@ from pyspark_dledger.rocketmq.jobs.target_folder import FileReport, PartReport, 
 from pyspark_dledger.rocketmq.rebuild.dispatched_units import (
     NO_UNITS,
     DispatchedUnits,
-    UnitSpec,
     save_units,
     units_of_chunk,
 )
@@ -99,8 +98,8 @@ _CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem", "problemCode")
 class SegmentPart:
     """A file of the restored log: its extents by position, and the path of each donor's file by its number.
 
-    ``path`` is relative to the target. The log continues in the next file if ``has_blank``. ``units`` is what to
-    extract for queues and keys, up to the index ``committed``; None if they are not built.
+    ``path`` is relative to the target. The log continues in the next file if ``has_blank``. ``units`` are
+    the rules of its units for queues and keys, up to the index ``committed``; None if they are not built.
     """
 
     path: str
@@ -114,7 +113,7 @@ class SegmentPart:
     engine: str
     committed: int | None = None
     # Not in the repr, which identifies a plan: the topics of a running broker change.
-    units: UnitSpec | None = field(default=None, repr=False)
+    units: UnitRules | None = field(default=None, repr=False)
 
 
 def write_file(part: SegmentPart, number: int, target: Path) -> PartReport:
@@ -221,16 +220,16 @@ def _entries(part: SegmentPart, window: FileWindow, start: int, end: int) -> tup
     size = window.end - window.start
     segment = Segment.local(window.path, segment_name(part.base), part.base + window.start, size, part.source)
     engine = engine_of(part.engine, segment)
-    spec = part.units
-    columns = _CHECKED_COLUMNS if spec is None else tuple(dict.fromkeys((*_CHECKED_COLUMNS, *DISPATCHED_COLUMNS)))
+    rules = part.units
+    columns = _CHECKED_COLUMNS if rules is None else tuple(dict.fromkeys((*_CHECKED_COLUMNS, *DISPATCHED_COLUMNS)))
     request = ScanRequest(segment, start, end, columns)
     batch = all_rows(engine, request)
-    if spec is None:
+    if rules is None:
         return batch, NO_UNITS
     count = len(batch)
     if part.committed is not None:
         count = int(np.searchsorted(values_of(batch["index"]), part.committed, "right"))
-    return batch, units_of_chunk(spec, part_of(engine, request, batch.slice(0, count), spec.rules))
+    return batch, units_of_chunk(rules, part_of(engine, request, batch.slice(0, count), rules))
 
 
 def _checked(part: SegmentPart, batch: pa.RecordBatch, damaged: Sequence[int], at: int) -> int:
