@@ -124,6 +124,11 @@ def encode_blank(size: int) -> bytes:
     return _BLANK.pack(layout.MAGIC_BLANK, size)
 
 
+def encode_message_blank(size: int) -> bytes:
+    """The same of a CommitLog, whose size comes first, as in a message."""
+    return _BLANK.pack(signed32(size), layout.MESSAGE_MAGIC_BLANK)
+
+
 def decode_index_unit(data: Buffer, offset: int = 0) -> IndexUnit:
     """The index unit at ``offset``; all zeros in a hole of a sparse file."""
     return IndexUnit._make(_INDEX_UNIT.unpack(data[offset : offset + _INDEX_UNIT.size]))

@@ -111,6 +111,12 @@ def print_fields(out: Output, row: Row) -> None:
         out.line(f"{name:{width}}  {'-' if value is None else cell(value)}")
 
 
+def without_empty(rows: Sequence[Row]) -> list[Row]:
+    """The rows without the columns that have a value in none."""
+    used = {name for row in rows for name, value in row.items() if value not in (None, [])}
+    return [{name: row[name] for name in row if name in used} for row in rows]
+
+
 def print_table(out: Output, rows: Iterable[Row]) -> int:
     """Print rows under the names of their columns; returns how many. On a terminal that is wide enough, with rules."""
     remaining = iter(rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_stores
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, not_checked
-from pyspark_dledger.cli.output.rows import Row, print_table
+from pyspark_dledger.cli.output.rows import Row, print_table, without_empty
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.cli.stores.row_printer import print_unread
@@ -119,9 +119,7 @@ def _print_text(out: Output, rows: list[Row], found: list[LostMessage], stores: 
     if rows:
         out.line("")
         more = tuple(name for name in ("candidateKeys", "candidateTags") if name in rows[0])
-        shown = [{name: row[name] for name in (*_COLUMNS, *more)} for row in rows]
-        used = {name for row in shown for name, value in row.items() if value not in (None, [])}
-        print_table(out, ({name: row[name] for name in row if name in used} for row in shown))
+        print_table(out, without_empty([{name: row[name] for name in (*_COLUMNS, *more)} for row in rows]))
 
 
 def _alone(found: list[LostMessage], unclear: list[str]) -> str:

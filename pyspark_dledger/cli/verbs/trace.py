@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import add_json, add_option
 from pyspark_dledger.cli.exit_codes import CLEAN, FINDINGS, read_exits
-from pyspark_dledger.cli.output.rows import plain_time, print_table
+from pyspark_dledger.cli.output.rows import plain_time, print_table, without_empty
 from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.cli.stores.open_stores import open_store
 from pyspark_dledger.format.json_text import json_line, rows_of
@@ -51,9 +51,7 @@ def run_trace(args: argparse.Namespace, out: Output) -> int:
 def _print_text(out: Output, events: list[TraceEvent]) -> None:
     for uniq_key, steps in groupby(events, key=lambda event: event.uniq_key):
         out.line(f"message {uniq_key or 'without uniqKey'}")
-        rows = [_row(event) for event in steps]
-        used = {name for row in rows for name, value in row.items() if value is not None}
-        print_table(out, ({name: row[name] for name in row if name in used} for row in rows))
+        print_table(out, without_empty([_row(event) for event in steps]))
         out.line("")
 
 

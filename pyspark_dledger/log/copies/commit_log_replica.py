@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import UnreadableError
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
+from pyspark_dledger.format.codec import encode_message_blank
+from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, Segment
 from pyspark_dledger.format.state_files import Epoch, epoch_at
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, epoch_file_problem, read_epochs, read_store_checkpoint
@@ -179,5 +180,4 @@ def _is_closed(segments: Sequence[Segment], end: int) -> bool:
     segment = segments[-1]
     if not segment.base <= end <= segment.end - MIN_BLANK_SIZE:
         return False
-    data = segment.read(end, MIN_BLANK_SIZE)
-    return data == (segment.end - end).to_bytes(4, "big") + MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
+    return segment.read(end, MIN_BLANK_SIZE) == encode_message_blank(segment.end - end)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from pyspark_dledger.common.adjacent import merge_adjacent
 from pyspark_dledger.common.integers import INT64_MAX
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
+from pyspark_dledger.format.codec import encode_message_blank
+from pyspark_dledger.format.layout import MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG
 from pyspark_dledger.format.state_files import epoch_at
 from pyspark_dledger.log.copies.commit_log_replica import CommitLogReplica
@@ -81,8 +82,8 @@ class CommitLogGroup:
         return self.copies.messages(found, self._count)
 
     def _has_blank(self, number: int, start: int, end: int) -> bool:
-        expected = (end - start).to_bytes(4, "big") + MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
-        return self.replicas[number].read(start, start + MIN_BLANK_SIZE) == expected[: end - start]
+        expected = encode_message_blank(end - start)[: end - start]
+        return self.replicas[number].read(start, start + MIN_BLANK_SIZE) == expected
 
     def _count(self, number: int, start: int, end: int) -> int:
         one = self.replicas[number]

@@ -12,8 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pyspark_dledger.format.codec import decode_records
-from pyspark_dledger.format.layout import BLANK, ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, MIN_BLANK_SIZE
+from pyspark_dledger.format.codec import encode_message_blank
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_BLANK_SIZE
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, Segment
 from pyspark_dledger.format.state_files import EPOCH_FILE, Epoch
 from pyspark_dledger.log.committed import own_bound, promised_committed
@@ -379,10 +379,7 @@ def _has_blank(segments: Iterable[list[Segment]], file_size: int, pos: int) -> b
     """Whether any source has a blank of old messages from `pos` to the end of the file."""
     for listed in segments:
         segment = segment_at(listed, pos)
-        data = segment.read(pos, MIN_BLANK_SIZE) if segment is not None else b""
-        if segment is not None and len(data) == MIN_BLANK_SIZE:
-            # {size, magic}: the order of a message's first fields
-            size, magic = decode_records(data, BLANK)[0].tolist()
-            if (size, magic) == (file_size - (pos - segment.base), MESSAGE_MAGIC_BLANK):
-                return True
+        blank = encode_message_blank(file_size - (pos - segment.base)) if segment is not None else b""
+        if segment is not None and segment.read(pos, MIN_BLANK_SIZE) == blank:
+            return True
     return False

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pyspark_dledger.errors import UnreadableError
 from pyspark_dledger.format import layout
-from pyspark_dledger.format.codec import decode_blank, decode_entry_header
+from pyspark_dledger.format.codec import decode_blank, decode_entry_header, encode_message_blank
 from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, LogEnd, Segment
 from pyspark_dledger.format.state_files import (
@@ -134,8 +134,7 @@ def check_divided_offset(
         segment, pos = old_end[0], old_end[1].pos
         head = segment.read(pos, layout.MIN_BLANK_SIZE)
         filler = divided - pos
-        wanted = filler.to_bytes(4, "big") + layout.MESSAGE_MAGIC_BLANK.to_bytes(4, "big", signed=True)
-        if filler and head != wanted:
+        if filler and head != encode_message_blank(filler):
             report.add(
                 "dividedOffset",
                 last.path,

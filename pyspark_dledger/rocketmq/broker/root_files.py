@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import struct
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -37,8 +36,9 @@ from pyspark_dledger.common.integers import INT64_MIN
 from pyspark_dledger.common.retention import Retention, used_ratio
 from pyspark_dledger.errors import StoreError, StoreInUseError
 from pyspark_dledger.format.arrow_functions import compute as pc
+from pyspark_dledger.format.codec import encode_message_blank
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MESSAGE_MAGIC_BLANK, is_segment_name, segment_name
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, MIN_BLANK_SIZE, is_segment_name, segment_name
 from pyspark_dledger.format.spec import COMMITLOG, DLEDGER, ScanRequest, Segment
 from pyspark_dledger.log.io.entry_reads import entry_at, read_at
 from pyspark_dledger.log.io.files import last_data, open_file
@@ -267,9 +267,6 @@ class FileCleaner:
         return len(expired)
 
 
-_FILLER = struct.Struct(">ii")
-
-
 def begin_over_old_log(
     root: Path, data_dirs: Sequence[Path], engine_name: str = "auto", read_only: Collection[Path] = ()
 ) -> int:
@@ -344,7 +341,7 @@ def _find_end(engine: Engine, old: list[Segment]) -> tuple[Segment, int]:
         if _written_end(file) > file.base:
             end = _intact_end(engine, file)
             torn = _written_end(file) - end
-            if torn > _FILLER.size:
+            if torn > MIN_BLANK_SIZE:
                 _LOG.warning(
                     "%s: %d bytes from byte %d on are no messages: truncated", file.path, torn, end - file.base
                 )
@@ -372,7 +369,7 @@ def _written_end(file: Segment) -> int:
 def _write_filler(file: Segment, end: int) -> None:
     """Mark the end in an old file, unless it is marked or has no room for it."""
     at, rest = end - file.base, file.end - end
-    found = read_at(file.path, at, _FILLER.size)
-    if rest < _FILLER.size or (len(found) == _FILLER.size and _FILLER.unpack(found)[1] == MESSAGE_MAGIC_BLANK):
-        return
-    write_in_place(Path(file.path), _FILLER.pack(rest, MESSAGE_MAGIC_BLANK), at)
+    blank = encode_message_blank(rest)
+    # Its magic is the second number.
+    if rest >= MIN_BLANK_SIZE and read_at(file.path, at, MIN_BLANK_SIZE)[4:] != blank[4:]:
+        write_in_place(Path(file.path), blank, at)

@@ -10,7 +10,6 @@ RocketMQ 5.3.3 ``CommitLog``, ``MappedFileQueue.load``.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,9 +21,10 @@ import pyarrow as pa
 from pyspark_dledger.common.integers import INT32_MAX
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.errors import MalformedError, OptionError, StoreError
+from pyspark_dledger.format.codec import encode_message_blank
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
 from pyspark_dledger.format.engine import Engine, get_engine
-from pyspark_dledger.format.layout import MESSAGE_MAGIC_BLANK, segment_name
+from pyspark_dledger.format.layout import segment_name
 from pyspark_dledger.format.spec import COMMITLOG, ScanRequest, Segment
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.io.salvage_fillers import DECIDED_FILE, LOST_FILE, exported_list
@@ -270,7 +270,6 @@ def _notes_of_broker(built: BuildReport | None, target: Path) -> Iterator[str]:
 
 _FOLDER = "commitlog"
 
-_FILLER = struct.Struct(">ii")
 _CHECKED_COLUMNS = ("kind", "pos", "size", "problem", "problemCode")
 
 
@@ -315,7 +314,7 @@ def _write_file(
 def _end_file(file: DirectFile, last: WrittenRange, size: int, is_last: bool) -> Iterator[WrittenRange]:
     """Write the filler if another file follows, extend the file to its size, and sync it."""
     if not is_last:
-        filler = _FILLER.pack(size - last.end, MESSAGE_MAGIC_BLANK)
+        filler = encode_message_blank(size - last.end)
         file.append(filler)
         yield WrittenRange(last.end, last.end + len(filler), crc32(filler, last.crc))
     file.finish(size)

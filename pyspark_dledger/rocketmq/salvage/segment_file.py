@@ -21,15 +21,13 @@ import pyarrow as pa
 from pyspark_dledger.common.integers import MAX_TIMESTAMP
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.arrow_functions import values_of
-from pyspark_dledger.format.codec import encode_blank, encode_entry, record_dtype, record_struct
+from pyspark_dledger.format.codec import encode_blank, encode_entry, encode_message_blank, record_dtype
 from pyspark_dledger.format.dispatched_rows import DISPATCHED_COLUMNS
 from pyspark_dledger.format.layout import (
-    BLANK,
     ENTRY_HEADER_SIZE,
     INDEX_UNIT,
     MAGIC_NORMAL,
     MAX_ENTRY_SIZE,
-    MESSAGE_MAGIC_BLANK,
     MIN_BLANK_SIZE,
     MIN_MESSAGE_SIZE,
     segment_name,
@@ -90,7 +88,6 @@ def index_units(batch: pa.RecordBatch) -> npt.NDArray[Any]:
 
 
 _COPY_BYTES = 1024 * 1024
-_BLANK = record_struct(BLANK)
 _CHECKED_COLUMNS = ("pos", "size", "index", "term", "problem", "problemCode")
 
 
@@ -169,7 +166,7 @@ def _contents(part: SegmentPart, target: DirectFile) -> Iterator[memoryview]:
                     stored = store_timestamp(head, 0)
     rest = part.base + part.size - at
     if part.has_blank and rest >= MIN_BLANK_SIZE:
-        blank = encode_blank(rest) if part.source == DLEDGER else _BLANK.pack(rest, MESSAGE_MAGIC_BLANK)
+        blank = encode_blank(rest) if part.source == DLEDGER else encode_message_blank(rest)
         yield _reserved(target, blank)
 
 
