@@ -19,6 +19,7 @@ bool is_closed_in_header(const SegmentView& view, int64_t end) {
   if (view.is_dledger() || stop >= view.file_end()) return false;
   const uint8_t *const header = view.at(end), *const header_end = header + view.min_size();
   const int64_t size = load_be32(header);
+  if (is_message_magic(load_be32(header + 4))) return false;  // the next message, with a damaged size
   if ((size >= kMinMessageSize && size <= kMaxEntrySize) || header_end[-1] != 0) return false;
   return skip_zeros(header, header_end) < header_end && view.is_closed_at(stop);
 }

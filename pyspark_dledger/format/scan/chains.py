@@ -11,6 +11,7 @@ import numpy as np
 
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format import layout
+from pyspark_dledger.format.message import has_message_magic
 from pyspark_dledger.format.scan.frames import MIN_BODY_START, SPAN_WINDOW, Blank, DamagedFrame, Frame, Frames
 from pyspark_dledger.format.spec import Segment
 
@@ -378,6 +379,8 @@ class Chains:
             return False
         rest = data[end:stop]
         size = int.from_bytes(rest[:4], "big", signed=True)
+        if has_message_magic(rest, 0, len(rest)):
+            return False  # the next message, with a damaged size
         if layout.MIN_MESSAGE_SIZE <= size <= layout.MAX_ENTRY_SIZE or rest[-1] or not any(rest):
             return False
         return self._frames.is_closed_at(stop)
