@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 
 from tests.consistency.worlds import LEDGER, Replica, World
+from tests.support import damage as support
+from tests.support.damage import write_at
 from tests.support.sparse_copy import copy_tree
 
 SECTOR, PAGE = 512, 4096
@@ -56,10 +60,6 @@ def copied(world: World, draw: random.Random) -> Replica:
     return Replica("copy", path, source.entries, source.damages, source.name)
 
 
-def _rewrite(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
 def _log_file(draw: random.Random, replica: Replica) -> Path | None:
     files = replica.files()
     return draw.choice(files) if files else None
@@ -71,43 +71,43 @@ def _written(replica: Replica, path: Path) -> int:
     return max((entry.end - base for entry in replica.entries if base <= entry.pos < base + 2**20), default=0)
 
 
-def _place(draw: random.Random, replica: Replica) -> tuple[Path, bytearray, int] | None:
-    path = _log_file(draw, replica)
-    data = bytearray(path.read_bytes()) if path is not None else bytearray()
-    written = min(_written(replica, path), len(data)) if path is not None else 0
-    return (path, data, draw.randrange(written)) if path is not None and written > 0 else None
+def _at_a_place(change: Callable[[random.Random, Path, int, int], str | None]) -> Damage:
+    """A damage of a file of the log, of which `change` gets the size and a place that was written."""
+
+    @wraps(change)
+    def damaged(draw: random.Random, _: World, replica: Replica) -> str | None:
+        path = _log_file(draw, replica)
+        if path is None:
+            return None
+        size = path.stat().st_size
+        written = min(_written(replica, path), size)
+        return change(draw, path, size, draw.randrange(written)) if written > 0 else None
+
+    return damaged
 
 
-def flip(draw: random.Random, _: World, replica: Replica) -> str | None:
-    found = _place(draw, replica)
-    if found is None:
-        return None
-    path, data, at = found
-    data[at] ^= 1 << draw.randrange(8)
-    _rewrite(path, data)
-    return f"{path.name} at {at}"
-
-
-def zeros(draw: random.Random, _: World, replica: Replica) -> str | None:
-    found = _place(draw, replica)
-    if found is None:
-        return None
-    path, data, at = found
-    size = draw.choice((SECTOR, PAGE, draw.randint(1, 600)))
-    start = at // size * size if size in (SECTOR, PAGE) else at
-    data[start : start + size] = bytes(len(data[start : start + size]))
-    _rewrite(path, data)
+def _zero(path: Path, start: int, size: int) -> str:
+    """Zero bytes of a file up to its end; says which."""
+    write_at(path, start, bytes(max(min(size, path.stat().st_size - start), 0)))
     return f"{path.name} at {start}, {size} bytes"
 
 
-def noise(draw: random.Random, _: World, replica: Replica) -> str | None:
-    found = _place(draw, replica)
-    if found is None:
-        return None
-    path, data, at = found
-    size = min(draw.randint(1, 200), len(data) - at)
-    data[at : at + size] = draw.randbytes(size)
-    _rewrite(path, data)
+@_at_a_place
+def flip(draw: random.Random, path: Path, _size: int, at: int) -> str:
+    support.flip(path, at, 1 << draw.randrange(8))
+    return f"{path.name} at {at}"
+
+
+@_at_a_place
+def zeros(draw: random.Random, path: Path, _size: int, at: int) -> str:
+    size = draw.choice((SECTOR, PAGE, draw.randint(1, 600)))
+    return _zero(path, at // size * size if size in (SECTOR, PAGE) else at, size)
+
+
+@_at_a_place
+def noise(draw: random.Random, path: Path, length: int, at: int) -> str:
+    size = min(draw.randint(1, 200), length - at)
+    write_at(path, at, draw.randbytes(size))
     return f"{path.name} at {at}, {size} bytes"
 
 
@@ -117,14 +117,12 @@ def torn(draw: random.Random, _: World, replica: Replica) -> str | None:
     if not files or not files[-1].stat().st_size:
         return None
     path = files[-1]
-    data = bytearray(path.read_bytes())
-    last = (min(_written(replica, path), len(data)) - 1) // SECTOR
+    last = (min(_written(replica, path), path.stat().st_size) - 1) // SECTOR
     if last < 0:
         return None
     sectors = [each for each in range(max(last - draw.randint(0, 4), 0), last + 1) if draw.random() < 0.7]
     for each in sectors:
-        data[each * SECTOR : (each + 1) * SECTOR] = bytes(len(data[each * SECTOR : (each + 1) * SECTOR]))
-    _rewrite(path, data)
+        _zero(path, each * SECTOR, SECTOR)
     return f"{path.name} sectors {sectors}"
 
 
@@ -141,10 +139,7 @@ def zeros_in_properties(draw: random.Random, _: World, replica: Replica) -> str 
     if not edges:
         return None
     path, at = draw.choice(edges)
-    data = bytearray(path.read_bytes())
-    data[at : at + size] = bytes(len(data[at : at + size]))
-    _rewrite(path, data)
-    return f"{path.name} at {at}, {size} bytes"
+    return _zero(path, at, size)
 
 
 def header(draw: random.Random, world: World, replica: Replica) -> str | None:
@@ -180,25 +175,22 @@ def _write_at(replica: Replica, pos: int, change: bytes) -> bool:
     path = max((each for each in replica.files() if int(each.name) <= pos), default=None)
     if path is None:
         return False
-    at, data = pos - int(path.name), bytearray(path.read_bytes())
-    if at + len(change) > len(data):
+    at = pos - int(path.name)
+    if at + len(change) > path.stat().st_size:
         return False
-    data[at : at + len(change)] = change
-    _rewrite(path, data)
+    write_at(path, at, change)
     return True
 
 
-def swap_sectors(draw: random.Random, _: World, replica: Replica) -> str | None:
-    found = _place(draw, replica)
-    if found is None:
-        return None
-    path, data, at = found
-    one, two = at // SECTOR * SECTOR, draw.randrange(len(data)) // SECTOR * SECTOR
+@_at_a_place
+def swap_sectors(draw: random.Random, path: Path, length: int, at: int) -> str | None:
+    one, two = at // SECTOR * SECTOR, draw.randrange(length) // SECTOR * SECTOR
+    data = path.read_bytes()
     first, second = data[one : one + SECTOR], data[two : two + SECTOR]
     if len(first) != len(second):
         return None
-    data[one : one + SECTOR], data[two : two + SECTOR] = second, first
-    _rewrite(path, data)
+    write_at(path, one, second)
+    write_at(path, two, first)
     return f"{path.name} {one} and {two}"
 
 
@@ -208,8 +200,8 @@ def swap_files(draw: random.Random, _: World, replica: Replica) -> str | None:
         return None
     one, two = draw.sample(files, 2)
     first, second = one.read_bytes(), two.read_bytes()
-    _rewrite(one, second)
-    _rewrite(two, first)
+    one.write_bytes(second)
+    two.write_bytes(first)
     return f"{one.name} and {two.name}"
 
 
@@ -226,7 +218,7 @@ def short_file(draw: random.Random, _: World, replica: Replica) -> str | None:
     if path is None or not path.stat().st_size:
         return None
     size = draw.randrange(path.stat().st_size)
-    _rewrite(path, path.read_bytes()[:size])
+    os.truncate(path, size)
     return f"{path.name} to {size}"
 
 
@@ -237,7 +229,7 @@ def old_file(draw: random.Random, world: World, replica: Replica, files: Files) 
     if not kinds:
         return None
     path, text, data = draw.choice(known[draw.choices(kinds, [_PUT_BACK[kind] for kind in kinds])[0]])
-    _rewrite(path, data)
+    path.write_bytes(data)
     return f"{path.relative_to(replica.path)} {text}"
 
 
