@@ -63,11 +63,11 @@ def read_cluster_partition(partition: ClusterPartition) -> Iterator[pa.RecordBat
     since they were planned, unless failOnDataLoss is false, and MalformedError with mode=FAILFAST.
     """
     scan = partition.scan
-    with Cluster(scan.address, scan.prefers_slave) as cluster:
+    with Cluster(scan.address, scan.prefers_slave) as cluster, memory_file() as fill:
         puller = Puller(cluster, scan.pulls)
         try:
             for chunk in _chunks(puller.pull(partition.ranges)):
-                yield from _rows(chunk, scan)
+                yield from _rows(chunk, fill(chunk.parts), scan)
         finally:
             puller.close()
 
@@ -86,14 +86,13 @@ def _chunks(pulled: Iterable[Pulled]) -> Iterator[_Chunk]:
             yield _Chunk(broker, parts)
 
 
-def _rows(chunk: _Chunk, scan: ClusterScan) -> Iterator[pa.RecordBatch]:
+def _rows(chunk: _Chunk, path: str, scan: ClusterScan) -> Iterator[pa.RecordBatch]:
     size = sum(map(len, chunk.parts))
-    with memory_file(chunk.parts) as path:
-        segment = Segment.local(path, chunk.broker, 0, size, COMMITLOG, check_pos=False)
-        part = replace(scan.request, segment=segment, start=0, end=size, end_is_boundary=True)
-        try:
-            for batch in expand(get_engine(scan.engine).scan(part), part):
-                names = pa.repeat(pa.scalar(chunk.broker), batch.num_rows)
-                yield pa.RecordBatch.from_arrays([*batch.columns, names], [*batch.schema.names, BROKER.name])
-        except MalformedError as error:
-            raise MalformedError(str(error).replace(path, f"broker {chunk.broker}")) from None
+    segment = Segment.local(path, chunk.broker, 0, size, COMMITLOG, check_pos=False)
+    part = replace(scan.request, segment=segment, start=0, end=size, end_is_boundary=True)
+    try:
+        for batch in expand(get_engine(scan.engine).scan(part), part):
+            names = pa.repeat(pa.scalar(chunk.broker), batch.num_rows)
+            yield pa.RecordBatch.from_arrays([*batch.columns, names], [*batch.schema.names, BROKER.name])
+    except MalformedError as error:
+        raise MalformedError(str(error).replace(path, f"broker {chunk.broker}")) from None

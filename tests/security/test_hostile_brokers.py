@@ -19,6 +19,7 @@ from pyspark_dledger.cluster import codes, connection, pulls
 from pyspark_dledger.cluster import rows as cluster_rows
 from pyspark_dledger.cluster.address import ClusterAddress
 from pyspark_dledger.cluster.routes import parse_route
+from pyspark_dledger.common.memory_file import memory_file
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import ReadOptions
@@ -220,28 +221,29 @@ def test_random_damage_of_responses() -> None:
 def test_engines_agree_on_damaged_messages_that_are_counted() -> None:
     """A message with right lengths in its header can have any bytes inside: both engines give the same rows."""
     template = scan_template(_SCANNED, ReadOptions(), Filters())
-    for seed in range(200):
-        choice = random.Random(seed)
-        body = bytearray(b"".join(message(number, properties=[("TAGS", "a")]) for number in range(5)))
-        for _ in range(choice.randrange(1, 6)):
-            body[choice.randrange(len(body))] = choice.randrange(256)
-        try:
-            count, size = pulls.count_messages(memoryview(body), 0, 0, 5)
-        except WireError:
-            continue
-        assert (count, size) == (5, len(body)) or count < 5
-        chunk = cluster_rows._Chunk("b", [memoryview(body)[:size]])
-        address = ClusterAddress(())
-        native, python = (
-            [
-                row
-                for batch in cluster_rows._rows(chunk, cluster_rows.ClusterScan(address, template, name))
-                for row in batch.to_pylist()
-            ]
-            for name in ("native", "python")
-        )
-        assert native == python, seed
-        assert 1 <= len(native) <= count
+    with memory_file() as fill:
+        for seed in range(200):
+            choice = random.Random(seed)
+            body = bytearray(b"".join(message(number, properties=[("TAGS", "a")]) for number in range(5)))
+            for _ in range(choice.randrange(1, 6)):
+                body[choice.randrange(len(body))] = choice.randrange(256)
+            try:
+                count, size = pulls.count_messages(memoryview(body), 0, 0, 5)
+            except WireError:
+                continue
+            assert (count, size) == (5, len(body)) or count < 5
+            chunk = cluster_rows._Chunk("b", [memoryview(body)[:size]])
+            path, address = fill(chunk.parts), ClusterAddress(())
+            native, python = (
+                [
+                    row
+                    for batch in cluster_rows._rows(chunk, path, cluster_rows.ClusterScan(address, template, name))
+                    for row in batch.to_pylist()
+                ]
+                for name in ("native", "python")
+            )
+            assert native == python, seed
+            assert 1 <= len(native) <= count
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -77,9 +77,9 @@ def read_group_partition(partition: GroupPartition) -> Iterator[pa.RecordBatch]:
     Raises GroupError if no member responds, DataLossError for entries that expired since they were planned, unless
     failOnDataLoss is false, StoreError for other entries than planned, and MalformedError with mode=FAILFAST.
     """
-    with GroupLog(partition.scan.address, partition.number) as group:
+    with GroupLog(partition.scan.address, partition.number) as group, memory_file() as fill:
         for chunk in _prefetched(_merged(_fetch(group, partition))):
-            yield from _rows(chunk, partition)
+            yield from _rows(chunk, fill(chunk.parts), partition)
 
 
 def _fetch(group: GroupLog, partition: GroupPartition) -> Iterator[_Chunk]:
@@ -163,18 +163,17 @@ def _prefetched(chunks: Iterator[_Chunk]) -> Iterator[_Chunk]:
             yield chunk
 
 
-def _rows(chunk: _Chunk, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
+def _rows(chunk: _Chunk, path: str, partition: GroupPartition) -> Iterator[pa.RecordBatch]:
     from pyspark_dledger.format.scan.bodies import expand
 
     scan = partition.scan
-    with memory_file(chunk.parts) as path:
-        segment = Segment.local(path, scan.address.group, chunk.pos, chunk.size, DLEDGER)
-        part = replace(
-            scan.request,
-            segment=segment,
-            start=segment.base,
-            end=segment.end,
-            committed_index=partition.last_index,
-            end_is_boundary=True,
-        )
-        yield from expand(get_engine(scan.engine).scan(part), part)
+    segment = Segment.local(path, scan.address.group, chunk.pos, chunk.size, DLEDGER)
+    part = replace(
+        scan.request,
+        segment=segment,
+        start=segment.base,
+        end=segment.end,
+        committed_index=partition.last_index,
+        end_is_boundary=True,
+    )
+    yield from expand(get_engine(scan.engine).scan(part), part)
