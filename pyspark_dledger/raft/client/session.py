@@ -211,18 +211,15 @@ class Session:
         """The leader's list of members, after a change if one is given. Raises GroupError if it was rejected."""
         what = f"to {action} {member_id}" if action != LIST else "for the members"
 
-        async def send() -> tuple[MemberConnection, AnyResponse]:
-            connection = await self._members.leader()
-            request = MembersRequest(
-                group=self.group, remote_id=connection.member_id, action=action, member_id=member_id
-            )
-            request.new_id, request.address = new_id, address
+        def request(connection: MemberConnection) -> MembersRequest:
             if not connection.is_binary:
                 text = f"group {self.group}: {connection.member_id} is a Java member: its group has fixed members"
                 raise GroupError(text, ResponseCode.UNSUPPORTED)
-            return connection, await self._request(connection, request)
+            made = MembersRequest(group=self.group, remote_id=connection.member_id, action=action, member_id=member_id)
+            made.new_id, made.address = new_id, address
+            return made
 
-        response = await self._retry(send, what)
+        response = await self._request_leader(request, what)
         if not isinstance(response, MembersResponse) or response.code != ResponseCode.SUCCESS:
             if isinstance(response, MembersResponse) and response.reason:
                 text = f"group {self.group}: the leader rejected a request {what}: {response.reason}"
