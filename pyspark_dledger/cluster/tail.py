@@ -104,12 +104,16 @@ class ClusterTail(Tail[ClusterOffsets]):
                 self._gone -= set(queues)
                 return queues
             if waiting.is_over:
-                self.report_loss(
-                    missing[0],
-                    f"expected {missing[0]} and {len(missing) - 1} more queues, found no route to them "
-                    f"in {waiting.seconds:g} s",
-                    "the query continues with the other queues",
+                problem = (
+                    f"{self.name}: expected {missing[0]} and {len(missing) - 1} more queues, found no route to them "
+                    f"within {waiting.seconds:g} s"
                 )
+                if self.options.fail_on_data_loss:
+                    raise ClusterError(
+                        f"{problem}: start their brokers, then the query again; if they were removed for good, set "
+                        "failOnDataLoss=false"
+                    )
+                log.warning("%s (failOnDataLoss=false): the query continues with the other queues", problem)
                 self._gone.update(missing)
                 return queues
             waiting.pause()

@@ -75,6 +75,7 @@ def test_a_stream_has_each_acknowledged_message_once_although_the_broker_is_kill
         clients.wait_for(500)
         broker.kill()
         broker = JavaBroker(tmp_path / "store", clients.port, SMALL_FILES)
+        broker.wait_started()  # on a busy machine this takes longer than a stream waits
         stream.trigger()
         clients.wait_for(500)
         sent = clients.end_load()
