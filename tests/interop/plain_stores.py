@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +92,7 @@ class PlainStores(JavaProcess):
         answer = self.ask(command, _PATIENCE)
         assert "error" not in answer, answer
         return answer
+
+
+ByVersion = Callable[[str], PlainStores]
+"""Gives the process of a version."""

@@ -20,9 +20,8 @@ from pyspark_dledger.rocketmq.recovery.broker_recovery import preview_broker
 from pyspark_dledger.rocketmq.recovery.broker_start import RecoveredQueues
 from tests.interop.java_stores import ROCKETMQ_VERSIONS, BrokerLoader
 from tests.support.golden import Golden
+from tests.support.long_runs import SECONDS, SEED
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
-SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 CASES = [
     *(Golden(case, "") for case in ("mq-498-upgrade-killed", "mq-498-upgrade-killed-early", "mq-498-single")),
     *(Golden(case, "") for case in ("mq-53-single", "mq-53-upgrade", "mq-53-retention")),

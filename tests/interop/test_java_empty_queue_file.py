@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_dledger as dl
-from tests.interop.plain_stores import PlainStores
+from tests.interop.plain_stores import ByVersion
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
 
 UNITS = 100
@@ -26,23 +26,22 @@ def store(root: Path, *, behind: bool) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "loads"), [("5.3.3", False), ("5.5.0", True)])
-def test_the_queue_has_one_message_more_or_the_broker_does_not_start(tmp_path: Path, version: str, loads: bool) -> None:
+def test_the_queue_has_one_message_more_or_the_broker_does_not_start(
+    tmp_path: Path, version: str, loads: bool, plain_stores: ByVersion
+) -> None:
     even, behind = store(tmp_path / "even", behind=False), store(tmp_path / "behind", behind=True)
     for root in (even, behind):
         assert "consumeQueueEmptyFile" in {finding.code for finding in dl.open_log(root).findings()}
         shutil.copytree(root, root.with_name(f"{root.name}-rebuilt"))
         dl.rebuild(root.with_name(f"{root.name}-rebuilt"), "consumequeue", unitsPerFile=UNITS)
-    java = PlainStores(version, tmp_path)
-    try:
-        java.open_root(even, SETTINGS)
-        assert java.queues() == {("T", 0): (0, UNITS + 1)}
-        if loads:
+    java = plain_stores(version)
+    java.open_root(even, SETTINGS)
+    assert java.queues() == {("T", 0): (0, UNITS + 1)}
+    if loads:
+        java.open_root(behind, SETTINGS)
+    else:
+        with pytest.raises(AssertionError, match="does not load"):
             java.open_root(behind, SETTINGS)
-        else:
-            with pytest.raises(AssertionError, match="does not load"):
-                java.open_root(behind, SETTINGS)
-        for name in ("even", "behind"):
-            java.open_root(tmp_path / f"{name}-rebuilt", SETTINGS)
-            assert java.queues()["T", 0] == (0, UNITS)
-    finally:
-        java.close()
+    for name in ("even", "behind"):
+        java.open_root(tmp_path / f"{name}-rebuilt", SETTINGS)
+        assert java.queues()["T", 0] == (0, UNITS)

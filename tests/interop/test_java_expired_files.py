@@ -15,6 +15,7 @@ from pyspark_dledger.log.verify.findings import Finding
 from tests.interop.java_store import JavaStore
 from tests.interop.java_stores import JAVA
 from tests.support.groups import eventually
+from tests.support.long_runs import SECONDS
 
 EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 SETTINGS: dict[str, object] = {
@@ -47,7 +48,7 @@ def running(name: str, root: Path) -> Iterator[JavaStore]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("DLEDGER_INTEROP"), reason="takes two minutes; DLEDGER_INTEROP=SECONDS runs it")
+@pytest.mark.skipif(not SECONDS, reason="takes two minutes; DLEDGER_INTEROP=SECONDS runs it")
 def test_a_file_that_java_cannot_delete_is_named(tmp_path: Path) -> None:
     roots = {name: tmp_path / str(number) for number, name in enumerate(CASES)}
     for name, root in roots.items():

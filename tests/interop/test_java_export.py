@@ -6,13 +6,11 @@ RocketMQ's own answers for the sources (tests/goldens) are the reference: by que
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -23,17 +21,16 @@ from pyspark_dledger.rocketmq.export import export
 from pyspark_dledger.rocketmq.export.forms import ExportReport
 from tests.interop.java_broker import JavaBroker, cluster
 from tests.interop.java_store import MAIN_VERSIONS, Received
-from tests.interop.plain_stores import PlainStores
+from tests.interop.plain_stores import ByVersion, PlainStores
 from tests.support import golden
 from tests.support.golden import Golden, Record
 from tests.support.groups import eventually
-from tests.support.long_runs import BREADTH
+from tests.support.long_runs import BREADTH, SECONDS, first
 
 STORES = [each for each in golden.ALL if each.case.startswith("mq-")]
 PRESERVED = [each for each in STORES if each.case in ("mq-498-upgrade-killed", "mq-53-retention", "mq-53-three")]
 # Killed before the broker had dispatched and indexed everything.
 KILLED = ("mq-498-upgrade-killed", "mq-498-upgrade-killed-early")
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 TOPIC = "Leaving"
 OUTSIDE_QUEUES = ("prepared", "rollback")
 # Longer topics need version 2 of the message format, which 4.9.8 lacks.
@@ -42,23 +39,15 @@ TIMES_OF_QUEUE = 4
 # 5.x clears this flag when it decompresses a body for a consumer.
 COMPRESSED = 0x1
 
+T = TypeVar("T")
 
-def one_version_each(stores: list[Golden]) -> list[tuple[Golden, str]]:
-    """Stores with a version by turns; `make interop` and `make breadth` take all versions."""
-    pairs = [(store, version) for store in stores for version in MAIN_VERSIONS]
+
+def one_version_each(values: list[T]) -> list[tuple[T, str]]:
+    """Values of a parameter with a version by turns; `make interop` and `make breadth` take all versions."""
+    pairs = [(value, version) for value in values for version in MAIN_VERSIONS]
     if SECONDS or BREADTH:
         return pairs
     return [pair for number, pair in enumerate(pairs) if number % 2 == number // 2 % 2]
-
-
-@pytest.fixture(scope="module")
-def stores_by_version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, PlainStores]]:
-    folder = tmp_path_factory.mktemp("stores_by_version")
-    with ExitStack() as stack:
-        found = {version: PlainStores(version, folder) for version in MAIN_VERSIONS}
-        for plain in found.values():
-            stack.callback(plain.close)
-        yield found
 
 
 class Exported(NamedTuple):
@@ -103,9 +92,9 @@ def new_offsets(target: Path) -> list[int]:
 
 @pytest.mark.parametrize(("store", "version"), one_version_each(STORES), ids=str)
 def test_rocketmq_reads_every_message_of_an_export(
-    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], store: Golden, version: str
+    plain_stores: ByVersion, exported: Callable[..., Exported], store: Golden, version: str
 ) -> None:
-    plain = stores_by_version[version]
+    plain = plain_stores(version)
     exported_store = exported(store, version)
     first, end = plain.open(exported_store.report.broker_conf)
     assert (first, end) == (file_base(exported_store), log_end(exported_store))
@@ -123,19 +112,19 @@ def test_rocketmq_reads_every_message_of_an_export(
 
 @pytest.mark.parametrize(("store", "version"), one_version_each(PRESERVED), ids=str)
 def test_rocketmq_reads_every_message_with_preserved_offsets(
-    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], store: Golden, version: str
+    plain_stores: ByVersion, exported: Callable[..., Exported], store: Golden, version: str
 ) -> None:
     exported_store = exported(store, version, preserveOffsets=True)
-    stores_by_version[version].open(exported_store.report.broker_conf)
-    check_messages(stores_by_version[version], exported_store)
+    plain_stores(version).open(exported_store.report.broker_conf)
+    check_messages(plain_stores(version), exported_store)
     moved = {old: new for old, new in exported_store.new_offsets.items() if old != new}
     assert 0 < len(moved) <= exported_store.report.parts
     assert all(old - new == 48 for old, new in moved.items())
 
 
-@pytest.mark.parametrize(("node", "version"), [("n0", "4.9.8"), ("n1", "5.3.3"), ("n2", "5.3.3")])
+@pytest.mark.parametrize(("node", "version"), first([("n0", "4.9.8"), ("n1", "5.3.3"), ("n2", "5.3.3")], 2))
 def test_rocketmq_reads_every_message_of_a_live_group(
-    stores_by_version: dict[str, PlainStores],
+    plain_stores: ByVersion,
     case_folder: Callable[[str], Path],
     tmp_path: Path,
     node: str,
@@ -144,8 +133,8 @@ def test_rocketmq_reads_every_message_of_a_live_group(
     """test_notebooks compares this store with the acknowledgements of the producer."""
     source = case_folder("mq-53-live") / node
     report = export(source, tmp_path / "store", "commitlog")
-    stores_by_version[version].open(report.broker_conf)
-    found = stores_by_version[version].dump()
+    plain_stores(version).open(report.broker_conf)
+    found = plain_stores(version).dump()
     got = {
         (each.topic, each.queue_id, each.queue_offset): (each.born_timestamp, each.store_timestamp, each.body)
         for each in found.messages
@@ -169,7 +158,7 @@ def ms(time: datetime) -> int:
 
 @pytest.mark.parametrize("preserve", [False, True])
 def test_rocketmq_accepts_every_message_crc_after_offsets_changed(
-    stores_by_version: dict[str, PlainStores], tmp_path: Path, preserve: bool
+    plain_stores: ByVersion, tmp_path: Path, preserve: bool
 ) -> None:
     """With forceVerifyPropCRC a broker ends its log at the first message with a wrong or missing CRC.
 
@@ -181,9 +170,9 @@ def test_rocketmq_accepts_every_message_crc_after_offsets_changed(
         damage_body(source / "commitlog" / f"{0:020d}", damaged)
     report = export(source, tmp_path / "target", "commitlog", preserveOffsets=preserve)
     assert (report.rows, report.skipped) == (len(messages) - 3, 3)
-    _, end = stores_by_version["5.3.3"].open({**report.broker_conf, "forceVerifyPropCRC": "true"})
+    _, end = plain_stores("5.3.3").open({**report.broker_conf, "forceVerifyPropCRC": "true"})
     assert end == dl.open_log(report.target).state.max_offset
-    found = {each.physical_offset for each in stores_by_version["5.3.3"].dump().messages}
+    found = {each.physical_offset for each in plain_stores("5.3.3").dump().messages}
     assert len(found) == sum(not is_outside_queues(each) for each in messages) - 3
 
 
@@ -197,24 +186,23 @@ def damage_body(file: Path, message: Record) -> None:
         stream.write(bytes([byte ^ 1]))
 
 
-@pytest.mark.parametrize("version", MAIN_VERSIONS)
-@pytest.mark.parametrize("preserve", [False, True])
+@pytest.mark.parametrize(("preserve", "version"), one_version_each([False, True]))
 def test_rocketmq_builds_queues_and_index_from_an_exported_log(
-    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], preserve: bool, version: str
+    plain_stores: ByVersion, exported: Callable[..., Exported], preserve: bool, version: str
 ) -> None:
     exported_store = exported(Golden("mq-53-upgrade", ""), version, preserveOffsets=preserve, commitLogOnly=True)
     target = Path(exported_store.report.target)
     assert not (target / "consumequeue").exists()
-    stores_by_version[version].open(exported_store.report.broker_conf)
+    plain_stores(version).open(exported_store.report.broker_conf)
     # 4.9.8 searches by modification times of files, which are those of the export.
-    check_messages(stores_by_version[version], exported_store, has_times=version != "4.9.8")
+    check_messages(plain_stores(version), exported_store, has_times=version != "4.9.8")
 
 
 @pytest.mark.parametrize("version", MAIN_VERSIONS)
 def test_rocketmq_appends_after_an_export(
-    stores_by_version: dict[str, PlainStores], exported: Callable[..., Exported], version: str
+    plain_stores: ByVersion, exported: Callable[..., Exported], version: str
 ) -> None:
-    plain = stores_by_version[version]
+    plain = plain_stores(version)
     exported_store = exported(Golden("mq-498-upgrade-killed", ""), version, preserveOffsets=version == "5.3.3")
     plain.open(exported_store.report.broker_conf)
     before = plain.dump().messages

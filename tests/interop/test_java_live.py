@@ -5,7 +5,6 @@ The suite mixes three versions in one group. With DLEDGER_INTEROP=SECONDS each h
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +25,10 @@ from pyspark_dledger.spark.stream.group_tail import GroupTail
 from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode
 from tests.interop.java_stores import prepare
 from tests.support.groups import eventually, free_ports, peers_text
+from tests.support.long_runs import SECONDS
 
 MIXED = ("0.2.7", "0.3.1.2", "0.3.2")
-ALONE = ("0.2.2", *MIXED) if float(os.environ.get("DLEDGER_INTEROP") or 0) else ()
+ALONE = ("0.2.2", *MIXED) if SECONDS else ()
 # A leader without followers stays one for seconds.
 SETTINGS: dict[str, object] = {**QUICK, **SMALL_FILES, "heartBeatTimeIntervalMs": 500, "maxHeartBeatLeak": 8}
 

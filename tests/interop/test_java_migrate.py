@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,12 +17,12 @@ from tests.interop.broker_set import DLEDGER, JRAFT, BrokerSet, broker_set
 from tests.interop.java_broker import SMALL_FILES, cluster
 from tests.interop.java_store import serving_store
 from tests.interop.make_live_golden import Traffic
-from tests.interop.plain_stores import PlainStores
+from tests.interop.plain_stores import ByVersion
 from tests.interop.test_java_config import JavaConfig
 from tests.support.groups import eventually
+from tests.support.long_runs import SECONDS
 from tests.support.sparse_copy import copy_tree
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 MEMBERS = ("n0", "n1", "n2")
 TARGETS = ("a", "b", "c")
 TOPIC, GROUP = "OrderTopic", "billing"
@@ -178,17 +177,17 @@ def test_slaves_follow_the_master(case_folder: Unpack, tmp_path: Path, version: 
 
 
 @takes_long
-def test_oldest_version_reads_each_store(case_folder: Unpack, tmp_path: Path) -> None:
+def test_oldest_version_reads_each_store(case_folder: Unpack, tmp_path: Path, plain_stores: ByVersion) -> None:
     """Brokers of 4.9.8 are not in Maven Central, but their store is."""
     report = migrated([case_folder("mq-498-single")], tmp_path, "slaves")
-    with closing(PlainStores("4.9.8", tmp_path)) as plain:
-        for store in report.stores:
-            role = store.broker_conf["brokerRole"]
-            plain.open({name: value for name, value in store.broker_conf.items() if name not in ROLE}, role)
-            found = plain.dump().messages
-            topics = {message.topic for message in found}
-            assert len(found) == sum(len(stored(report.source, topic)) for topic in topics) > 1000
-            plain.close_store()
+    plain = plain_stores("4.9.8")
+    for store in report.stores:
+        role = store.broker_conf["brokerRole"]
+        plain.open({name: value for name, value in store.broker_conf.items() if name not in ROLE}, role)
+        found = plain.dump().messages
+        topics = {message.topic for message in found}
+        assert len(found) == sum(len(stored(report.source, topic)) for topic in topics) > 1000
+        plain.close_store()
 
 
 @takes_long

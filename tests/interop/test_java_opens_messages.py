@@ -6,7 +6,6 @@ The suite runs one course with each version. DLEDGER_INTEROP=SECONDS runs random
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -43,9 +42,8 @@ from tests.interop.message_writer import (
     random_rows,
 )
 from tests.support.groups import Served, eventually, free_ports, peers_text
+from tests.support.long_runs import SECONDS, SEED
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
-SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 JAVA_SIZES: dict[str, object] = {"mappedFileSizeCommitLog": 1 << 20}
 # Defaults of a broker, and ours.
 DEFAULT_SIZES = {"mappedFileSizeConsumeQueue": 6_000_000, "maxHashSlotNum": 5_000_000, "maxIndexNum": 20_000_000}

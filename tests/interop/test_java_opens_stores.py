@@ -25,13 +25,12 @@ from tests.interop import damages
 from tests.interop.java_stores import StoreOpener, store_openers
 from tests.support import golden
 from tests.support.golden import Golden
+from tests.support.long_runs import SECONDS, SEED
 from tests.support.sparse_copy import copy_tree
 from tests.support.stores import entries, opened
 
 Unpack = Callable[[str], Path]
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
-SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 VERSIONS = ("0.2.2", "0.2.7", "0.3.1.2", "0.3.2")
 # 0.4.0 has its own format, which our store reads and does not write.
 GOLDENS = [each for each in golden.ALL if each.is_raw and "040" not in each.case and each.case != "raw-multipath"]

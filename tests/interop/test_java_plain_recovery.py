@@ -25,10 +25,9 @@ from tests.interop.java_group import JavaProcess
 from tests.interop.java_store import COMPILED_WITH
 from tests.support import golden
 from tests.support.damage import write_at
+from tests.support.long_runs import SECONDS, SEED
 from tests.support.sparse_copy import copy_tree
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
-SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 VERSIONS = ("4.9.8", "5.1.4", "5.3.3", "5.4.0", "5.5.0")
 if os.environ.get("DLEDGER_INTEROP_VERSIONS"):
     VERSIONS = tuple(os.environ["DLEDGER_INTEROP_VERSIONS"].split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from pyspark_dledger.log.io.state_files import CHECKPOINT as STORE_CHECKPOINT
 from pyspark_dledger.rocketmq.rebuild import FileSettings, compare, rebuild
 from tests.interop.java_store import Dump, serving_store
-from tests.interop.plain_stores import PlainStores
+from tests.interop.plain_stores import ByVersion
 from tests.support import golden
 from tests.support.golden import Golden, Record
 from tests.support.rebuilds import index_bytes
@@ -112,31 +111,31 @@ def test_broker_in_dledger_mode_serves_rebuilt_store(tmp_path: Path, case: str, 
         assert found.missing_by_key == []
 
 
-def test_broker_without_dledger_serves_rebuilt_store(tmp_path: Path) -> None:
-    with closing(PlainStores("5.3.3", tmp_path)) as java:
-        for case in ("mq-plain", "mq-plain-crc"):
-            root = rebuilt(case, tmp_path)
-            store = Golden(case, "")
-            java.open_root(root, SIZES)
-            expected = store.expected().entries
-            check_messages(expected, java.dump(), java.queues(), store)
-            check_keys(expected, store, lambda topic, key: java.by_keys([(topic, key)])[0])
-        root = golden.unpack("mq-plain", tmp_path / "damaged")
-        expected = in_queues(Golden("mq-plain", "").expected().entries)
-        lost = damage(root, expected, root / "commitlog" / f"{0:020d}")
+def test_broker_without_dledger_serves_rebuilt_store(tmp_path: Path, plain_stores: ByVersion) -> None:
+    java = plain_stores("5.3.3")
+    for case in ("mq-plain", "mq-plain-crc"):
+        root = rebuilt(case, tmp_path)
+        store = Golden(case, "")
         java.open_root(root, SIZES)
-        wanted = {each["physicalOffset"] for each in expected} - lost
-        assert {each.physical_offset for each in java.dump().messages} == wanted
+        expected = store.expected().entries
+        check_messages(expected, java.dump(), java.queues(), store)
+        check_keys(expected, store, lambda topic, key: java.by_keys([(topic, key)])[0])
+    root = golden.unpack("mq-plain", tmp_path / "damaged")
+    expected = in_queues(Golden("mq-plain", "").expected().entries)
+    lost = damage(root, expected, root / "commitlog" / f"{0:020d}")
+    java.open_root(root, SIZES)
+    wanted = {each["physicalOffset"] for each in expected} - lost
+    assert {each.physical_offset for each in java.dump().messages} == wanted
 
 
-def test_the_index_of_5_5_is_rebuilt_with_its_units_of_tags(tmp_path: Path) -> None:
+def test_the_index_of_5_5_is_rebuilt_with_its_units_of_tags(tmp_path: Path, plain_stores: ByVersion) -> None:
     root = tmp_path / "root"
     sizes = {**SIZES, "mappedFileSizeCommitLog": "131072"}
     paths = {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
-    with closing(PlainStores("5.5.0", tmp_path)) as java:
-        java.open({**paths, **sizes}, "ASYNC_MASTER")
-        java.put(600, "Orders", 4)
-        java.close_store()
+    java = plain_stores("5.5.0")
+    java.open({**paths, **sizes}, "ASYNC_MASTER")
+    java.put(600, "Orders", 4)
+    java.close_store()
     written = index_bytes(root)
     assert compare(root, "index").is_equal
     rebuild(root, "index", out=tmp_path / "out")

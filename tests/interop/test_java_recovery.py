@@ -20,13 +20,11 @@ from tests.interop import damages
 from tests.interop.damages import Damage, RandomDamage
 from tests.interop.java_stores import VERSIONS, StoreOpener, store_openers
 from tests.support import golden
-from tests.support.long_runs import BREADTH
+from tests.support.long_runs import BREADTH, SECONDS, SEED
 from tests.support.sparse_copy import copy_tree
 
 Unpack = Callable[[str], Path]
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
-SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 # The same recovery code as 0.3.1.2.
 SAME_AS_OTHERS = ("0.2.7", "0.3.2")
 COMPARED = [each for each in VERSIONS if SECONDS or BREADTH or each not in SAME_AS_OTHERS]

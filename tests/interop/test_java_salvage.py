@@ -13,17 +13,17 @@ from pyspark_dledger.log.io.queue_units import QueueUnits
 from pyspark_dledger.rocketmq.salvage import SalvageRequest, salvage
 from tests.interop.java_store import serving_store
 from tests.interop.java_stores import store_openers
-from tests.interop.plain_stores import PlainStores
+from tests.interop.plain_stores import ByVersion
 from tests.interop.test_java_opens_stores import expected_answer, open_store
 from tests.salvage import judge
 from tests.salvage.groups import Group, damage, differences, golden_group, group_at, lost_indexes
 from tests.support import golden
 from tests.support.damage import write_log
 from tests.support.golden import Golden, Record
-from tests.support.long_runs import some
+from tests.support.long_runs import first, some
 from tests.support.sparse_copy import copy_tree
 
-VERSIONS = ("0.2.7", "0.3.1.2", "0.3.2")
+VERSIONS = first(("0.3.1.2", "0.2.7", "0.3.2"), 1)
 RAW_SIZES = (32768, 8192)
 SIZES = {"mappedFileSizeConsumeQueue": "2000", "maxHashSlotNum": "500", "maxIndexNum": "1000"}
 OUTSIDE_QUEUES = 0x4
@@ -79,7 +79,7 @@ def test_a_broker_serves_a_salvaged_store(tmp_path: Path, case: str, version: st
         assert len({each.physical_offset for each in java.dump().messages}) == len(wanted) + 20
 
 
-def test_a_broker_without_dledger_serves_the_salvage_of_a_group(tmp_path: Path) -> None:
+def test_a_broker_without_dledger_serves_the_salvage_of_a_group(tmp_path: Path, plain_stores: ByVersion) -> None:
     group = golden_group(tmp_path, "mq-53-three")
     damage(group, 7, 15)
     leader = next(number for number, member in enumerate(group.members) if member.name == group.original.name)
@@ -92,19 +92,19 @@ def test_a_broker_without_dledger_serves_the_salvage_of_a_group(tmp_path: Path) 
         SalvageRequest.of(group.members, undecided="majority", store_as="commitlog", topics_from_log=True), result
     )
     assert (report.lost, report.findings) == (10, ())
-    with closing(PlainStores("5.3.3", tmp_path)) as java:
-        java.open(report.broker_conf)
-        found = java.dump()
-        wanted = {place(each) for each in expected} - {place(each) for each in lost}
-        assert {(each.topic, each.queue_id, each.queue_offset) for each in found.messages} == wanted
-        assert (found.missing_by_offset, found.missing_by_key) == ([], [])
+    java = plain_stores("5.3.3")
+    java.open(report.broker_conf)
+    found = java.dump()
+    wanted = {place(each) for each in expected} - {place(each) for each in lost}
+    assert {(each.topic, each.queue_id, each.queue_offset) for each in found.messages} == wanted
+    assert (found.missing_by_offset, found.missing_by_key) == ([], [])
 
 
 def place(message: Record) -> tuple[str, int, int]:
     return message["topic"], message["queueId"], message["queueOffset"]
 
 
-def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> None:
+def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path, plain_stores: ByVersion) -> None:
     root = golden.unpack("mq-plain", tmp_path)
     members = [copy_tree(root, tmp_path / f"m{number}") for number in range(3)]
     expected = in_queues(Golden("mq-plain", "").expected().entries)
@@ -116,14 +116,14 @@ def test_a_broker_without_dledger_serves_a_salvaged_store(tmp_path: Path) -> Non
     result = tmp_path / "result"
     report = salvage(SalvageRequest.of(members, undecided="majority"), result)
     assert (report.lost > 0, report.findings) == (True, ())
-    with closing(PlainStores("5.3.3", tmp_path)) as java:
-        java.open_root(result, SIZES)
-        wanted = {each["physicalOffset"] for each in expected} - lost
-        assert {each.physical_offset for each in java.dump().messages} == wanted
+    java = plain_stores("5.3.3")
+    java.open_root(result, SIZES)
+    wanted = {each["physicalOffset"] for each in expected} - lost
+    assert {each.physical_offset for each in java.dump().messages} == wanted
 
 
-@pytest.mark.parametrize("version", ["5.1.4", "5.3.3", "5.5.0"])
-def test_new_messages_come_after_the_lost_ends_of_queues(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("version", first(["5.3.3", "5.1.4", "5.5.0"], 1))
+def test_new_messages_come_after_the_lost_ends_of_queues(tmp_path: Path, version: str, plain_stores: ByVersion) -> None:
     """A queue that ends with a filler gets none of them: Java takes its last unit for the end in the log."""
     root = golden.unpack("mq-plain", tmp_path)
     before = {queue.name: QueueUnits(queue).end for queue in queues(root)}
@@ -134,18 +134,20 @@ def test_new_messages_come_after_the_lost_ends_of_queues(tmp_path: Path, version
     salvage(SalvageRequest.of([root]), result)
     topic = max((each["topic"] for each in in_queues(lost)), key=[each["topic"] for each in lost].count)
     own = sorted(name for name in before if name[0] == topic)
-    with closing(PlainStores(version, tmp_path)) as java:
-        java.open_root(result, SIZES, "ASYNC_MASTER")
-        java.put(2 * len(own), topic, len(own))
-        assert {name: end for name, (_, end) in java.queues().items() if name in own} == {
-            name: before[name] + 2 for name in own
-        }
-        found = {(each.topic, each.queue_id, each.queue_offset) for each in java.dump().messages}
-        assert found >= {(*name, before[name] + number) for name in own for number in range(2)}
+    java = plain_stores(version)
+    java.open_root(result, SIZES, "ASYNC_MASTER")
+    java.put(2 * len(own), topic, len(own))
+    assert {name: end for name, (_, end) in java.queues().items() if name in own} == {
+        name: before[name] + 2 for name in own
+    }
+    found = {(each.topic, each.queue_id, each.queue_offset) for each in java.dump().messages}
+    assert found >= {(*name, before[name] + number) for name in own for number in range(2)}
 
 
-@pytest.mark.parametrize("version", ["5.1.4", "5.3.3", "5.5.0"])
-def test_a_broker_of_controller_mode_opens_a_salvaged_store(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("version", first(["5.3.3", "5.1.4", "5.5.0"], 1))
+def test_a_broker_of_controller_mode_opens_a_salvaged_store(
+    tmp_path: Path, version: str, plain_stores: ByVersion
+) -> None:
     """From 5.3.1 on it rejects one that does not say what is confirmed."""
     root = golden.unpack("mq-53-controller", tmp_path)
     group = group_at(tmp_path, "mq-53-controller", [root / "b2", root / "b3"])
@@ -153,10 +155,10 @@ def test_a_broker_of_controller_mode_opens_a_salvaged_store(tmp_path: Path, vers
     result = tmp_path / "result"
     report = salvage(SalvageRequest.of(group.members, undecided="majority"), result)
     assert (report.lost, report.findings) == (0, ())
-    with closing(PlainStores(version, tmp_path)) as java:
-        begin, end = java.open_root(result, {**SIZES, "enableControllerMode": "true"})
-        assert (begin, end) == (0, group.extents[-1].pos + group.extents[-1].size)
-        assert {each.physical_offset for each in java.dump().messages} == offsets_in_queues(result)
+    java = plain_stores(version)
+    begin, end = java.open_root(result, {**SIZES, "enableControllerMode": "true"})
+    assert (begin, end) == (0, group.extents[-1].pos + group.extents[-1].size)
+    assert {each.physical_offset for each in java.dump().messages} == offsets_in_queues(result)
 
 
 def offsets_in_queues(root: Path) -> set[int]:
@@ -171,7 +173,7 @@ def offsets_in_queues(root: Path) -> set[int]:
 )
 def test_brokers_serve_of_a_salvage_what_they_serve_of_the_undamaged_store(tmp_path: Path, case: str) -> None:
     with closing(judge.Judges(tmp_path)) as judges:
-        assert list(judge.differences(judges, case, 2, tmp_path / "group")) == []
+        assert list(judge.differences(judges, case, 2, tmp_path / "group", first(judge.CASES[case], 1))) == []
 
 
 def in_queues(messages: list[Record]) -> list[Record]:

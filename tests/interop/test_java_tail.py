@@ -6,7 +6,6 @@ from committing (DLEDGER_INTEROP_SEED is the seed).
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
@@ -24,9 +23,8 @@ from tests.interop.java_broker import VERSION, Cluster, Consumed, Sent, cluster
 from tests.interop.java_stores import prepare
 from tests.support.dispatching import audit
 from tests.support.groups import eventually
+from tests.support.long_runs import SECONDS, SEED
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
-SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 TOPIC = "Tailed"
 # The first batch of a stream takes Spark long on a loaded machine.
 PATIENCE = 180

@@ -6,7 +6,6 @@ DLEDGER_INTEROP=SECONDS damages the old log in random ways for that long (DLEDGE
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import shutil
 import time
@@ -22,11 +21,10 @@ from tests.interop.java_store import JavaStore, Received, serving_store
 from tests.interop.message_writer import LONG_TOPIC, TOPICS, Writer, problems, random_rows
 from tests.support.golden import Golden
 from tests.support.groups import Served, free_ports, peers_text
+from tests.support.long_runs import SECONDS, SEED
 from tests.support.sparse_copy import copy_tree
 
-SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 VERSION = "5.3.3"
-SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 # The suite runs the first, make interop both.
 CASES = ("mq-plain", "mq-plain-crc") if SECONDS else ("mq-plain",)
 JAVA_TOPIC = "JavaTopic"

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -28,7 +28,7 @@ from tests.support.sparse_copy import copy_tree
 
 CONTROLLER = "mq-53-controller"
 CASES: Mapping[str, tuple[str, ...]] = {
-    CONTROLLER: ("5.1.4", "5.3.3", "5.5.0"),
+    CONTROLLER: ("5.3.3", "5.1.4", "5.5.0"),
     "mq-498-three-diverged": ("4.9.8",),
     "mq-53-three": ("5.3.3",),
     "raw-three": ("0.3.1.2", "0.3.2"),
@@ -118,7 +118,7 @@ def group_of(folder: Path, case: str) -> Group:
     return group_at(folder, case, [root / name for name in ("b2", "b3", "b4")])
 
 
-def differences(judges: Judges, case: str, seed: int, folder: Path) -> Iterator[str]:
+def differences(judges: Judges, case: str, seed: int, folder: Path, versions: Sequence[str]) -> Iterator[str]:
     """What Java serves otherwise of the salvage of a damaged group than of the undamaged store."""
     with patch.object(os, "fsync", lambda _: None):  # many small files
         group = group_of(folder, case)
@@ -128,7 +128,7 @@ def differences(judges: Judges, case: str, seed: int, folder: Path) -> Iterator[
         except DLedgerError as error:
             yield f"not salvaged: {error}"
             return
-    for version in CASES[case]:
+    for version in versions:
         expected = judges.served(case, version, group.original)
         try:
             found = judges.served(case, version, folder / "result")
@@ -158,7 +158,7 @@ def check(seed: int, folder: Path, _options: argparse.Namespace) -> Result:
             [
                 Problem(case, problem)
                 for case in (CONTROLLER, others[seed % len(others)])
-                for problem in differences(judges, case, seed, folder / case)
+                for problem in differences(judges, case, seed, folder / case, CASES[case])
             ]
         )
     finally:

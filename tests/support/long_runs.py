@@ -9,6 +9,9 @@ from typing import TypeVar
 import pytest
 
 BREADTH = bool(os.environ.get("DLEDGER_BREADTH"))
+# `make interop` compares with Java for so long.
+SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
+SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 BUDGET = int(os.environ.get("DLEDGER_TEST_BUDGET", "1"))
 
 T = TypeVar("T")
@@ -27,6 +30,11 @@ def some(values: Iterable[T], count: int) -> list[T]:
     if BREADTH or len(found) <= count:
         return list(found)
     return [found[number * len(found) // count] for number in range(count)]
+
+
+def first(values: Sequence[T], count: int) -> Sequence[T]:
+    """The first `count` values of a parameter, such as versions; `make breadth` and `make interop` take all."""
+    return values if BREADTH or SECONDS else values[:count]
 
 
 def examples(count: int) -> int:
