@@ -16,7 +16,7 @@ def plain_stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByVersion
     processes: dict[str, PlainStores] = {}
 
     def process(version: str) -> PlainStores:
-        if version not in processes:
+        if version not in processes or processes[version].has_ended:
             processes[version] = PlainStores(version, folder)
         return processes[version]
 

@@ -67,6 +67,10 @@ class JavaProcess:
             assert self._answer(120) == {"started": True}
             self._is_started = True
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 
@@ -77,7 +81,7 @@ class JavaProcess:
         self._close()
 
     def close(self) -> None:
-        if self._process.poll() is None:
+        if not self.has_ended:
             self.kill()
 
     def wait(self) -> int:

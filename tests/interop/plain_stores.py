@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,11 @@ class PlainStores(JavaProcess):
         return self._ask(f"{command}\t{self._lines}")
 
     def _ask(self, command: str) -> dict[str, Any]:
-        answer = self.ask(command, _PATIENCE)
+        try:
+            answer = self.ask(command, _PATIENCE)
+        except queue.Empty:
+            self.kill()  # a late answer would be that of the next command
+            raise
         assert "error" not in answer, answer
         return answer
 
