@@ -53,11 +53,16 @@ class MemberConnection(Channel):
         opaque, frames = self.wire.request(request)
         self._waiting[opaque] = on_response
         if not self._out:
-            # All requests of one iteration of the loop at once: a write that fails would drop unread responses.
             self._sent_at = self._loop.time()
             self._loop.call_soon(self.flush)
         self.write(frames)
         return opaque
+
+    def flush(self) -> None:
+        """Send all requests with one call: after the first, a second one can fail, which drops unread responses."""
+        parts, self._out, self._out_size = self._out, [], 0
+        if parts and self._transport is not None:
+            self._transport.writelines(parts)
 
     def forget(self, opaque: int) -> None:
         """Ignore the response to that request."""
