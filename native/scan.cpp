@@ -369,9 +369,7 @@ void Scan::check(Row& row, const MessageInfo& info) {
     }
   }
   if (row.problem >= 0 || row.kind != Kind::Message) return;
-  const SegmentId& id = request_.segment;
-  const bool has_own_offset = id.is_dledger || id.check_pos;
-  const int64_t at = has_own_offset ? row.pos + (info.message.p - row.p) : info.message.physical_offset();
+  const int64_t at = request_.segment.offset_of(info.message, row.pos + (info.message.p - row.p));
   check_message(info.message, at, request_.segment.is_dledger, request_.verify_crc, [&](const Fact& problem) {
     add_problem(row, problem);
     return false;

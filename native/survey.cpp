@@ -144,10 +144,11 @@ class Surveyor : public Visitor {
       report(pos, size, index, message_problem(bytes, length, at));
       return false;
     }
-    check_message(message, at, index.has_value(), request_.verify_crc, [&](const Fact& problem) {
-      report(pos, size, index, problem);
-      return true;
-    });
+    check_message(message, view_.id().offset_of(message, at), index.has_value(), request_.verify_crc,
+                  [&](const Fact& problem) {
+                    report(pos, size, index, problem);
+                    return true;
+                  });
     found_.last_store_timestamp = message.store_timestamp();
     if (found_.messages++ == 0) found_.first_store_timestamp = found_.last_store_timestamp;
     return true;

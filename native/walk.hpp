@@ -33,6 +33,11 @@ struct SegmentId {
   std::optional<PrecedingEntry> before;
   std::optional<std::pair<int64_t, int64_t>> after;  // index and term of the next segment's first entry
   std::shared_ptr<Witness> witness = nullptr;
+
+  // Where a message at `at` must say that it stands: a copied one, in any place.
+  int64_t offset_of(const Message& message, int64_t at) const {
+    return is_dledger || check_pos ? at : message.physical_offset();
+  }
 };
 
 // More bytes than any entry or closing blank has: a chain of this length is in no body, and zeros of this length were
