@@ -430,7 +430,7 @@ def test_verify_says_what_it_does_not_check(
     assert found.code == 0 and found.out.splitlines()[-1].endswith(expected)
     (tmp_path / "consumequeue").mkdir()
     (tmp_path / "consumequeue" / "CURRENT").write_text("MANIFEST-000005")
-    monkeypatch.setattr("pyspark_dledger.log.verify.verify_store.is_installed", lambda: False)
+    monkeypatch.setattr("pyspark_dledger.log.io.rocks_database.find_spec", lambda _: None)
     expected = "; queues in RocksDB: reading RocksDB needs rocksdict: pip install 'pyspark_dledger[rocksdb]'"
     assert run("verify", tmp_path).out.splitlines()[-1].endswith(expected)
 

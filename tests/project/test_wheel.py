@@ -105,7 +105,7 @@ def share_dependencies(python: Path, folder: Path) -> None:
 
 
 def test_the_wheel_is_whole(wheel: Path) -> None:
-    wanted = {str(name) for name in sources() if name.parts[0] == "pyspark_dledger"}
+    wanted = {str(name) for name in sources() if name.parts[0] in ("pyspark_dledger", "pyspark_rocketmq")}
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
     extension = {name for name in found if name.startswith("pyspark_dledger/_native.") and name.endswith(".so")}

@@ -159,7 +159,7 @@ class _CutsDamage(PowerStore):
     def startup(self, services: bool = False) -> None:
         with (
             mock.patch.object(recover.Recovery, "_check_end"),
-            mock.patch.object(LogWalk, "_contradicted_end", return_value=None),
+            mock.patch.object(LogWalk, "_end_without_header", return_value=None),
         ):
             super().startup(services)
 
