@@ -1,4 +1,4 @@
-"""The options of a read of a cluster, beside those that it shares with reads of logs (`log.options`)."""
+"""The options that only a read of a cluster has; those that it shares with reads of logs are in `log.options`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import hmac
 import json
 import pickle
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from pyspark_dledger.raft.wire.remoting import Command
 from tests.support.certificates import make_tls
 from tests.support.cluster_reads import batch_reader, keys, keys_of, rows
 from tests.support.fake_cluster import Answer, FakeServer
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer() as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,6 @@ from pyspark_dledger.log.tail.tail import NO_LIMITS, Limits
 from pyspark_dledger.spark.cluster.cluster_readers import ClusterStreamReader
 from tests.support.cluster_reads import Key, keys, keys_of, queue_of, rows, stream_reader, tail_of
 from tests.support.fake_cluster import FakeServer
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer() as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

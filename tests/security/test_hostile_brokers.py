@@ -1,4 +1,4 @@
-"""A name server or broker of an attacker: whatever it sends ends in an error, in bounded time and memory."""
+"""A name server or broker of an attacker: all that it sends ends in an error, with limited time and memory."""
 
 from __future__ import annotations
 
