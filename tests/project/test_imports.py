@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.syntax import syntax_tree
+
 PACKAGE = "pyspark_dledger"
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
@@ -46,7 +48,7 @@ def imported(path: Path) -> Iterator[tuple[ast.stmt, str]]:
     """Every absolute module name that `path` imports, wherever in the file the import stands."""
     here = module_of(path)
     package = here if path.name == "__init__.py" else here[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax_tree(path)):
         if isinstance(node, ast.Import):
             for name in node.names:
                 yield node, name.name
@@ -80,7 +82,7 @@ def test_every_folder_is_a_room() -> None:
 def test_imports_go_one_way(path: Path) -> None:
     room = room_of(".".join(module_of(path)))
     assert room is not None
-    top_level = set(ast.parse(path.read_text()).body)
+    top_level = set(syntax_tree(path).body)
     wrong = []
     for node, module in imported(path):
         target = room_of(module)

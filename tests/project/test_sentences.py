@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.syntax import syntax_tree
+
 PACKAGE = Path(__file__).parents[2] / "pyspark_dledger"
 # Names of values that are sentences.
 _SENTENCE = re.compile(
@@ -95,7 +97,7 @@ MODULES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob
 
 
 def _readers(module: str) -> list[str]:
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    tree = syntax_tree(MODULES[module])
     return [f"line {node.lineno}: {ast.unparse(node)}" for node in readers(tree)]
 
 
