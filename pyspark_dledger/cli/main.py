@@ -11,7 +11,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
-from pyspark_dledger import __version__
 from pyspark_dledger.cli.arguments import with_flags
 from pyspark_dledger.cli.exit_codes import CLEAN, ERROR, INTERRUPTED, READ_EXITS
 from pyspark_dledger.cli.output.stream import Output, note
@@ -113,7 +112,7 @@ def build_parser(verbs: Iterable[str] = VERBS, *, with_arguments: bool = True) -
         description="Inspect DLedger logs and RocketMQ stores, read-only. Run replicated logs and use them.",
         epilog=READ_EXITS,
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action=_ShowVersions, nargs=0, help="print the versions that a bug report needs")
     parsers = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     for name in verbs:
         text = VERBS[name]
@@ -179,6 +178,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(ERROR, f"dledger: {printable(message)}: see {self.prog} --help\n")
+
+
+class _ShowVersions(argparse.Action):
+    """Prints the versions and ends the program. Finding them loads Arrow and Spark."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from pyspark_dledger.cli.versions import versions
+
+        sys.stdout.write(versions())
+        parser.exit()
 
 
 class _GroupedParser(_Parser):

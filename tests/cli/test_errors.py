@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyspark
 import pytest
 
-from pyspark_dledger import _native
+from pyspark_dledger import __version__, _native
 from pyspark_dledger.cli.main import main
 from tests.support.command_line import Ran, process
 from tests.support.generate import Store
@@ -241,6 +244,27 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_versions_are_those_that_a_bug_report_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()) == {
+        "pyspark_dledger": __version__,
+        "engine": "native",
+        "Python": platform.python_version(),
+        "Arrow": pa.__version__,
+        "Spark": pyspark.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def test_versions_name_a_missing_engine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark_dledger.format.native_engine", None)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert "\nengine          python (the native engine is not built (" in capsys.readouterr().out
 
 
 def test_the_module_is_the_command() -> None:

@@ -57,6 +57,11 @@ for name in pyspark_dledger.__all__:
     assert done.returncode == 0, done.stderr
 
 
+def test_versions_say_that_there_is_no_spark(run: Run) -> None:
+    done = run("-m", "pyspark_dledger", "--version")
+    assert (done.returncode, "\nSpark           none\n" in done.stdout) == (0, True), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
