@@ -517,9 +517,10 @@ def test_config_is_the_first_intact_one(tmp_path: Path) -> None:
         (member / "config/topics.json").write_text(text)
     for member in group.members:
         shutil.rmtree(member / "compaction", ignore_errors=True)
-    (group.members[1] / "compaction").mkdir()
+    (group.members[1] / "compaction/compactionLog/Compacted").mkdir(parents=True)
+    (group.members[2] / "compaction/compactionLog").mkdir(parents=True)
     report = salvage(SalvageRequest.of(group.members), tmp_path / "result")
-    wanted = f"compaction is not salvaged: if the broker needs it, copy {group.members[1]}/compaction; "
+    wanted = f"compaction/compactionLog is not salvaged: if the broker needs it, copy {group.members[1]}/compaction"
     assert any(note.startswith(wanted) for note in report.notes)
     assert (tmp_path / "result/config/topics.json").read_text() == '{"of": 1}'
     term = read_current_term(tmp_path / "result/dledger-n0")

@@ -23,12 +23,11 @@ from pyspark_dledger.log.salvage.matching import (
     Tail,
     last_entries,
     matching,
-    repeating,
     tails,
     without_old_bytes,
-    without_old_messages,
     without_overlaps,
 )
+from pyspark_dledger.log.salvage.old_messages import repeating, without_old_messages
 from pyspark_dledger.log.salvage.pieces import Decide, chosen_pieces
 from pyspark_dledger.log.salvage.restored_log import LogBuilder, RestoredLog, Witnesses, indexes_of, start_of
 

@@ -8,9 +8,9 @@ from functools import partial
 from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.format.state_files import diverged_at, epoch_at
 from pyspark_dledger.log.copies.runs import Run
-from pyspark_dledger.log.salvage.matching import (
+from pyspark_dledger.log.salvage.matching import LastEntry
+from pyspark_dledger.log.salvage.old_messages import (
     HEAD_BYTES,
-    LastEntry,
     are_contradicted,
     common_end,
     first_contradiction,

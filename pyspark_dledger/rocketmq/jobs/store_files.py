@@ -72,7 +72,7 @@ LEFT_OUT = {
     "timerwheel": "the broker builds it from timerlog",
     "rocksdbstore": "the broker needs it where it keeps timers, transactions or keys there",
     "kvStore": "popped messages that are not acknowledged are not delivered again",
-    "compaction": "topics that are compacted need it",
+    "compaction/compactionLog": "topics that are compacted need it",
 }
 """The folders of a broker that are neither copied nor built from the log, and what that means."""
 
@@ -264,9 +264,14 @@ def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:
 def notes_of_left_out(roots: Sequence[Path], done: str) -> Iterator[str]:
     """Notes on folders of the sources that the result does not have, because they are not `done`, such as copied."""
     for name, meaning in LEFT_OUT.items():
-        having = next((root / name for root in roots if is_there(root / name)), None)
+        having = next((root / name for root in roots if _has_content(root / name)), None)
         if having is not None:
             yield f"{name} is not {done}: if the broker needs it, copy {having}; {meaning}"
+
+
+def _has_content(path: Path) -> bool:
+    """Whether a file or folder is there and not empty: brokers make some folders that they never use."""
+    return any(path.iterdir()) if path.is_dir() else is_there(path)
 
 
 def broker_conf(target: Path, file_size: int, sizes: BuildSettings) -> dict[str, str]:
