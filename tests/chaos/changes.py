@@ -47,8 +47,11 @@ class Changes(Faults):
             self._change(lambda client: client.replace_member(gone, node, self.group.network.addresses[node]))
 
     def fall_asleep(self) -> None:
-        """A member is down for some rounds, and starts with the peers that it had."""
-        if self.group.asleep is None:
+        """A member is down for some rounds, and starts with the peers that it had.
+
+        All others vote: a member that was restored does not before it has an entry of a later term.
+        """
+        if self.group.asleep is None and self.settle():
             self.group.asleep, self._wakes_in = self.any(), self.rng.randint(2, 8)
             self.group.kill(self.group.asleep)
 
