@@ -69,6 +69,10 @@ crashes: $(INSTALLED) ## kill a process that writes a store, again and again; RO
 exactly-once: $(INSTALLED) ## kill leaders and drivers of streams, and restart them with other cores, splits and executors; ROUNDS=20 CELLS=40
 	@$(PYTHON_BIN) -m tests.exactly_once $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(CELLS),--cells $(CELLS)) $(ARGS)
 
+.PHONY: cluster-chaos
+cluster-chaos: $(INSTALLED) ## kill masters of real RocketMQ clusters, and drivers of a stream (needs Maven); ROUNDS=14 for each kind, ARGS="--version 5.5.0"
+	@for kind in plain dledger controller; do $(SPARK) $(PYTHON_BIN) -m tests.cluster_chaos --kind $$kind $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS) || exit 1; done
+
 .PHONY: sink-faults
 sink-faults: $(INSTALLED) ## kill workers, sink and driver at every point of a micro-batch; hold a task for 3 minutes
 	@$(SPARK) DLEDGER_SINK_FAULTS=1 DLEDGER_SINK_HELD=1 $(PYTHON_BIN) -m pytest -o faulthandler_timeout=0 \
@@ -103,8 +107,8 @@ format: $(INSTALLED_LINT) ## format Python and C++
 	$(VENV)/bin/clang-format -i $(CPP)
 
 .PHONY: fuzz
-fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=60 seconds for each target, then compare engines and wire
-	@for kit in fuzz fuzz.differential fuzz.wire; do $(PYTHON_BIN) -m tests.$$kit --seconds $(or $(TIME),60) $(ARGS) || exit 1; done
+fuzz: $(INSTALLED) ## fuzz the native engine (needs clang), TIME=60 seconds for each target, then compare engines, and read damaged frames
+	@for kit in fuzz fuzz.differential fuzz.wire fuzz.cluster; do $(PYTHON_BIN) -m tests.$$kit --seconds $(or $(TIME),60) $(ARGS) || exit 1; done
 
 .PHONY: properties
 properties: $(INSTALLED) ## run the property tests on new random examples; ARGS goes to pytest

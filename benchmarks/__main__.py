@@ -31,6 +31,7 @@ MODULES = (
     "group_tail",
     "tail",
     "spark_write",
+    "cluster_reads",
     "export",
     "cold",
     "engines",

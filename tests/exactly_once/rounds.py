@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,24 +18,13 @@ import pyspark_dledger as dl
 from pyspark_dledger.errors import DLedgerError
 from tests.chaos.group import GROUP
 from tests.exactly_once.group import MessageGroup
-from tests.support import spark_archive
+from tests.support.driven_stream import MAX_WAIT, DrivenStream
 from tests.support.groups import eventually
-from tests.support.spark_cluster import ROOT, SHORT_LIVED, kill_tree
 
 TOPIC = "Orders"
 FILES_PER_ROUND, MESSAGES_PER_FILE, DUPLICATES = 4, 100, 3
-# Seconds in which the tail must give a row after a fault.
-MAX_WAIT = 600.0
 _MAX_SHOWN = 5
 _DRIVER = Path(__file__).parent / "driver.py"
-_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.memory": "512m",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
 
 
 @dataclass
@@ -68,12 +52,13 @@ class Job:
     def __init__(self, folder: Path, report: Report) -> None:
         self.folder = folder
         self.report = report
-        self.input, self.rows = folder / "input", folder / "rows"
+        self.input = folder / "input"
         (folder / "nodes").mkdir()
         self.input.mkdir()
         self.group = MessageGroup(folder / "nodes", 3, "async")
         self.expected: Counter[bytes] = Counter()
-        self._driver: subprocess.Popen[bytes] | None = None
+        settings = {"input": str(self.input), "topic": TOPIC, "group": GROUP, "peers": self.group.peers}
+        self.stream = DrivenStream(_DRIVER, folder, settings)
         self._files = 0
 
     def add_files(self, files: int) -> None:
@@ -91,33 +76,8 @@ class Job:
             self._files += 1
         self.report.messages = self.expected.total()
 
-    def start_driver(self) -> None:
-        peers = self.group.peers
-        settings = {"input": str(self.input), "rows": str(self.rows), "folder": str(self.folder), "topic": TOPIC}
-        submit = " ".join(f"--conf {name}={value}" for name, value in _SETTINGS.items())
-        environment = {
-            **os.environ,
-            **SHORT_LIVED,
-            **spark_archive.environment(),
-            "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell",
-            "PYSPARK_PYTHON": os.path.relpath(sys.executable, ROOT),
-        }
-        with (self.folder / "driver.log").open("ab") as log:
-            self._driver = subprocess.Popen(
-                [sys.executable, str(_DRIVER), json.dumps({**settings, "group": GROUP, "peers": peers})],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.report.drivers += 1
-
     def kill_driver(self) -> None:
-        """Kill the driver with its JVM and its Python workers."""
-        if self._driver is not None:
-            kill_tree(self._driver)
-            self._driver = None
+        self.stream.kill()
 
     def kill_leader(self) -> None:
         leader = eventually(self.group.leader, MAX_WAIT)
@@ -128,26 +88,11 @@ class Job:
         """Start all nodes and the driver that do not run, also a driver that ended by itself."""
         self.report.wrong += [f"{node} ended by itself, see {node}.log" for node in self.group.crashed()]
         self.group.start_all()
-        if self._driver is not None and self._driver.poll() is not None:
-            self.report.drivers_ended += 1
-            self.kill_driver()
-        if self._driver is None:
-            self.start_driver()
+        self.stream.heal()
+        self.report.drivers, self.report.drivers_ended = self.stream.started, self.stream.ended
 
     def await_rows(self, count: int) -> bool:
-        """Return whether the tail gives so many rows, and never none for too long."""
-        best, deadline = -1, 0.0
-        while (found := self.count_rows()) < count:
-            if found > best:
-                best, deadline = found, time.monotonic() + MAX_WAIT
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.2)
-            self.heal()
-        return True
-
-    def count_rows(self) -> int:
-        return sum(pq.read_metadata(file).num_rows for file in _committed_files(self.rows))
+        return self.stream.await_rows(count, self.heal)
 
     def stop(self) -> None:
         self.kill_driver()
@@ -171,7 +116,9 @@ def run(folder: Path, rounds: int, seed: int, show: Callable[[str], None] = lamb
             _round(job, number, chance, report)
             show(f"round {number + 1} of {rounds}: {report}")
         if not report.wrong and not job.await_rows(report.messages):
-            report.wrong.append(f"{job.count_rows()} of {report.messages} rows within {MAX_WAIT:.0f} s, see driver.log")
+            report.wrong.append(
+                f"{job.stream.count_rows()} of {report.messages} rows within {MAX_WAIT:.0f} s, see driver.log"
+            )
         job.kill_driver()
         report.terms = _settle(job)
     finally:
@@ -192,7 +139,7 @@ def _round(job: Job, number: int, chance: random.Random, report: Report) -> None
     job.heal()
     # Some rows are still missing at the next fault.
     if not job.await_rows(report.messages - FILES_PER_ROUND * MESSAGES_PER_FILE // 2):
-        report.wrong.append(f"{job.count_rows()} rows within {MAX_WAIT:.0f} s after a fault, see driver.log")
+        report.wrong.append(f"{job.stream.count_rows()} rows within {MAX_WAIT:.0f} s after a fault, see driver.log")
 
 
 def _settle(job: Job) -> int:
@@ -222,8 +169,7 @@ def _check(job: Job, report: Report) -> None:
     for node, rows in logs.items():
         texts = chain(differences(rows, job.expected, is_whole), wrong_offsets(rows))
         report.wrong += [f"log of {node}: {text}" for text in islice(texts, _MAX_SHOWN)]
-    tailed = [row for file in _committed_files(job.rows) for row in pq.read_table(file).select(columns).to_pylist()]
-    tailed.sort(key=lambda row: row["index"])
+    tailed = sorted(job.stream.read_rows(columns), key=lambda row: row["index"])
     report.wrong += [f"tail: {text}" for text in islice(differences(tailed, job.expected, is_whole), _MAX_SHOWN)]
     if tailed != logs[job.group.ids[0]] and not report.wrong:
         report.wrong.append("tail: the rows are not those of the log")
@@ -245,12 +191,3 @@ def wrong_offsets(rows: list[dict[str, Any]]) -> Iterator[str]:
         if offset != next_offsets[queue]:
             yield f"index {row['index']}: expected offset {next_offsets[queue]} of queue {queue}, found {offset}"
         next_offsets[queue] += 1
-
-
-def _committed_files(folder: Path) -> list[Path]:
-    """Return the files in the metadata of a streaming file sink. Other files are of failed micro-batches."""
-    files: dict[Path, None] = {}
-    for batch in sorted((folder / "_spark_metadata").glob("[0-9]*")):
-        for line in batch.read_text().splitlines()[1:]:
-            files[Path(unquote(urlparse(json.loads(line)["path"]).path))] = None
-    return list(files)

@@ -9,7 +9,7 @@ import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.dledger.DLedgerCommitLog;
 
 /**
- * A RocketMQ broker, in DLedger mode or not. Its ports are on the loopback address, except the one for slaves.
+ * A RocketMQ broker, in DLedger mode or not. Its ports are on the loopback address, except the one for slaves and those of 4.9.
  *
  * Argument: its configuration file. Each line of standard input is a command; the answer is a line with a JSON object.
  * The first answer line says that the broker runs:
@@ -49,12 +49,20 @@ public final class RunBroker {
         System.out.flush();
     }
 
+    private static int inSync(DefaultMessageStore store) {
+        try {
+            return store.getHaService() == null ? 1 : store.getHaService().inSyncReplicasNums(store.getMaxPhyOffset());
+        } catch (IncompatibleClassChangeError oldVersion) {
+            return 1; // 4.9 does not count them
+        }
+    }
+
     private static String state(BrokerController controller, DefaultMessageStore store, DLedgerServer server) {
         String broker = String.format(
             "\"brokerRole\": \"%s\", \"brokerId\": %d, \"maxOffset\": %d, \"behind\": %d, \"inSync\": %d",
             controller.getMessageStoreConfig().getBrokerRole(), controller.getBrokerConfig().getBrokerId(),
             store.getMaxPhyOffset(), store.dispatchBehindBytes(),
-            store.getHaService() == null ? 1 : store.getHaService().inSyncReplicasNums(store.getMaxPhyOffset()));
+            inSync(store));
         if (server == null) {
             return "{" + broker + "}";
         }

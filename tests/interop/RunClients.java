@@ -30,7 +30,8 @@ import org.apache.rocketmq.remoting.netty.NettyServerConfig;
  * Argument: the name server's port. Each line of standard input is a command; the answer is a line with a JSON object.
  * The first answer line says that all run:
  *
- * send TOPIC: sends one message; returns its status. load TOPIC THREADS: threads send messages with bodies "NUMBER".
+ * send TOPIC: sends one message; returns its status.
+ * load TOPIC THREADS PAUSE: threads send messages with bodies "NUMBER", with pauses of so many milliseconds.
  * progress: the number of acknowledged ones. end FILE: ends the load and writes numbers, queue ids, queue offsets and
  * message ids of acknowledged messages to the file; returns how many were acknowledged and how many were not.
  * max TOPIC: the maximum offset of each queue. consume TOPIC FILE: writes every message of the topic to the file.
@@ -87,7 +88,7 @@ public final class RunClients {
             case "send":
                 return "{\"status\": \"" + producer.send(message(words[1], "first")).getSendStatus() + "\"}";
             case "load":
-                load(producer, words[1], Integer.parseInt(words[2]));
+                load(producer, words[1], Integer.parseInt(words[2]), Long.parseLong(words[3]));
                 return "{}";
             case "progress":
                 return "{\"acknowledged\": " + COUNT + ", \"sent\": " + NUMBER + "}";
@@ -110,12 +111,12 @@ public final class RunClients {
         return message;
     }
 
-    private static void load(DefaultMQProducer producer, String topic, int threads) {
+    private static void load(DefaultMQProducer producer, String topic, int threads, long pause) {
         ends = false;
         for (int i = 0; i < threads; i++) {
             Thread thread = new Thread(() -> {
                 while (!ends) {
-                    sendNext(producer, topic);
+                    sleep(sendNext(producer, topic) ? pause : 50);
                 }
             });
             thread.start();
@@ -123,7 +124,15 @@ public final class RunClients {
         }
     }
 
-    private static void sendNext(DefaultMQProducer producer, String topic) {
+    private static void sleep(long milliseconds) {
+        try {
+            Thread.sleep(milliseconds);
+        } catch (InterruptedException ignored) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    private static boolean sendNext(DefaultMQProducer producer, String topic) {
         int number = NUMBER.getAndIncrement();
         try {
             SendResult result = producer.send(message(topic, String.valueOf(number)));
@@ -133,13 +142,10 @@ public final class RunClients {
             ACKNOWLEDGED.add(number + "\t" + result.getMessageQueue().getQueueId() + "\t" + result.getQueueOffset() + "\t"
                 + result.getOffsetMsgId() + "\n");
             COUNT.getAndIncrement();
+            return true;
         } catch (Exception refused) {
             UNKNOWN.getAndIncrement();
-            try {
-                Thread.sleep(50);
-            } catch (InterruptedException ignored) {
-                Thread.currentThread().interrupt();
-            }
+            return false;
         }
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from tests.interop.java_group import JavaProcess
 from tests.support.groups import HOST, eventually, free_ports, peers_text
 
-# RocketMQ's name server and broker of 4.9.8 are not in Maven Central.
 VERSION = "5.3.3"
+OLDEST_VERSION = "4.9.7"
+"""Maven Central has the store of 4.9.8, but not its broker."""
 GROUP = "g"
 PAUSE = 0.5
 """Seconds between two attempts to reach a broker. Its name server hears from it at most once a second."""
@@ -54,7 +55,14 @@ class Consumed(NamedTuple):
 class JavaBroker(JavaProcess):
     """A broker with its store in `root`."""
 
-    def __init__(self, root: Path, names_port: int, settings: dict[str, object], version: str = VERSION) -> None:
+    def __init__(
+        self,
+        root: Path,
+        names_port: int,
+        settings: dict[str, object],
+        version: str = VERSION,
+        options: Iterable[str] = QUICK_START,
+    ) -> None:
         """Starts the broker. `settings` go into its configuration file. Skips the test without Java."""
         root.mkdir(parents=True, exist_ok=True)
         fields = {
@@ -68,7 +76,11 @@ class JavaBroker(JavaProcess):
             **settings,
         }
         file = write_settings(root.parent / f"{root.name}.conf", fields)
-        options = (*QUICK_START, f"-Drocketmq.home.dir={root.parent}", f"-Duser.home={root.parent}")
+        # Versions 4 do not start without one.
+        logging = root.parent / "conf" / "logback_broker.xml"
+        logging.parent.mkdir(exist_ok=True)
+        logging.write_text("<configuration/>")
+        options = (*options, f"-Drocketmq.home.dir={root.parent}", f"-Duser.home={root.parent}")
         super().__init__("RunBroker", version, str(file), compiled_with=VERSION, options=options)
 
     def state(self) -> dict[str, Any]:
@@ -76,7 +88,8 @@ class JavaBroker(JavaProcess):
 
     def is_master(self) -> bool:
         """Returns whether the broker is the master."""
-        return bool(self.state()["brokerRole"] == "SYNC_MASTER")
+        state = self.state()
+        return state["brokerId"] == 0 and state["brokerRole"] != "SLAVE"
 
     def stop(self) -> None:
         """Stops the broker with a clean shutdown."""
@@ -98,16 +111,16 @@ class JavaClients(JavaProcess):
         """Sends one message, retrying until a broker accepts it. The topic exists after that."""
         assert self._ask_broker(f"send\t{topic}") == {"status": "SEND_OK"}
 
-    def start_load(self, topic: str, threads: int) -> None:
-        """Starts `threads` that send messages until `end_load`. Bodies are the numbers from 0."""
-        assert self.ask(f"load\t{topic}\t{threads}") == {}
+    def start_load(self, topic: str, threads: int, pause_ms: int = 0) -> None:
+        """Starts `threads` that send messages until `end_load`, with pauses. Bodies are the numbers from 0."""
+        assert self.ask(f"load\t{topic}\t{threads}\t{pause_ms}") == {}
 
     def wait_for(self, more: int, seconds: float = 180) -> None:
         """Waits until `more` further messages are acknowledged."""
-        wanted = self._acknowledged() + more
-        eventually(lambda: self._acknowledged() >= wanted, seconds)
+        wanted = self.acknowledged() + more
+        eventually(lambda: self.acknowledged() >= wanted, seconds)
 
-    def _acknowledged(self) -> int:
+    def acknowledged(self) -> int:
         return int(self.ask("progress")["acknowledged"])
 
     def end_load(self) -> list[Sent]:
@@ -152,8 +165,10 @@ class JavaClients(JavaProcess):
 class Cluster:
     """A name server and the brokers of one DLedger group. The store of broker `node` is ``folder/node``."""
 
-    def __init__(self, folder: Path, count: int = 1, settings: dict[str, object] | None = None) -> None:
-        self._folder, self._settings = folder, {**SMALL_FILES, **(settings or {})}
+    def __init__(
+        self, folder: Path, count: int = 1, settings: dict[str, object] | None = None, version: str = VERSION
+    ) -> None:
+        self._folder, self._settings, self._version = folder, {**SMALL_FILES, **(settings or {})}, version
         ports = dict(zip((f"n{number}" for number in range(count)), free_ports(count), strict=True))
         self._peers = peers_text(ports)
         self.brokers: dict[str, JavaBroker] = {}
@@ -172,7 +187,7 @@ class Cluster:
             "dLegerPeers": self._peers,
             "dLegerSelfId": node,
         }
-        self.brokers[node] = JavaBroker(root, port, {**dledger, **self._settings})
+        self.brokers[node] = JavaBroker(root, port, {**dledger, **self._settings}, self._version)
 
     def kill(self, node: str = "n0") -> None:
         self.brokers.pop(node).kill()
@@ -189,9 +204,11 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, count: int = 1, settings: dict[str, object] | None = None) -> Iterator[Cluster]:
+def cluster(
+    folder: Path, count: int = 1, settings: dict[str, object] | None = None, version: str = VERSION
+) -> Iterator[Cluster]:
     """Runs a cluster and kills it at the end. Skips the test without Java."""
-    found = Cluster(folder, count, settings)
+    found = Cluster(folder, count, settings, version)
     try:
         yield found
     finally:

@@ -71,6 +71,10 @@ class JavaProcess:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
 

@@ -43,7 +43,7 @@ _POMS = {
 _SUITE_VERSIONS = {
     "dledger": VERSIONS,
     "rocketmq": ("4.9.8", "5.1.4", "5.3.3", "5.4.0", "5.5.0"),
-    "cluster": ("5.3.3",),
+    "cluster": ("4.9.7", "5.3.3"),
 }
 _ALL_VERSIONS = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>

@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.errors import ClusterError
-from tests.interop.java_broker import SMALL_FILES, JavaBroker, JavaClients
-from tests.support.cluster_reads import batch_reader, rows, stream_reader
+from tests.interop.failing_brokers import CONTROLLER_MODE, DLEDGER_MODE, PLAIN, check_rows, failing_brokers
+from tests.interop.java_broker import OLDEST_VERSION, SMALL_FILES, VERSION, JavaBroker, JavaClients
+from tests.support.cluster_reads import Stream, batch_reader, by_offset, rows
 from tests.support.groups import HOST, eventually
+from tests.support.long_runs import takes_long
 
 TOPIC = "Orders"
+OTHERS = (
+    *((PLAIN, version) for version in (OLDEST_VERSION, "5.5.0")),
+    *((DLEDGER_MODE, version) for version in (OLDEST_VERSION, VERSION)),
+    *((CONTROLLER_MODE, version) for version in (VERSION, "5.5.0")),
+)
 USER, PASSWORD = "reader", "a-secret-of-a-test"
 WITH_ACL: dict[str, object] = {
     "brokerName": "secure",
@@ -34,75 +41,45 @@ def clients(tmp_path: Path) -> Iterator[JavaClients]:
     found.close()
 
 
-class Stream:
-    """A stream without Spark. Each micro-batch is planned and read twice, by different readers."""
-
-    def __init__(self, address: str) -> None:
-        self._options = {"topic": TOPIC, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "500"}
-        self._reader, self._again = (stream_reader(address, **self._options) for _ in range(2))
-        self._at: dict[str, Any] = self._reader.initialOffset()
-        self.rows: list[dict[str, Any]] = []
-
-    def trigger(self) -> int:
-        """Reads a micro-batch. Returns its number of rows."""
-        end = self._reader.latestOffset(self._at, self._reader.getDefaultReadLimit())
-        found = rows(self._reader, self._reader.partitions(self._at, end))
-        again = rows(self._again, self._again.partitions(self._at, end))
-        assert _sorted(found) == _sorted(again)
-        self.rows += found
-        self._at = end
-        return len(found)
-
-    def close(self) -> None:
-        self._reader.stop()
-        self._again.stop()
-
-
-def _sorted(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(found, key=lambda row: (row["broker"], row["queueId"], row["queueOffset"]))
-
-
-def test_a_stream_has_each_acknowledged_message_once_although_the_broker_is_killed(
-    clients: JavaClients, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        (PLAIN, VERSION),
+        (DLEDGER_MODE, "5.1.4"),
+        *(pytest.param(*each, marks=takes_long) for each in OTHERS),
+    ],
+)
+def test_a_stream_has_each_acknowledged_message_once_although_the_master_is_killed(
+    kind: str, version: str, tmp_path: Path
 ) -> None:
-    address = f"{HOST}:{clients.port}"
-    broker = JavaBroker(tmp_path / "store", clients.port, SMALL_FILES)
-    try:
+    with failing_brokers(kind, tmp_path, version) as brokers:
+        clients = brokers.clients
         clients.send_first(TOPIC)
         clients.start_load(TOPIC, 2)
-        stream = Stream(address)
+        stream = Stream(brokers.address, topic=TOPIC)
         eventually(lambda: stream.trigger() > 0)
         clients.wait_for(500)
-        broker.kill()
-        broker = JavaBroker(tmp_path / "store", clients.port, SMALL_FILES)
-        broker.wait_started()  # on a busy machine this takes longer than a stream waits
+        brokers.kill_master()
+        if kind == PLAIN:
+            brokers.restart()
         stream.trigger()
         clients.wait_for(500)
+        brokers.restart()
         sent = clients.end_load()
-        while stream.trigger():
-            pass
-        stream.close()
-        found = {(row["queueId"], row["queueOffset"]): row for row in stream.rows}
-        assert len(found) == len(stream.rows)
-        acknowledged = {(each.queue_id, each.queue_offset): each for each in sent}
-        assert acknowledged.keys() <= found.keys()
-        for key, each in acknowledged.items():
-            row = found[key]
-            assert (row["body"], row["offsetMsgId"]) == (b"%d" % each.number, each.offset_msg_id)
-            assert (row["problem"], row["broker"], row["tags"]) == (None, "broker", "tag")
-        consumed = clients.consume(TOPIC)
-        assert {(each.queue_id, each.queue_offset, each.physical_offset) for each in consumed} == {
-            (*key, row["commitLogOffset"]) for key, row in found.items()
-        }
-        assert _sorted(rows(batch_reader(address, topic=TOPIC))) == _sorted(stream.rows)
-        times = sorted(row["storeTimestamp"] for row in stream.rows)
-        middle = times[len(times) // 2]
-        later = rows(batch_reader(address, topic=TOPIC, startingTimestamp=middle))
-        assert len(later) == sum(time >= middle for time in times)
-        earlier = rows(batch_reader(address, topic=TOPIC, endingTimestamp=middle))
-        assert len(earlier) + len(later) == len(times)
-    finally:
-        broker.close()
+        found = stream.finish()
+        check_rows(found, sent, clients.consume(TOPIC))
+        check_times(brokers.address, found)
+
+
+def check_times(address: str, found: list[dict[str, Any]]) -> None:
+    """Batch reads by time divide the rows of the stream."""
+    assert by_offset(rows(batch_reader(address, topic=TOPIC))) == by_offset(found)
+    times = sorted(row["storeTimestamp"] for row in found)
+    middle = times[len(times) // 2]
+    later = rows(batch_reader(address, topic=TOPIC, startingTimestamp=middle))
+    assert len(later) == sum(time >= middle for time in times)
+    earlier = rows(batch_reader(address, topic=TOPIC, endingTimestamp=middle))
+    assert len(earlier) + len(later) == len(times)
 
 
 def test_an_account_of_the_acl_reads_and_others_are_rejected(clients: JavaClients, tmp_path: Path) -> None:

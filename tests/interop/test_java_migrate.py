@@ -20,7 +20,7 @@ from tests.interop.make_live_golden import Traffic
 from tests.interop.plain_stores import ByVersion
 from tests.interop.test_java_config import JavaConfig
 from tests.support.groups import eventually
-from tests.support.long_runs import SECONDS
+from tests.support.long_runs import takes_long
 from tests.support.sparse_copy import copy_tree
 
 MEMBERS = ("n0", "n1", "n2")
@@ -30,8 +30,6 @@ ROLE = ("brokerRole", "brokerId", "inSyncReplicas")
 Unpack = Callable[[str], Path]
 Messages = dict[tuple[int, int], int]
 """The CRC-32 of bodies by queue id and queue offset."""
-
-takes_long = pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS starts brokers")
 
 
 def test_controller_mode_continues_where_the_group_ended(case_folder: Unpack, tmp_path: Path) -> None:

@@ -9,30 +9,21 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from pyspark_dledger.cluster import cluster as cluster_module
 from pyspark_dledger.cluster import codes, connection, pulls
-from pyspark_dledger.cluster import rows as cluster_rows
-from pyspark_dledger.cluster.address import ClusterAddress
-from pyspark_dledger.cluster.routes import parse_route
-from pyspark_dledger.common.memory_file import memory_file
 from pyspark_dledger.errors import DLedgerError
-from pyspark_dledger.format.spec import Filters
-from pyspark_dledger.log.options import ReadOptions
-from pyspark_dledger.log.plan import scan_template
 from pyspark_dledger.raft.wire.remoting import Command, encode_command
-from pyspark_dledger.raft.wire.wire_errors import WireError
+from tests.fuzz import cluster as fuzz
 from tests.support.cluster_reads import batch_reader, rows
 from tests.support.fake_cluster import Answer, FakeServer, response
 from tests.support.generate import mq_message
 
 MAX_SECONDS = 30
 MAX_MEMORY = 150 * 1024 * 1024
-_SCANNED = tuple(column.name for column in cluster_rows.CLUSTER_COLUMNS if column != cluster_rows.BROKER)
 
 
 @pytest.fixture(autouse=True)
@@ -218,44 +209,6 @@ def test_random_damage_of_responses() -> None:
             assert time.monotonic() - begun < MAX_SECONDS
 
 
-def test_engines_agree_on_damaged_messages_that_are_counted() -> None:
-    """A message with right lengths in its header can have any bytes inside: both engines give the same rows."""
-    template = scan_template(_SCANNED, ReadOptions(), Filters())
-    with memory_file() as fill:
-        for seed in range(200):
-            choice = random.Random(seed)
-            body = bytearray(b"".join(message(number, properties=[("TAGS", "a")]) for number in range(5)))
-            for _ in range(choice.randrange(1, 6)):
-                body[choice.randrange(len(body))] = choice.randrange(256)
-            try:
-                count, size = pulls.count_messages(memoryview(body), 0, 0, 5)
-            except WireError:
-                continue
-            assert (count, size) == (5, len(body)) or count < 5
-            chunk = cluster_rows._Chunk("b", [memoryview(body)[:size]])
-            path, address = fill(chunk.parts), ClusterAddress(())
-            native, python = (
-                [
-                    row
-                    for batch in cluster_rows._rows(chunk, path, cluster_rows.ClusterScan(address, template, name))
-                    for row in batch.to_pylist()
-                ]
-                for name in ("native", "python")
-            )
-            assert native == python, seed
-            assert 1 <= len(native) <= count
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_damage_of_routes(seed: int) -> None:
-    choice = random.Random(seed)
-    for _ in range(300):
-        body = bytearray(route()[2])
-        for _ in range(choice.randrange(1, 8)):
-            at = choice.randrange(len(body))
-            body[at : at + choice.randrange(3)] = choice.choice(
-                (b"", b'"', b"{", b"[", b"9" * 30, b"null", b"\\u", b"\xff")
-            )
-        with suppress(WireError):
-            found = parse_route("Orders", bytes(body))
-            assert all(queue.broker in found.brokers for queue in found.queues)
+def test_random_damage_of_what_is_read() -> None:
+    done = {fuzz.check_case(seed) for seed in range(2000)}
+    assert done == {f"{name} {outcome}" for name in fuzz.RESPONSES for outcome in ("read", "rejected")}

@@ -48,3 +48,35 @@ def keys_of(broker: str, topic: str, queue: int, offsets: range) -> list[Key]:
 
 def queue_of(queue_id: int, topic: str = "Orders", broker: str = "b") -> Queue:
     return Queue(topic, broker, queue_id)
+
+
+class Stream:
+    """A stream without Spark. Each micro-batch is planned and read twice, by different readers."""
+
+    def __init__(self, address: str, **options: Any) -> None:
+        self._options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "500", **options}
+        self._reader, self._again = (stream_reader(address, **self._options) for _ in range(2))
+        self._at: dict[str, Any] = self._reader.initialOffset()
+        self.rows: list[dict[str, Any]] = []
+
+    def trigger(self) -> int:
+        """Reads a micro-batch. Returns its number of rows."""
+        end = self._reader.latestOffset(self._at, self._reader.getDefaultReadLimit())
+        found = rows(self._reader, self._reader.partitions(self._at, end))
+        again = rows(self._again, self._again.partitions(self._at, end))
+        assert by_offset(found) == by_offset(again)
+        self.rows += found
+        self._at = end
+        return len(found)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Reads what is left. Returns the rows of all micro-batches."""
+        while self.trigger():
+            pass
+        self._reader.stop()
+        self._again.stop()
+        return self.rows
+
+
+def by_offset(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda row: (row["broker"], row["queueId"], row["queueOffset"]))

@@ -13,6 +13,7 @@ BREADTH = bool(os.environ.get("DLEDGER_BREADTH"))
 SECONDS = float(os.environ.get("DLEDGER_INTEROP") or 0)
 SEED = int(os.environ.get("DLEDGER_INTEROP_SEED") or 1)
 BUDGET = int(os.environ.get("DLEDGER_TEST_BUDGET", "1"))
+takes_long = pytest.mark.skipif(not SECONDS, reason="takes long; DLEDGER_INTEROP=SECONDS starts brokers")
 
 T = TypeVar("T")
 

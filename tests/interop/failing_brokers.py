@@ -1,0 +1,73 @@
+"""Real brokers whose master is killed while producers write: one that starts again, or a group that elects another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.interop.broker_set import DLEDGER, BrokerSet, broker_set
+from tests.interop.java_broker import SMALL_FILES, VERSION, Cluster, Consumed, Sent, cluster
+from tests.support.groups import HOST
+
+PLAIN, DLEDGER_MODE, CONTROLLER_MODE = "plain", "dledger", "controller"
+KINDS = (PLAIN, DLEDGER_MODE, CONTROLLER_MODE)
+_REPLICAS = 3
+# A majority has what is acknowledged.
+_CONTROLLED: dict[str, object] = {"enableControllerMode": True, "allAckInSyncStateSet": True, "minInSyncReplicas": 2}
+
+
+class FailingBrokers:
+    """A name server with a set of brokers, and a producer."""
+
+    def __init__(self, brokers: Cluster | BrokerSet) -> None:
+        self._brokers: Any = brokers
+        self.clients = brokers.clients
+        self.address = f"{HOST}:{brokers.clients.port}"
+        self._killed: list[str | int] = []
+
+    def kill_master(self) -> None:
+        master = self._brokers.master()
+        self._brokers.kill(master)
+        self._killed.append(master)
+
+    def restart(self) -> None:
+        """Starts the brokers that were killed, and waits for a master."""
+        while self._killed:
+            self._brokers.start(self._killed.pop())
+        for broker in self._brokers.brokers.values():
+            broker.wait_started()
+        self._brokers.master()
+
+
+@contextmanager
+def failing_brokers(kind: str, folder: Path, version: str = VERSION) -> Iterator[FailingBrokers]:
+    """Runs brokers of one kind and kills them at the end. Skips the test without Java."""
+    if kind == DLEDGER_MODE:
+        with cluster(folder, _REPLICAS, version=version) as group:
+            group.master()
+            yield FailingBrokers(group)
+        return
+    roots = [folder / name for name in ("a", "b", "c")[: 1 if kind == PLAIN else _REPLICAS]]
+    settings = [
+        {**SMALL_FILES, **(_CONTROLLED if kind == CONTROLLER_MODE else {}), "storePathRootDir": root} for root in roots
+    ]
+    kernel = DLEDGER if kind == CONTROLLER_MODE else None
+    with broker_set(folder, settings, version=version, kernel=kernel) as brokers:
+        brokers.start()
+        brokers.master()
+        yield FailingBrokers(brokers)
+
+
+def check_rows(found: list[dict[str, Any]], sent: list[Sent], consumed: list[Consumed]) -> None:
+    """The rows are the messages that a consumer gets, each once, and have all that were acknowledged."""
+    by_key = {(row["queueId"], row["queueOffset"]): row for row in found}
+    assert len(by_key) == len(found)
+    for each in sent:
+        row = by_key[each.queue_id, each.queue_offset]
+        assert (row["body"], row["offsetMsgId"]) == (b"%d" % each.number, each.offset_msg_id)
+        assert (row["problem"], row["broker"], row["tags"]) == (None, "broker", "tag")
+    assert {(each.queue_id, each.queue_offset, each.physical_offset) for each in consumed} == {
+        (*key, row["commitLogOffset"]) for key, row in by_key.items()
+    }
