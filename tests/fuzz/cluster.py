@@ -1,7 +1,7 @@
 """Feeds damaged responses of name servers and brokers to the client of a cluster.
 
-Only WireError is allowed, within a few seconds of CPU. A route that is read has only queues of its brokers, and messages that
-are counted have the same rows with both engines.
+Only WireError is allowed, within a few seconds of CPU. A route that is read has only queues of its brokers, messages
+that are counted have the same rows with both engines.
 """
 
 from __future__ import annotations
