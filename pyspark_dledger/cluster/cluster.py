@@ -11,7 +11,7 @@ from typing import TypeVar, final
 from pyspark_dledger.cluster import codes
 from pyspark_dledger.cluster.address import ClusterAddress
 from pyspark_dledger.cluster.codes import BrokerCode
-from pyspark_dledger.cluster.connection import Connection, LostError, Response, check_success
+from pyspark_dledger.cluster.connection import TIMEOUT, Connection, LostError, Response, check_success
 from pyspark_dledger.cluster.routes import MASTER, Queue, TopicRoute, parse_route, parse_topics
 from pyspark_dledger.errors import ClusterError
 from pyspark_dledger.raft.loops import backoff
@@ -88,10 +88,10 @@ class Cluster:
             found = self._connections[server] = self.connect(server)
         return found
 
-    def connect(self, server: Address) -> Connection:
+    def connect(self, server: Address, timeout: float = TIMEOUT) -> Connection:
         """A new connection, which the caller closes. Raises LostError."""
         try:
-            return Connection(server, self.address)
+            return Connection(server, self.address, timeout)
         except LostError:
             self.ask_last(server)
             raise

@@ -14,7 +14,7 @@ from pyspark_dledger.raft.wire.wire_errors import WireError
 MASTER = 0
 """The id of a broker's master; other ids are slaves."""
 
-_READABLE = 4
+_READABLE, _WRITABLE = 4, 2
 # Of one topic at one broker. RocketMQ's tools create a few thousand at most.
 _MAX_QUEUES = 65_536
 _MAX_BROKERS = 10_000
@@ -47,10 +47,11 @@ class Broker:
 
 @dataclass(frozen=True)
 class TopicRoute:
-    """The readable queues of a topic, and its brokers by name."""
+    """The readable queues of a topic, its writable ones in order, and its brokers by name."""
 
     topic: str
     queues: tuple[Queue, ...]
+    writable: tuple[Queue, ...]
     brokers: dict[str, Broker]
 
 
@@ -58,17 +59,19 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
     """The route in a response's body. Raises WireError for malformed values, and for more than a cluster can have."""
     value = _object(body)
     brokers = {broker.name: broker for broker in map(_broker, _items(value, "brokerDatas"))}
-    queues: list[Queue] = []
+    found: dict[str, list[Queue]] = {"readQueueNums": [], "writeQueueNums": []}
     for item in _items(value, "queueDatas"):
-        name = text(item.get("brokerName"), "brokerName")
-        count = integer(item.get("readQueueNums"), "readQueueNums", 32)
-        if not 0 <= count <= _MAX_QUEUES:
-            raise WireError(f"expected at most {_MAX_QUEUES} queues of topic {topic}, found {count}")
-        if integer(item.get("perm"), "perm", 32) & _READABLE and name in brokers:
-            queues += (Queue(topic, name, number) for number in range(count))
-        if len(queues) > _MAX_QUEUES:
-            raise WireError(f"expected at most {_MAX_QUEUES} queues of topic {topic}, found more")
-    return TopicRoute(topic, tuple(queues), brokers)
+        name, permissions = text(item.get("brokerName"), "brokerName"), integer(item.get("perm"), "perm", 32)
+        for (field, queues), needed in zip(found.items(), (_READABLE, _WRITABLE), strict=True):
+            count = integer(item.get(field), field, 32)
+            if not 0 <= count <= _MAX_QUEUES:
+                raise WireError(f"expected at most {_MAX_QUEUES} queues of topic {topic}, found {count}")
+            if permissions & needed and name in brokers:
+                queues += (Queue(topic, name, number) for number in range(count))
+            if len(queues) > _MAX_QUEUES:
+                raise WireError(f"expected at most {_MAX_QUEUES} queues of topic {topic}, found more")
+    readable, writable = map(tuple, found.values())
+    return TopicRoute(topic, readable, tuple(sorted(writable)), brokers)
 
 
 def parse_topics(body: bytes) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.cluster import cluster as cluster_module
-from pyspark_dledger.cluster import codes, connection, pulls
+from pyspark_dledger.cluster import codes, pulls
 from pyspark_dledger.errors import DLedgerError
 from pyspark_dledger.raft.wire.remoting import Command, encode_command
 from tests.fuzz import cluster as fuzz
@@ -32,7 +32,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "_MAX_FIRST_WAIT", 0.3)
     monkeypatch.setattr(cluster_module, "MAX_PAUSE", 0.1)
     monkeypatch.setattr(pulls, "MAX_WAIT", 0.5)
-    monkeypatch.setattr(connection.Connection.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(cluster_module.Cluster.connect, "__defaults__", (0.5,))
 
 
 def check_bounded(server: FakeServer, **options: Any) -> None:
@@ -56,7 +56,7 @@ def of(
 
 def route(**changes: Any) -> Answer:
     broker = {"brokerName": "b", "cluster": "c", "brokerAddrs": {"0": "127.0.0.1:1"}}
-    queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1}
+    queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1}
     value = {
         "queueDatas": [{**queues, **changes.get("queues", {})}],
         "brokerDatas": [{**broker, **changes.get("broker", {})}],
@@ -67,8 +67,10 @@ def route(**changes: Any) -> Answer:
 ROUTES: list[Answer] = [
     route(queues={"readQueueNums": 2**31 - 1}),
     route(queues={"readQueueNums": -1}),
+    route(queues={"writeQueueNums": 2**31 - 1}),
+    route(queues={"writeQueueNums": None}),
     route(queues={"readQueueNums": "many"}),
-    route(whole={"queueDatas": [{"brokerName": "b", "perm": 6, "readQueueNums": 60_000}] * 5000}),
+    route(whole={"queueDatas": [{"brokerName": "b", "perm": 6, "readQueueNums": 60_000, "writeQueueNums": 1}] * 5000}),
     route(whole={"queueDatas": None}),
     route(whole={"brokerDatas": [[]]}),
     route(broker={"brokerAddrs": {str(number): "127.0.0.1:1" for number in range(1000)}}),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, final
 
@@ -104,16 +105,18 @@ class FakeServer:
                     self.requests.append(request)
                     answer = self.change(self, request) if self.change else None
                     if answer is None:
-                        answer = self.answer(request)
+                        answer = self.answer(request, bytes(found.body))
                     connection.sendall(answer if isinstance(answer, bytes) else response(request, answer))
         accepted.close()
 
-    def answer(self, request: Command) -> Answer:
+    def answer(self, request: Command, body: bytes = b"") -> Answer:
         """What a real server answers."""
         fields = request.fields
         if request.code == codes.GET_ALL_TOPICS:
             topics = sorted({topic for topic, _ in self.queues} | {self.name, "TBW102"})
             return 0, {}, json.dumps({"topicList": topics}).encode()
+        if request.code in (codes.SEND_MESSAGE, codes.SEND_BATCH):
+            return self._store(request, body)
         topic = fields["topic"]
         if request.code == codes.GET_ROUTE_OF_TOPIC:
             return self._route(topic)
@@ -133,11 +136,37 @@ class FakeServer:
         assert request.code == codes.PULL_MESSAGE
         return self._pull(int(fields["queueOffset"]), int(fields["maxMsgNums"]), begin, messages)
 
+    def _store(self, request: Command, body: bytes) -> Answer:
+        """Add sent messages to a queue. A topic that is missing is made if its template is there."""
+        fields = request.fields
+        topic, queue_id = fields["b"], int(fields["e"])
+        if not any(name in (topic, fields["c"]) for name, _ in self.queues):
+            return BrokerCode.TOPIC_NOT_EXIST, {}, b""
+        is_batch = request.code == codes.SEND_BATCH
+        sent = list(_split(body)) if is_batch else [(int(fields["h"]), body, fields["i"])]
+        queue = self.queues[topic, queue_id]
+        first = self.begins[topic, queue_id] + len(queue)
+        for number, (flag, content, properties) in enumerate(sent, first):
+            pairs = [(name, value) for name, _, value in (each.partition("\1") for each in properties.split("\2")[:-1])]
+            made = mq_message(
+                topic,
+                content,
+                queue_id=queue_id,
+                queue_offset=number,
+                flag=flag,
+                properties=pairs,
+                born_timestamp=int(fields["g"]),
+            )
+            queue.append(made.make(0))
+        ids = ",".join(f"{number:032X}" for number in range(first, first + len(sent)))
+        return 0, {"msgId": ids, "queueId": queue_id, "queueOffset": first}, b""
+
     def _route(self, topic: str) -> Answer:
         counts = [queue for name, queue in self.queues if name == topic]
         if not counts:
             return BrokerCode.TOPIC_NOT_EXIST, {}, b""
-        queues = [{"brokerName": name, "perm": 6, "readQueueNums": max(counts) + 1} for name in self.brokers]
+        numbers = {"perm": 6, "readQueueNums": max(counts) + 1, "writeQueueNums": max(counts) + 1}
+        queues = [{"brokerName": name, **numbers} for name in self.brokers]
         brokers = [{"brokerName": name, "cluster": "c", "brokerAddrs": each} for name, each in self.brokers.items()]
         text = json.dumps({"queueDatas": queues, "brokerDatas": brokers})
         # As old name servers write it: the keys of the addresses have no quotes.
@@ -156,6 +185,16 @@ class FakeServer:
                 break
             chosen.append(message)
         return 0, {**bounds, "nextBeginOffset": offset + len(chosen)}, b"".join(chosen)
+
+
+def _split(body: bytes) -> Iterator[tuple[int, bytes, str]]:
+    """The flag, body and properties of each message of a batch."""
+    at = 0
+    while at < len(body):
+        size, flag, length = struct.unpack_from(">i8xii", body, at)
+        end = at + 20 + length
+        yield flag, body[at + 20 : end], body[end + 2 : at + size].decode()
+        at += size
 
 
 def response(request: Command, answer: Answer) -> bytes:
