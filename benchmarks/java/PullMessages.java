@@ -7,16 +7,18 @@ import java.util.Random;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * RocketMQ's own client. Arguments: the name server, a topic, and the threads that pull. Each line of standard input is
- * a command, answered by a JSON object:
+ * a command, answered by a JSON object with its seconds or its error:
  *
  * fill COUNT SIZE QUEUES: makes the topic and sends so many messages, in batches.
- * pull COUNT: a new DefaultLitePullConsumer receives so many messages, from the first one of each queue on.
+ * pull COUNT: a new DefaultLitePullConsumer receives so many messages, from the first one of each queue on. At the end
+ * of a queue, a thread waits for new messages for seconds: ask for fewer than there are.
  */
 public final class PullMessages {
     private static final int BATCH = 100;
@@ -25,14 +27,20 @@ public final class PullMessages {
         System.out.println("{\"started\": true}");
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in));
         for (String line = commands.readLine(); line != null; line = commands.readLine()) {
-            String[] words = line.split(" ");
-            int count = Integer.parseInt(words[1]);
-            double seconds = words[0].equals("fill")
-                ? fill(args[0], args[1], count, Integer.parseInt(words[2]), Integer.parseInt(words[3]))
-                : pull(args[0], args[1], count, Integer.parseInt(args[2]));
-            System.out.printf("{\"seconds\": %.6f}%n", seconds);
+            try {
+                System.out.printf("{\"seconds\": %.6f}%n", obey(args, line.split(" ")));
+            } catch (Exception failed) {
+                System.out.printf("{\"error\": \"%s\"}%n", failed.toString().replaceAll("[\"\\\\\\p{Cntrl}]", " "));
+            }
         }
         Runtime.getRuntime().halt(0);
+    }
+
+    private static double obey(String[] args, String[] words) throws Exception {
+        int count = Integer.parseInt(words[1]);
+        return words[0].equals("fill")
+            ? fill(args[0], args[1], count, Integer.parseInt(words[2]), Integer.parseInt(words[3]))
+            : pull(args[0], args[1], count, Integer.parseInt(args[2]));
     }
 
     private static double fill(String names, String topic, int count, int size, int queues) throws Exception {
@@ -40,26 +48,30 @@ public final class PullMessages {
         producer.setNamesrvAddr(names);
         producer.setDefaultTopicQueueNums(queues);
         producer.start();
-        Random random = new Random(size);
-        long start = System.nanoTime();
-        for (int sent = 0; sent < count; sent += BATCH) {
-            List<Message> batch = new ArrayList<>();
-            for (int i = sent; i < Math.min(sent + BATCH, count); i++) {
-                byte[] body = new byte[size];
-                random.nextBytes(body);
-                batch.add(new Message(topic, "tag" + i % 4, "key-" + i, body));
+        try {
+            Random random = new Random(size);
+            long start = System.nanoTime();
+            for (int sent = 0; sent < count; sent += BATCH) {
+                List<Message> batch = new ArrayList<>();
+                for (int i = sent; i < Math.min(sent + BATCH, count); i++) {
+                    byte[] body = new byte[size];
+                    random.nextBytes(body);
+                    batch.add(new Message(topic, "tag" + i % 4, "key-" + i, body));
+                }
+                if (producer.send(batch).getSendStatus() != SendStatus.SEND_OK) {
+                    throw new IllegalStateException("not sent");
+                }
             }
-            if (producer.send(batch).getSendStatus() != SendStatus.SEND_OK) {
-                throw new IllegalStateException("not sent");
-            }
+            return (System.nanoTime() - start) / 1e9;
+        } finally {
+            producer.shutdown();
         }
-        producer.shutdown();
-        return (System.nanoTime() - start) / 1e9;
     }
 
     private static double pull(String names, String topic, int count, int threads) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("bench-consumers");
         consumer.setNamesrvAddr(names);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAutoCommit(false);
         consumer.setPullThreadNums(threads);
         // The largest that brokers allow by default, and no pauses of the flow control.
@@ -72,10 +84,7 @@ public final class PullMessages {
         try {
             Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
             long start = System.nanoTime();
-            consumer.assign(queues);
-            for (MessageQueue queue : queues) {
-                consumer.seekToBegin(queue);
-            }
+            consumer.assign(queues); // without committed offsets it begins with the first message
             int received = 0;
             while (received < count) {
                 for (MessageExt each : consumer.poll(5000)) {

@@ -1,6 +1,6 @@
 """Feeds damaged responses of name servers and brokers to the client of a cluster.
 
-Only WireError is allowed, within a few seconds of CPU. A route that is read has only queues of its brokers, messages
+Only WireError is allowed, within a few seconds of CPU. A route that is read only has queues of its brokers. Messages
 that are counted have the same rows with both engines.
 """
 
