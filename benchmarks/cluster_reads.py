@@ -41,16 +41,16 @@ _BROKER_OPTIONS = ("-Xmx2g",)
 class Side:
     """Processes that read all messages together, and the processor time that they and the broker took."""
 
-    def __init__(self, broker: int, pids: list[int], read: Callable[[], object]) -> None:
+    def __init__(self, broker: int, pids: Callable[[], list[int]], read: Callable[[], object]) -> None:
         self._broker, self._pids, self._read = broker, pids, read
         self.broker_seconds: list[float] = []
         self.own_seconds: list[float] = []
 
     def seconds(self) -> float:
-        before = processor_seconds(self._broker), sum(map(processor_seconds, self._pids))
+        before = processor_seconds(self._broker), sum(map(processor_seconds, self._pids()))
         taken = timed(self._read)()
         self.broker_seconds.append(processor_seconds(self._broker) - before[0])
-        self.own_seconds.append(sum(map(processor_seconds, self._pids)) - before[1])
+        self.own_seconds.append(sum(map(processor_seconds, self._pids())) - before[1])
         return taken
 
     def processor(self) -> dict[str, float | None]:
@@ -59,8 +59,33 @@ class Side:
 
 
 def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = process_fields(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def process_fields(pid: int) -> list[str]:
+    """What the kernel says of a process, after its name; none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return ["0"] * 20
+
+
+def spark_pids() -> list[int]:
+    """The JVM and its Python workers."""
+    return [
+        pid
+        for child in children(os.getpid())
+        if b"org.apache.spark" in Path(f"/proc/{child}/cmdline").read_bytes()
+        for pid in (child, *children(child))
+    ]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process or its children have started."""
+    numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    found = [number for number in numbers if process_fields(number)[1] == str(pid)]
+    return found + [each for child in found for each in children(child)]
 
 
 @contextmanager
@@ -96,15 +121,15 @@ def reads(name: str) -> Result:
         eventually(lambda: "seconds" in consumer.ask(f"fill {COUNT} {SIZE} {QUEUES}"), 120)
         command = [sys.executable, "-m", "benchmarks.cluster_load", address, TOPIC]
         readers = [stack.enter_context(closing(Process(command))) for _ in range(THREADS)]
-        pids = [reader.pid for reader in readers]
+        source = spark().read.format("rocketmq").options(nameServer=address, topic=TOPIC)
+        wanted = int(COUNT * _PEER_PART)
         sides = {
-            "arrow": Side(pid, pids, partial(together, readers, "arrow")),
-            "bytes": Side(pid, pids, partial(together, readers, "bytes")),
-            "java": Side(pid, [consumer.pid], lambda: consumer.ask(f"pull {int(COUNT * _PEER_PART)}")["seconds"]),
+            "arrow": Side(pid, lambda: [reader.pid for reader in readers], partial(together, readers, "arrow")),
+            "bytes": Side(pid, lambda: [reader.pid for reader in readers], partial(together, readers, "bytes")),
+            "spark": Side(pid, spark_pids, job(source.load)),
+            "java": Side(pid, lambda: [consumer.pid], lambda: consumer.ask(f"pull {wanted}")["seconds"]),
         }
         seconds = alternate({side: each.seconds for side, each in sides.items()}, ROUNDS, WARM_UPS)
-        reader = spark().read.format("rocketmq").options(nameServer=address, topic=TOPIC)
-        seconds |= alternate({"spark": job(reader.load)}, ROUNDS, WARM_UPS)
     ceiling = against_ceiling(name, SAME_ROWS).peer_value or 0.0
     rate = {side: COUNT / taken for side, taken in seconds.items()}
     rate["java"] *= _PEER_PART
