@@ -125,6 +125,9 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 MAX_DELAY_LEVEL = 18
 # Prepared messages of transactions, and what ended them (TransactionalMessageUtil).
 HALF_TOPIC, OP_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+# The same, where a RocksDB has them (TransMessageRocksDBStore); an op message has its half message's commitLogOffset.
+ROCKS_HALF_TOPIC, ROCKS_OP_TOPIC = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
+PROPERTY_HALF_OFFSET = "TRANS_OFFSET"
 # Messages with a time of delivery (TimerMessageStore).
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 

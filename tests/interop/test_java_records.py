@@ -13,9 +13,10 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.format.layout import TIMER_TOPIC
 from pyspark_dledger.rocketmq.tables import read_table
 from tests.interop.java_group import JavaProcess
+from tests.interop.make_lives_golden import SETTINGS, run_lives
 from tests.rocketmq.test_rocksdb import files_of
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
-from tests.support.long_runs import first
+from tests.support.long_runs import first, takes_long
 
 NOW = 1_700_000_000_000
 PROPERTIES = [("REAL_TOPIC", "Orders"), ("REAL_QID", "1"), ("UNIQ_KEY", "K")]
@@ -72,3 +73,20 @@ def test_tables_have_what_java_reads(version: str, has_timers: bool, tmp_path: P
     for verb in ("check", "verify", "recovery"):
         main([verb, str(root)])
     assert list(files_of(root)) == before
+
+
+@takes_long
+def test_transactions_of_a_broker_that_keeps_them_in_a_rocksdb(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    settings = {"transRocksDBEnable": "true", "transWriteOriginTransHalfEnable": "false"}
+    said = run_lives(root, "5.5.0", SETTINGS | settings, 22_000)
+    keys = {message["uniqKey"]: key for key, message in said["messages"].items()}
+    rows = {keys[row["uniqKey"]]: row for row in rows_of(root, "transactions")}
+    assert {key: (row["state"], row["checks"]) for key, row in rows.items()} == {
+        "committed-1": ("committed", None),
+        "rolled-1": ("rolledBack", None),
+        "checked-1": ("committed", None),
+        "discarded-1": ("prepared", None),
+        "pending-1": ("prepared", None),
+    }
+    assert [event.event for event in dl.trace(root, "rolled-1").events] == ["prepared", "ended"]

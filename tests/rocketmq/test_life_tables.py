@@ -99,6 +99,29 @@ def test_a_check_after_the_end_is_no_new_transaction(tmp_path: Path) -> None:
     assert [row["state"] for row in rows_of(tmp_path, "transactions")] == ["rolledBack"]
 
 
+def rocks_half(number: int, stored: int) -> Any:
+    properties = [("UNIQ_KEY", f"K{number}"), ("REAL_TOPIC", "T"), ("REAL_QID", "0"), ("PGROUP", "g")]
+    return mq_message(layout.ROCKS_HALF_TOPIC, b"half", properties=properties, store_timestamp=stored)
+
+
+def rocks_op(half_offset: str, stored: int) -> Any:
+    properties = [("TAGS", "d"), ("TRANS_OFFSET", half_offset)]
+    return mq_message(layout.ROCKS_OP_TOPIC, b"d", properties=properties, store_timestamp=stored)
+
+
+@pytest.mark.parametrize("offset", ["0", "00"])
+def test_of_transactions_in_a_rocksdb_an_op_message_names_a_position(tmp_path: Path, offset: str) -> None:
+    write_commitlog(tmp_path, [rocks_half(0, 1000), rocks_half(1, 2000), rocks_op(offset, 3000)])
+    rows = {row["uniqKey"]: (row["state"], row["checks"]) for row in rows_of(tmp_path, "transactions")}
+    assert rows == {"K0": ("rolledBack", None), "K1": ("prepared", None)}
+
+
+@pytest.mark.parametrize("offset", ["7", "-1", "x", "99999999999999999999", ""])
+def test_an_op_message_with_another_position_ends_nothing(tmp_path: Path, offset: str) -> None:
+    write_commitlog(tmp_path, [rocks_half(0, 1000), rocks_op(offset, 3000)])
+    assert [row["state"] for row in rows_of(tmp_path, "transactions")] == ["prepared"]
+
+
 def test_a_half_message_is_known_by_its_copy_when_it_expired(tmp_path: Path) -> None:
     message = mq_message("T", store_timestamp=5000)
     copy = mq_message(

@@ -15,11 +15,12 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import (
     HALF_TOPIC,
-    OP_TOPIC,
+    PROPERTY_HALF_OFFSET,
     PROPERTY_KEYS,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
+    ROCKS_OP_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
 )
@@ -47,7 +48,7 @@ from pyspark_dledger.rocketmq.lives.topics import (
     integer,
     queue_messages,
 )
-from pyspark_dledger.rocketmq.lives.transactions import OP_TAG, ended_offsets
+from pyspark_dledger.rocketmq.lives.transactions import HALF_TOPICS, OP_TAG, OP_TOPICS, ended_offsets
 from pyspark_dledger.rocketmq.lost.known_units import topics_of
 
 STORED, DELIVERED, COMMITTED, ENDED = "stored", "delivered", "committed", "ended"
@@ -111,7 +112,7 @@ class Tracer:
 
     def events(self, offset: int, message: Message) -> Iterator[TraceEvent]:
         """What a message of the log says: of itself, or of the messages that it names."""
-        if message.topic == OP_TOPIC:
+        if message.topic in OP_TOPICS:
             yield from self._ended(offset, message)
         elif is_revive_message(message):
             yield from self._popped(offset, message)
@@ -131,7 +132,7 @@ class Tracer:
             properties.get(PROPERTY_KEYS),
             is_in_queue=unit is not None and int(unit["commitLogOffset"]) == offset,
         )
-        if topic == HALF_TOPIC:
+        if topic in HALF_TOPICS:
             checks = integer(properties.get(PROPERTY_CHECK_TIMES))
             return replace(found, event=CHECKED if checks else PREPARED, attempt=checks)
         if topic == CHECKED_TOO_OFTEN_TOPIC:
@@ -151,9 +152,15 @@ class Tracer:
         return replace(found, event=DELIVERED if properties.get(PROPERTY_REAL_TOPIC) == topic else STORED)
 
     def _ended(self, offset: int, op: Message) -> Iterator[TraceEvent]:
-        for queue_offset in ended_offsets(op.properties.get(PROPERTY_TAGS), op.body):
-            place = HALF_TOPIC, op.queue_id, queue_offset
+        for place in self._ended_places(op):
             yield self._named(place, TraceEvent(None, op.store_timestamp, ENDED, *place, offset))
+
+    def _ended_places(self, op: Message) -> list[tuple[str, int, int]]:
+        if op.topic == ROCKS_OP_TOPIC:
+            offset = integer(op.properties.get(PROPERTY_HALF_OFFSET))
+            half = message_at(self._log.segments, -1 if offset is None else offset, self._log.segment_end)
+            return [(half.topic, half.queue_id, half.queue_offset)] if half and half.topic in HALF_TOPICS else []
+        return [(HALF_TOPIC, op.queue_id, each) for each in ended_offsets(op.properties.get(PROPERTY_TAGS), op.body)]
 
     def _popped(self, offset: int, message: Message) -> Iterator[TraceEvent]:
         if message.topic != TIMER_TOPIC and PROPERTY_TIMER_OUT in message.properties:
@@ -313,11 +320,11 @@ class _Search:
 
     def _ended(self, own: list[TraceEvent]) -> Iterator[TraceEvent]:
         """What op messages say of half messages; only one of a half message and its copies has an op message."""
-        halves = [event for event in own if event.topic == HALF_TOPIC]
+        halves = [event for event in own if event.topic in HALF_TOPICS]
         places, waiting = set(map(_place, halves)), {event.uniq_key for event in halves}
         if not waiting:
             return
-        for offset, op in queue_messages(self._log, [OP_TOPIC], min(self._messages), [OP_TAG]):
+        for offset, op in queue_messages(self._log, OP_TOPICS, min(self._messages), [OP_TAG]):
             found = [event for event in self._tracer.events(offset, op) if _place(event) in places]
             yield from found
             waiting -= {event.uniq_key for event in found}
