@@ -32,6 +32,7 @@ MODULES = (
     "tail",
     "spark_write",
     "cluster_reads",
+    "cluster_writes",
     "export",
     "cold",
     "engines",

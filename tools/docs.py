@@ -28,6 +28,7 @@ from pyspark_dledger.rocketmq.export.forms import EXPORT_OPTIONS, FORMS, LAKES
 from pyspark_dledger.rocketmq.lives import pops, timers, trace, transactions
 from pyspark_dledger.rocketmq.tables import TABLES as READ_TABLES
 from pyspark_dledger.rocketmq.tables.audit_table import AUDIT_CODES
+from pyspark_dledger.spark.cluster.cluster_write_options import CLUSTER_WRITE_OPTIONS
 from pyspark_dledger.spark.sink.write_options import WRITE_OPTIONS
 from tools import cli_docs, real_bytes
 
@@ -78,6 +79,11 @@ def options() -> str:
 def cluster_options() -> str:
     """The options that only a read of a cluster has."""
     return _options(CLUSTER_OPTIONS)
+
+
+def cluster_write_options() -> str:
+    """The options that only a write to a cluster has; those of the account are in the table of reads."""
+    return _options(option for option in CLUSTER_WRITE_OPTIONS if option not in CLUSTER_OPTIONS)
 
 
 def stream_options() -> str:
@@ -275,6 +281,7 @@ TABLES = {
     "options": options,
     "stream-options": stream_options,
     "cluster-options": cluster_options,
+    "cluster-write-options": cluster_write_options,
     "write-options": write_options,
     "export-forms": export_forms,
     "export-options": export_options,

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pyspark_dledger.cluster.address import ClusterAddress, Credentials
 from pyspark_dledger.cluster.offsets import FORM, ClusterOffsets
@@ -81,13 +81,50 @@ _BOUND = Parser(
 )
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """The parsed options of a read of a cluster. `read` has those that it shares with reads of logs."""
+@dataclass(frozen=True, repr=False)
+class AccessOptions:
+    """How a read or a write reaches its cluster. TLS is in the options that it shares with those of logs."""
 
     name_server: tuple[Address, ...] | None = option(
         None, Parser("HOST:PORT of one or more name servers, separated by ;", _name_servers), "`HOST:PORT;HOST:PORT`"
     )
+    access_key: str | None = option(None, TEXT, "account of the ACL")
+    secret_key: str | None = option(None, TEXT, "its secret")
+    security_token: str | None = option(None, TEXT, "its token, if it is temporary")
+
+    def __repr__(self) -> str:
+        """Without secrets."""
+        return f"{type(self).__name__}({self.name_server})"
+
+    def address_with(self, tls: TlsOptions) -> ClusterAddress:
+        """The address of the cluster. Raises OptionError if an option is missing."""
+        if self.name_server is None:
+            raise OptionError("option nameServer is missing: give HOST:PORT of the cluster's name servers")
+        if (self.access_key is None) != (self.secret_key is None):
+            raise OptionError("options accessKey and secretKey belong together: give both, or neither")
+        if self.security_token is not None and self.access_key is None:
+            raise OptionError("option securityToken has no effect without accessKey and secretKey: give all, or none")
+        credentials = None
+        if self.access_key is not None and self.secret_key is not None:
+            credentials = Credentials(self.access_key, self.secret_key, self.security_token)
+        return ClusterAddress(self.name_server, credentials, _tls(tls))
+
+
+class TlsOptions(Protocol):
+    """Options of a read or a write."""
+
+    @property
+    def tls_cert(self) -> str | None: ...
+    @property
+    def tls_key(self) -> str | None: ...
+    @property
+    def tls_ca(self) -> str | None: ...
+
+
+@dataclass(frozen=True, repr=False)
+class ClusterOptions(AccessOptions):
+    """The parsed options of a read of a cluster. `read` has those that it shares with reads of logs."""
+
     topic_pattern: re.Pattern[str] | None = option(
         None, Parser("a regular expression", _pattern), "instead of `topic`: regular expression of whole names"
     )
@@ -104,22 +141,11 @@ class ClusterOptions:
     max_fetch_bytes: int = option(
         32 * _MEBIBYTE, size_up_to(1024 * _MEBIBYTE, "1g"), "memory of a task for messages that wait for earlier ones"
     )
-    access_key: str | None = option(None, TEXT, "account of the ACL")
-    secret_key: str | None = option(None, TEXT, "its secret")
-    security_token: str | None = option(None, TEXT, "its token, if it is temporary")
     read: ReadOptions = field(default_factory=ReadOptions)
-
-    def __repr__(self) -> str:
-        """Without secrets."""
-        return f"ClusterOptions({self.address})"
 
     @property
     def address(self) -> ClusterAddress:
-        assert self.name_server is not None  # checked when it was parsed
-        credentials = None
-        if self.access_key is not None and self.secret_key is not None:
-            credentials = Credentials(self.access_key, self.secret_key, self.security_token)
-        return ClusterAddress(self.name_server, credentials, _tls(self.read))
+        return self.address_with(self.read)
 
     @property
     def prefers_slave(self) -> bool:
@@ -162,30 +188,24 @@ def _check_known(name: str, use: str) -> None:
 
 
 def _check(options: ClusterOptions) -> None:
-    if options.name_server is None:
-        raise OptionError("option nameServer is missing: give HOST:PORT of the cluster's name servers")
+    _ = options.address
     if (options.read.topic is None) == (options.topic_pattern is None):
         both = "neither is" if options.read.topic is None else "both are"
         raise OptionError(f"expected option topic or option topicPattern, {both} given: give one of them")
-    if (options.access_key is None) != (options.secret_key is None):
-        raise OptionError("options accessKey and secretKey belong together: give both, or neither")
-    if options.security_token is not None and options.access_key is None:
-        raise OptionError("option securityToken has no effect without accessKey and secretKey: give all, or none")
     if options.read.starting_timestamp is not None and options.starting_offsets is not None:
         raise OptionError("startingTimestamp and startingOffsets are both given: give one of them")
     uses_group = COMMITTED in {bound.kind for bound in (options.starting_offsets, options.ending_offsets) if bound}
     if uses_group and options.consumer_group is None:
         raise OptionError("offsets that are committed need option consumerGroup: give the group's name")
-    _tls(options.read)
 
 
-def _tls(read: ReadOptions) -> Tls | None:
+def _tls(given: TlsOptions) -> Tls | None:
     """TLS if tlsCa is given; a certificate of this side is optional."""
-    if (read.tls_cert is None) != (read.tls_key is None) or (read.tls_cert is not None and read.tls_ca is None):
+    if (given.tls_cert is None) != (given.tls_key is None) or (given.tls_cert is not None and given.tls_ca is None):
         raise OptionError("expected option tlsCa, and for a client certificate tlsCert and tlsKey, too: give these")
-    if read.tls_ca is None:
+    if given.tls_ca is None:
         return None
     from pathlib import Path
 
-    cert, key = (None if file is None else Path(file) for file in (read.tls_cert, read.tls_key))
-    return Tls(cert, key, Path(read.tls_ca))
+    cert, key = (None if file is None else Path(file) for file in (given.tls_cert, given.tls_key))
+    return Tls(cert, key, Path(given.tls_ca))

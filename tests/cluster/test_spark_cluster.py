@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support import cluster_reads
 from tests.support.fake_cluster import FakeServer
 
 
@@ -49,3 +50,32 @@ def test_stream_continues_after_a_restart(spark: SparkSession, server: FakeServe
     assert len(found) == len(set(found)) == 2110
     # Spark commits a micro-batch when it plans the next one.
     assert [server.committed["Orders", queue] for queue in range(4)] == [500, 600, 500, 500]
+
+
+def test_rows_of_batches_and_streams_are_written_and_micro_batches_have_their_keys(
+    spark: SparkSession, server: FakeServer, tmp_path: Path
+) -> None:
+    access = {"nameServer": server.address, "accessKey": "user", "secretKey": "hidden-secret"}
+    rows = spark.range(0, 1000, numPartitions=3).selectExpr(
+        "string(id) as body", "string(id) as keys", "'New' as topic"
+    )
+    writer = rows.write.format("rocketmq").mode("append").options(**access)
+    with pytest.raises(Exception, match=r"partition [0-2]: .*expected topic New to write to"):
+        writer.save()
+    server.queues["New", 3] = []
+    writer.save()
+    found = spark.read.format("rocketmq").options(topic="New", **access).load()
+    assert {int(row.body) for row in found.collect()} == set(range(1000))
+    assert found.select("uniqKey").distinct().count() == 1000
+    server.queues["Copy", 3] = []
+    stream = spark.readStream.format("rocketmq").options(topic="New", startingOffsets="earliest", **access)
+    copied = stream.schema("body binary, keys string").load().writeStream.format("rocketmq")
+    copied = copied.options(topic="Copy", **access).option("checkpointLocation", str(tmp_path))
+    copied.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(_keys(server, "Copy")) == sorted(_keys(server, "New"))
+    with pytest.raises(Exception, match="mode overwrite is not possible"):
+        rows.write.format("rocketmq").mode("overwrite").options(**access).save()
+
+
+def _keys(server: FakeServer, topic: str) -> list[str]:
+    return [row["keys"] for row in cluster_reads.rows(cluster_reads.batch_reader(server.address, topic=topic))]

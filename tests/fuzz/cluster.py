@@ -18,9 +18,12 @@ from typing import Any
 
 from pyspark_dledger.cluster import codes, rows
 from pyspark_dledger.cluster.address import ClusterAddress
+from pyspark_dledger.cluster.cluster import Cluster
+from pyspark_dledger.cluster.codes import BrokerCode
 from pyspark_dledger.cluster.connection import Response
+from pyspark_dledger.cluster.producer import Batch, BatchMessage, Producer, _Attempt
 from pyspark_dledger.cluster.pulls import count_messages
-from pyspark_dledger.cluster.routes import parse_route, parse_topics
+from pyspark_dledger.cluster.routes import Queue, parse_route, parse_topics
 from pyspark_dledger.common.memory_file import memory_file
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.options import ReadOptions
@@ -76,12 +79,26 @@ def engine_rows(data: memoryview, engine: str) -> list[dict[str, Any]]:
         return [row for batch in rows._rows(chunk, fill(chunk.parts), scan) for row in batch.to_pylist()]
 
 
+def check_sent(found: Response) -> None:
+    batch = Batch(Queue(TOPIC, "a", QUEUE_ID), [BatchMessage(b"", b"", 0)] * MESSAGES)
+    if found.code != BrokerCode.SUCCESS:
+        return
+    sent = Producer(Cluster(ClusterAddress(())))._stored(_Attempt(batch, batch.queue), found)
+    if not sent.problem and not len(sent.offsets) == len(sent.ids) == MESSAGES:
+        raise Harm(f"{MESSAGES} messages are acknowledged as {sent}")
+
+
 RESPONSES: dict[str, tuple[int, Answer, Callable[[Response], object]]] = {
     "route": (codes.GET_ROUTE_OF_TOPIC, (0, {}, json.dumps(_ROUTE).encode()), check_route),
     "topics": (
         codes.GET_ALL_TOPICS,
         (0, {}, b'{"topicList":["Orders","b"]}'),
         lambda found: parse_topics(bytes(found.body)),
+    ),
+    "sent": (
+        codes.SEND_BATCH,
+        (0, {"msgId": ",".join(["0" * 32] * MESSAGES), "queueId": QUEUE_ID, "queueOffset": OFFSET}, b""),
+        check_sent,
     ),
     "offset": (codes.GET_MAX_OFFSET, (0, {"offset": 2**40}, b""), check_offset),
     "messages": (codes.PULL_MESSAGE, (0, {"nextBeginOffset": 12, "maxOffset": 12}, _BODY), check_messages),

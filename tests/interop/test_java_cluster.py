@@ -1,4 +1,4 @@
-"""Reads of a real cluster: a name server, brokers that are killed while producers write, and an ACL."""
+"""Reads and writes of a real cluster: a name server, brokers that are killed while messages are written, and an ACL."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
 
 from pyspark_dledger.errors import ClusterError
-from tests.interop.failing_brokers import CONTROLLER_MODE, DLEDGER_MODE, PLAIN, check_rows, failing_brokers
+from pyspark_dledger.spark.cluster.cluster_write_options import parse_cluster_write_options
+from pyspark_dledger.spark.cluster.cluster_writers import ClusterBatchWriter
+from pyspark_dledger.spark.sink.task_writer import TaskCommit
+from tests.interop.failing_brokers import (
+    CONTROLLER_MODE,
+    DLEDGER_MODE,
+    PLAIN,
+    FailingBrokers,
+    check_rows,
+    failing_brokers,
+)
 from tests.interop.java_broker import OLDEST_VERSION, SMALL_FILES, VERSION, JavaBroker, JavaClients
 from tests.support.cluster_reads import Stream, batch_reader, by_offset, rows
+from tests.support.cluster_writes import Task, frame
 from tests.support.groups import HOST, eventually
 from tests.support.long_runs import takes_long
 
-TOPIC = "Orders"
+TOPIC, WRITTEN = "Orders", "Written"
+ROWS = 10_000
 OTHERS = (
     *((PLAIN, version) for version in (OLDEST_VERSION, "5.5.0")),
     *((DLEDGER_MODE, version) for version in (OLDEST_VERSION, VERSION)),
@@ -50,7 +65,7 @@ def clients(tmp_path: Path) -> Iterator[JavaClients]:
     ],
 )
 def test_a_stream_has_each_acknowledged_message_once_although_the_master_is_killed(
-    kind: str, version: str, tmp_path: Path
+    kind: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with failing_brokers(kind, tmp_path, version) as brokers:
         clients = brokers.clients
@@ -69,6 +84,8 @@ def test_a_stream_has_each_acknowledged_message_once_although_the_master_is_kill
         found = stream.finish()
         check_rows(found, sent, clients.consume(TOPIC))
         check_times(brokers.address, found)
+        monkeypatch.setattr(TaskContext, "get", lambda: Task({"partition": 0}))
+        check_sink(brokers, kind)
 
 
 def check_times(address: str, found: list[dict[str, Any]]) -> None:
@@ -82,7 +99,42 @@ def check_times(address: str, found: list[dict[str, Any]]) -> None:
     assert len(earlier) + len(later) == len(times)
 
 
-def test_an_account_of_the_acl_reads_and_others_are_rejected(clients: JavaClients, tmp_path: Path) -> None:
+def check_sink(brokers: FailingBrokers, kind: str) -> None:
+    """All rows of a sink are there although the master is killed while it writes, and one UNIQ_KEY tells duplicates."""
+    brokers.clients.send_first(WRITTEN)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, ROWS, ROWS // 20):
+            if start == ROWS // 2:
+                brokers.kill_master()
+                if kind == PLAIN:
+                    brokers.restart()
+            yield frame({"body": [b"%d" % number for number in range(start, start + ROWS // 20)]})[0]
+
+    assert write(brokers.address, batches()) == ROWS
+    delayed, schema = frame({"body": [b"delayed"], "delayLevel": [1]})
+    assert write(brokers.address, iter([delayed]), schema) == 1
+
+    def found() -> list[dict[str, Any]]:
+        return [row for row in rows(batch_reader(brokers.address, topic=WRITTEN)) if row["tags"] is None]
+
+    bodies = {b"%d" % number for number in range(ROWS)} | {b"delayed"}
+    eventually(lambda: {row["body"] for row in found()} == bodies, 60)
+    keys = {(row["uniqKey"], row["body"]) for row in found()}
+    assert len(keys) == len({key for key, _ in keys}) == len(bodies)
+
+
+def write(address: str, batches: Iterator[pa.RecordBatch], schema: StructType | None = None, **options: Any) -> int:
+    given = parse_cluster_write_options({"nameServer": address, "topic": WRITTEN, **options})
+    written = ClusterBatchWriter(given, schema or frame({"body": []})[1]).write(batches)
+    assert isinstance(written, TaskCommit)
+    return written.count
+
+
+def test_an_account_of_the_acl_reads_and_writes_and_others_are_rejected(
+    clients: JavaClients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TaskContext, "get", lambda: Task({"partition": 0}))
     broker = JavaBroker(tmp_path / "secure", clients.port, {**SMALL_FILES, **WITH_ACL})
     try:
         broker.wait_started()
@@ -93,7 +145,13 @@ def test_an_account_of_the_acl_reads_and_others_are_rejected(clients: JavaClient
             return rows(batch_reader(address, **options)) == []
 
         eventually(lambda: _is_found(read), 60)
+        rows_of_one = frame({"body": [b"written"]})[0]
+        access = {"accessKey": USER, "secretKey": PASSWORD, "autoCreate": "true"}
+        assert write(address, iter([rows_of_one]), **access) == 1
         for wrong in ({"secretKey": "another"}, {"accessKey": "nobody"}):
+            with pytest.raises(ClusterError, match="expected success, found") as error:
+                write(address, iter([rows_of_one]), **{**access, **wrong})
+            assert PASSWORD not in str(error.value)
             with pytest.raises(ClusterError, match="expected success, found") as error:
                 rows(batch_reader(address, **{**options, **wrong}))
             assert PASSWORD not in str(error.value)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fake_cluster import FakeServer
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
 BIN = Path(sys.executable).parent
@@ -19,6 +21,7 @@ SHOWN = {
     "tail_log.py",
     "write_log.py",
     "cluster.py",
+    "rocketmq_cluster.py",
     "diff_replicas.py",
     "export_store.py",
     "serve_messages.py",
@@ -105,6 +108,16 @@ def test_write_log_writes_each_message_once(spark_example: Callable[[str], str])
     rows = [row for row in cells(spark_example("write_log.py")) if row[0] == "Orders"]
     assert [(row[1], row[2]) for row in rows] == [(str(queue), "true") for queue in range(4)]
     assert sum(int(row[3]) for row in rows) == 1000 + 3 * 100
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_rocketmq_cluster_reads_what_it_writes() -> None:
+    with FakeServer() as server:
+        server.queues["Orders", 1] = []
+        rows = cells(printed("python", "examples/rocketmq_cluster.py", server.address, "Orders"))
+    assert [row[:2] + row[3:] for row in rows[1:]] == [["b", "0", "0"], ["b", "1", "0"]]
+    assert sum(int(row[2]) for row in rows[1:]) == 1000
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import datasource
     from pyspark.sql.types import StructType
 
+    from pyspark_dledger.spark.cluster.cluster_write_options import ClusterWriteOptions
+
 
 class RocketMQDataSource(DataSource):
-    """Read messages of a running RocketMQ cluster: one row per message.
+    """Read and write messages of a running RocketMQ cluster: one row per message.
 
     Name
     ----
@@ -36,11 +38,13 @@ class RocketMQDataSource(DataSource):
 
     Modes
     -----
-    Reads, batch and streaming.
+    Reads and writes, batch and streaming. Writes are at least once.
 
     Examples
     --------
     >>> orders = spark.read.format("rocketmq").option("nameServer", "10.0.0.1:9876").option("topic", "Orders").load()
+
+    >>> orders.write.format("rocketmq").mode("append").option("nameServer", "10.0.0.1:9876").save()
 
     """
 
@@ -68,3 +72,25 @@ class RocketMQDataSource(DataSource):
         from pyspark_dledger.spark.cluster.cluster_readers import ClusterStreamReader
 
         return ClusterStreamReader(parse_cluster_options(self.options, is_stream=True), schema)
+
+    @plain_errors
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
+        """Return the writer of a batch job. Raises all errors that need no row here, on the driver."""
+        from pyspark_dledger.spark.cluster.cluster_writers import ClusterBatchWriter
+
+        return ClusterBatchWriter(self._write_options(overwrite), schema)
+
+    @plain_errors
+    def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:  # noqa: N802
+        """Return the writer of a micro-batch, for its tasks or its commit."""
+        from pyspark_dledger.spark.cluster.cluster_writers import ClusterStreamWriter
+
+        return ClusterStreamWriter(self._write_options(overwrite), schema)
+
+    def _write_options(self, overwrite: bool) -> ClusterWriteOptions:
+        from pyspark_dledger.errors import OptionError
+        from pyspark_dledger.spark.cluster.cluster_write_options import parse_cluster_write_options
+
+        if overwrite:
+            raise OptionError("mode overwrite is not possible: messages of a topic stay; use mode append")
+        return parse_cluster_write_options(self.options)

@@ -60,8 +60,10 @@ class WriteJob(NamedTuple):
 
 
 def batch_job(options: WriteOptions) -> WriteJob:
-    """The job of one ``save()``."""
+    """The job of one ``save()``. Raises OptionError for `idColumns` in a job without a name."""
     run = str(uuid.uuid4())
+    if options.id_columns and options.txn_app_id is None:
+        raise OptionError("option idColumns of a batch write needs txnAppId and txnVersion: they name the job")
     if options.txn_app_id is None:
         return WriteJob(run, run, "the job", is_repeatable=False, is_micro_batch=False)
     name = f"txn\0{options.txn_app_id}\0{options.txn_version}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from pyspark_dledger.spark.sink.id_columns import IdColumns, id_columns
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 
 _Integers = npt.NDArray[np.signedinteger[Any]]
-BODY, TOPIC = "body", "topic"
+BODY, TOPIC, DELIVER_AT = "body", "topic", "deliverAt"
 _MICROSECONDS_PER_MS = 1000
 
 _Fits = Callable[[sql.DataType], bool]
@@ -63,9 +63,8 @@ def _are_headers(found: sql.DataType) -> bool:
 _BODY = _Column(_is_bytes, "binary or string", BODY)
 _KEYS = _Column(_are_keys, "string, binary or array<string>", "keys")
 _QUEUE_ID = _Column(_is_integer, "int", "queueId")
-_BORN_TIMESTAMP = _Column(
-    _one_of(sql.TimestampType, sql.LongType), "timestamp, or long in milliseconds", "bornTimestamp"
-)
+_IS_TIME = _one_of(sql.TimestampType, sql.LongType)
+_BORN_TIMESTAMP = _Column(_IS_TIME, "timestamp, or long in milliseconds", "bornTimestamp")
 _MESSAGE_COLUMNS: Mapping[str, _Column] = {
     TOPIC: _Column(_is_text, "string", TOPIC),
     BODY: _BODY,
@@ -77,6 +76,7 @@ _MESSAGE_COLUMNS: Mapping[str, _Column] = {
     "bornTimestamp": _BORN_TIMESTAMP,
     "transaction": _Column(_is_text, "string", "transaction"),
     "delayLevel": _Column(_is_integer, "int", "delayLevel"),
+    DELIVER_AT: _Column(_IS_TIME, "timestamp, or long in milliseconds", DELIVER_AT),
     # Those of Kafka's source and sink.
     "key": _KEYS,
     "value": _BODY,
@@ -86,6 +86,8 @@ _MESSAGE_COLUMNS: Mapping[str, _Column] = {
 }
 _RAW_COLUMNS: Mapping[str, _Column] = {BODY: _BODY, "value": _BODY}
 _NEVER_NULL = (TOPIC, BODY)
+NOT_IN_LOGS, NOT_IN_CLUSTERS = (DELIVER_AT,), ("transaction",)
+"""The columns that cannot be written to a log, and those that cannot be sent to a cluster."""
 
 
 class RowFormat(NamedTuple):
@@ -113,7 +115,7 @@ class RowFormat(NamedTuple):
         return BodyParts(len(sizes), sizes.astype(">u4").tobytes(), data[int(offsets[0]) : int(offsets[-1])])
 
     def puts(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
-        """Convert rows to those of ``PUT_SCHEMA``, without absent columns.
+        """Convert rows to those of ``PUT_SCHEMA``, without absent columns, and `DELIVER_AT` in milliseconds.
 
         Raises OptionError, which names the row, for a value that no message can have.
         """
@@ -128,7 +130,7 @@ class RowFormat(NamedTuple):
         return pa.RecordBatch.from_arrays(list(found.values()), names=list(found))
 
 
-def row_format(schema: sql.StructType, options: WriteOptions) -> RowFormat:
+def row_format(schema: sql.StructType, options: WriteOptions, left_out: Sequence[str] = NOT_IN_LOGS) -> RowFormat:
     """Return the format for rows of that schema. Raises OptionError for columns and types that cannot be written."""
     names = [field.name.lower() for field in schema.fields]
     is_message = options.write_as == "message" or (
@@ -141,7 +143,8 @@ def row_format(schema: sql.StructType, options: WriteOptions) -> RowFormat:
     for name, value in (("idColumns", options.id_columns), ("txnAppId", options.txn_app_id)):
         if value and not is_message:
             raise OptionError(f"option {name} does not apply to raw entries: give a topic, or leave it out")
-    columns = _written_columns(schema, _MESSAGE_COLUMNS if is_message else _RAW_COLUMNS, options)
+    of_messages = {name: column for name, column in _MESSAGE_COLUMNS.items() if name not in left_out}
+    columns = _written_columns(schema, of_messages if is_message else _RAW_COLUMNS, options)
     targets = [_MESSAGE_COLUMNS[name].target for _, name in columns]
     if BODY not in targets:
         listed = ", ".join(field.name for field in schema.fields) or "none"
@@ -224,7 +227,7 @@ def _buffers(column: pa.Array) -> tuple[_Integers, memoryview]:
 def _converted(column: pa.Array, name: str, first_row: int) -> pa.Array:
     """Return a column with its type in a put."""
     target = _MESSAGE_COLUMNS[name].target
-    if target == "bornTimestamp":
+    if target in ("bornTimestamp", DELIVER_AT):
         return _milliseconds(column)
     if target == "transaction":
         return _sys_flags(column, first_row)

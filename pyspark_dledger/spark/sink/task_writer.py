@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,9 +25,11 @@ from pyspark_dledger.format.encode.put_rows import topic_problem
 from pyspark_dledger.format.engine import get_engine
 from pyspark_dledger.format.message import encode_host
 from pyspark_dledger.raft.client import Client
+from pyspark_dledger.raft.client.results import Topics
 from pyspark_dledger.spark.sink.driver import own_address, session_of
 from pyspark_dledger.spark.sink.job_identity import (
     Attempt,
+    Identities,
     KeyIdentities,
     PartitionIdentities,
     WriteJob,
@@ -190,21 +192,33 @@ class RawSender:
         return self._client.append_batch(bodies)
 
 
-class MessageSender:
-    """Encodes and sends rows as messages. It first asks the leader how many queues each topic has."""
+class KnowsTopics(Protocol):
+    """A client of a group, or of a cluster."""
+
+    def topics(self, names: Sequence[str], queue_nums: int) -> Topics: ...
+
+
+class MakesPuts(Protocol):
+    """A format of rows."""
+
+    def puts(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch: ...
+
+
+class MessageEncoder:
+    """Encodes rows as messages. It first asks the leader, or the cluster, how many queues each topic has."""
 
     def __init__(
-        self, client: Client, rows: RowFormat, options: WriteOptions, attempt: Attempt, partition: int
+        self, client: KnowsTopics, rows: MakesPuts, queue_nums: int, identities: Identities, partition: int
     ) -> None:
         self._client = client
         self._rows = rows
-        self._queue_nums = options.queue_nums
-        self._identities, self._put = attempt.identities, attempt.put
+        self._queue_nums = queue_nums
+        self._identities = identities
         self._engine = get_engine()
         self._ordinals = self._engine.new_ordinals()
         self._queue_counts: dict[str, int] = {}
         self._settings = PutSettings(
-            producer=attempt.identities.producer,
+            producer=identities.producer,
             born_timestamp=0,
             born_host=encode_host(own_address(), 0),
             store_host=b"",
@@ -241,6 +255,16 @@ class MessageSender:
             response = self._client.topics(found, self._queue_nums)
             self._queue_counts.update(response.queue_counts)
             self._settings = self._settings._replace(store_host=response.store_host)
+
+
+class MessageSender(MessageEncoder):
+    """Encodes and sends rows as messages."""
+
+    def __init__(
+        self, client: Client, rows: RowFormat, options: WriteOptions, attempt: Attempt, partition: int
+    ) -> None:
+        super().__init__(client, rows, options.queue_nums, attempt.identities, partition)
+        self._put = attempt.put
 
     def send(self, bodies: Bodies) -> Any:
         return self._put(bodies, self._queue_nums)

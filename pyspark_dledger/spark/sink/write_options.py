@@ -142,5 +142,10 @@ def _check_target(options: WriteOptions, given: Mapping[str, object]) -> None:
         raise OptionError(
             f"option listen: expected an address that the certificate names (tlsCert), found {options.listen}: name one"
         )
+    check_version(options)
+
+
+def check_version(options: WriteOptions) -> None:
+    """Raise OptionError unless both options of a version are given, or none."""
     if (options.txn_app_id is None) != (options.txn_version is None):
         raise OptionError("options txnAppId and txnVersion belong together: give both, or none")

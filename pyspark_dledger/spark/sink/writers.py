@@ -37,8 +37,6 @@ class BatchWriter(SentToTasks, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self.format = row_format(schema, options)
         self.options = options
-        if options.id_columns and options.txn_app_id is None:
-            raise OptionError("option idColumns of a batch write needs txnAppId and txnVersion: they name the job")
         self.job = batch_job(options)
         self.target = new_target(options, self.format.is_message, start_sink)
         self.complete_version = self._find_complete_version()
@@ -69,7 +67,7 @@ class BatchWriter(SentToTasks, DataSourceArrowWriter):
         app, version = self.options.txn_app_id, self.options.txn_version
         if self.complete_version is not None:
             self.target.end()
-            _print(
+            print_result(
                 f"wrote nothing to {self.target.place}: version {version} of {app} (txnAppId) is already written; the "
                 f"last one is {self.complete_version}"
             )
@@ -77,19 +75,19 @@ class BatchWriter(SentToTasks, DataSourceArrowWriter):
         number = None if app is None or version is None else (txn_producer(app), version)
         written = _complete(self.target, self.options, messages, number)
         self.target.end()
-        _print(f"wrote {_summary(written)} to {self.target.place}")
+        print_result(f"wrote {_summary(written)} to {self.target.place}")
 
     @plain_errors
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """End the sink process. What tasks wrote stays: a log is append-only."""
         self.target.end()
-        _print(
+        print_result(
             f"the job failed; completed tasks wrote {_summary(messages)} to {self.target.place}, other tasks possibly "
             "more; a log is append-only: these entries stay"
         )
 
 
-_StreamBases: tuple[type, ...] = (
+STREAM_BASES: tuple[type, ...] = (
     (datasource.DataSourceStreamArrowWriter,)
     if hasattr(datasource, "DataSourceStreamArrowWriter")
     # PySpark 4.0 gives Arrow to any subclass of the Arrow writer.
@@ -97,14 +95,17 @@ _StreamBases: tuple[type, ...] = (
 )
 
 
-class StreamWriter(SentToTasks, *_StreamBases):  # type: ignore[misc]  # the bases depend on the version
+def reject_version(options: WriteOptions) -> None:
+    """Raise OptionError for a version: micro-batches have numbers."""
+    if options.txn_app_id is not None:
+        raise OptionError("option txnAppId is for batch writes; a stream numbers its micro-batches: leave it out")
+
+
+class StreamWriter(SentToTasks, *STREAM_BASES):  # type: ignore[misc]  # the bases depend on the version
     """Writes one micro-batch. Spark makes one for the tasks, and another in another process for the commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        if options.txn_app_id is not None:
-            raise OptionError(
-                "option txnAppId is for batch writes; a stream writes each micro-batch once: leave it out"
-            )
+        reject_version(options)
         self.format = row_format(schema, options)
         self.options = options
         self.target = new_target(options, self.format.is_message, stream_sink)
@@ -154,7 +155,7 @@ def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:
     return f"{total.count} entries, indexes {total.first_index} to {total.last_index}"
 
 
-def _print(text: str) -> None:
+def print_result(text: str) -> None:
     """Report to the user's terminal: Spark shows no result of a write."""
     sys.stderr.write(f"dledger: {text}\n")
     sys.stderr.flush()
