@@ -23,6 +23,8 @@ TIMEOUT = 5.0
 _SOCKET_BUFFER = 4 * 1024 * 1024
 # Requests that are sent with one call: both sides then wake up less often.
 _SENT_TOGETHER = 8
+# A request with so many bytes is sent at once: to receive it takes the broker longer.
+_LARGE_BODY = 64 * 1024
 
 
 class LostError(Exception):
@@ -70,7 +72,7 @@ class Connection:
         header = encode_command(Command(code, opaque, fields=fields))
         self._unsent.append(b"".join(frame(KIND_JSON, header, [body])))
         self._outstanding.add(opaque)
-        if len(self._unsent) >= _SENT_TOGETHER:
+        if len(self._unsent) >= _SENT_TOGETHER or len(body) >= _LARGE_BODY:
             self._flush()
         return opaque
 
