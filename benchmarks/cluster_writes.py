@@ -23,7 +23,7 @@ THREADS = 2
 
 # Messages of a batch of RocketMQ's producer: a usual number, and as many as ours. The faster one is the peer.
 BATCHES = (100, 900)
-ROUNDS, WARM_UPS = 5, 2
+ROUNDS, WARM_UPS = 3, 1
 
 
 def together(writers: list[Process]) -> None:
@@ -47,10 +47,10 @@ def writes(name: str) -> Result:
         eventually(lambda: "seconds" in producer.ask(f"send 100 {SIZE} 1 1"), 120)
         command = [sys.executable, "-m", "benchmarks.cluster_write_load", address, TOPIC]
         writers = [stack.enter_context(closing(Process(command))) for _ in range(THREADS)]
-        sides = {"ours": Side(pid, [writer.pid for writer in writers], partial(together, writers))}
+        sides = {"ours": Side(pid, lambda: [writer.pid for writer in writers], partial(together, writers))}
         for batch in BATCHES:
             send = partial(producer.ask, f"send {COUNT} {SIZE} {batch} {THREADS}")
-            sides[f"java{batch}"] = Side(pid, [producer.pid], send)
+            sides[f"java{batch}"] = Side(pid, lambda: [producer.pid], send)
         seconds = alternate({side: each.seconds for side, each in sides.items()}, ROUNDS, WARM_UPS)
         session = spark()
         body = f"unhex(repeat(sha2(string(id), 256), {SIZE // 32})) as body"
