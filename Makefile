@@ -70,7 +70,7 @@ exactly-once: $(INSTALLED) ## kill leaders and drivers of streams, and restart t
 	@$(PYTHON_BIN) -m tests.exactly_once $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(CELLS),--cells $(CELLS)) $(ARGS)
 
 .PHONY: cluster-chaos
-cluster-chaos: $(INSTALLED) ## kill masters of real RocketMQ clusters, and drivers of a stream (needs Maven); ROUNDS=14 for each kind, ARGS="--version 5.5.0"
+cluster-chaos: $(INSTALLED) ## kill masters of real RocketMQ clusters, and drivers of a stream (needs Maven); ROUNDS=14 for each kind, ARGS="--without-spark --version 5.5.0"
 	@for kind in plain dledger controller; do $(SPARK) $(PYTHON_BIN) -m tests.cluster_chaos --kind $$kind $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS) || exit 1; done
 
 .PHONY: sink-faults

@@ -100,6 +100,8 @@ def quote(value: str) -> str:
             value.encode()
         except UnicodeEncodeError:
             raise EncodeError(f"expected Unicode text, found half of a surrogate pair in {value[:_SHOWN]!r}") from None
+    elif value.isalnum():
+        return f'"{value}"'  # as most are, and much faster
     return f'"{_SPECIAL.sub(_escaped, value)}"'
 
 
