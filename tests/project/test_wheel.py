@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pyspark
 import pytest
 
+from pyspark_dledger import __version__
+from tools.release import make_index, path_without_compiler, problems, sources
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MADE = ("*.so", "*.py[cod]", "__pycache__", "*.egg-info")
-COMPILERS = ("cc", "c++", "gcc*", "g++*", "clang*", "ld", "*-linux-gnu-*", "c89*", "c99*")
+INFO = f"pyspark_dledger-{__version__}.dist-info"
+INSTALL = [
+    line.partition("#")[0]
+    for page in ("README.md", "docs/install.md")
+    for line in re.findall(r"pip install '?pyspark_dledger[^\n`|]*", (ROOT / page).read_text())
+]
 READ = """
 import sys
 from pyspark.sql import SparkSession
@@ -41,19 +50,6 @@ def run(*line: str | Path, cwd: Path, **environment: str) -> subprocess.Complete
     return subprocess.run(
         list(map(str, line)), cwd=cwd, env={**kept, **environment}, capture_output=True, text=True, check=False
     )
-
-
-def sources() -> Iterator[PurePosixPath]:
-    """What the repository contains; in an unpacked sdist, what that contains."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode == 0:
-        names = listed.stdout.rstrip("\0").split("\0")
-        yield from (PurePosixPath(name) for name in names if (ROOT / name).exists())
-        return
-    for path in ROOT.rglob("*"):
-        name = path.relative_to(ROOT)
-        if path.is_file() and not any(fnmatch(part, each) for part in name.parts for each in (*MADE, ".*", "build")):
-            yield PurePosixPath(name)
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +80,7 @@ def wheel(dist: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def without_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PATH with everything but compilers."""
-    folder = tmp_path_factory.mktemp("bin")
-    for program in (path for place in os.environ["PATH"].split(os.pathsep) for path in Path(place).glob("*")):
-        link = folder / program.name
-        if not any(fnmatch(program.name, compiler) for compiler in COMPILERS) and not link.is_symlink():
-            link.symlink_to(program)
-    assert not any(shutil.which(name, path=str(folder)) for name in ("cc", "gcc", "g++", "clang", "clang++"))
-    return str(folder)
+    return path_without_compiler(tmp_path_factory.mktemp("bin"))
 
 
 def share_dependencies(python: Path, folder: Path) -> None:
@@ -104,13 +93,34 @@ def share_dependencies(python: Path, folder: Path) -> None:
     (packages / "dependencies.pth").write_text(f"{folder}\n")
 
 
-def test_the_wheel_is_whole(wheel: Path) -> None:
-    wanted = {str(name) for name in sources() if name.parts[0] in ("pyspark_dledger", "pyspark_rocketmq")}
+def test_sdist_and_wheel_are_whole(dist: Path) -> None:
+    assert list(problems(dist)) == []
+
+
+def test_a_wheel_that_lacks_or_adds_a_file_is_no_release(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(tmp_path / wheel.name, "w") as archive:
+        for name in whole.namelist():
+            if not name.endswith((".cdx.json", "cli/main.py")):
+                archive.writestr(name, whole.read(name))
+        archive.writestr("pyspark_dledger/left_over.py", "")
+    assert [problem.removeprefix(f"{wheel.name}: ") for problem in problems(tmp_path)] == [
+        f"{tmp_path}: expected one sdist and wheels, found 0 and 1",
+        f"has no {INFO}/sboms/pyspark_dledger.cdx.json",
+        "has no pyspark_dledger/cli/main.py",
+        "pyspark_dledger/left_over.py is not of the repository",
+    ]
+
+
+def test_the_bill_of_materials_names_the_headers_that_are_compiled_in(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
-    extension = {name for name in found if name.startswith("pyspark_dledger/_native.") and name.endswith(".so")}
-    assert len(extension) == 1
-    assert found - extension == wanted
+        found = json.loads(archive.read(f"{INFO}/sboms/pyspark_dledger.cdx.json"))
+    (part,) = found["components"]
+    assert (found["bomFormat"], part["name"], part["licenses"][0]["license"]["id"]) == (
+        "CycloneDX",
+        "pybind11",
+        "BSD-3-Clause",
+    )
+    assert "Wenzel Jakob" in part["licenses"][0]["license"]["text"]["content"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="manylinux is of Linux")
@@ -118,25 +128,31 @@ def test_the_wheel_is_for_many_linuxes(wheel: Path) -> None:
     assert "-manylinux_2_" in wheel.name
 
 
-def test_the_sdist_has_what_builds_and_tests_need(dist: Path) -> None:
+def test_a_source_build_without_a_compiler_names_the_wheel_that_fits(
+    dist: Path, wheel: Path, without_compiler: str, tmp_path: Path
+) -> None:
     (sdist,) = dist.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        found = {PurePosixPath(*PurePosixPath(name).parts[1:]) for name in archive.getnames()}
-    # Hidden files are of the repository, not of the package.
-    assert {name for name in sources() if not name.parts[0].startswith(".")} - found == set()
+    tools = dist.parent / "build" / "wheel-tools" / "bin" / "python"
+    pip = (tools, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--target", tmp_path / "installed")
+    done = run(*pip, sdist, cwd=tmp_path, PATH=without_compiler)
+    named = re.search(r"the wheel (\S+) needs none: pip install --only-binary", done.stdout + done.stderr)
+    assert done.returncode == 1
+    assert named is not None, done.stdout + done.stderr
+    assert fnmatch(wheel.name, named[1])
 
 
 @pytest.mark.spark
-def test_spark_reads_a_store_with_the_wheel(
+def test_spark_reads_a_store_after_the_install_lines_of_the_docs(
     wheel: Path, without_compiler: str, case_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
     assert run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path).returncode == 0
     python = tmp_path / "venv" / "bin" / "python"
     share_dependencies(python, tmp_path / "dependencies")
-    wanted = (f"{wheel}[spark]", f"pyspark=={pyspark.__version__}")
-    pip = (sys.executable, "-m", "pip", "--python", python)
-    installed = run(*pip, "install", "--no-compile", *wanted, cwd=tmp_path, PATH=without_compiler)
-    assert installed.returncode == 0, installed.stdout + installed.stderr
+    index = make_index(wheel.parent, tmp_path / "index")
+    for line in INSTALL:
+        pip = (sys.executable, "-m", "pip", "--python", python, *shlex.split(line)[1:])
+        installed = run(*pip, "--no-compile", "--index-url", index, cwd=tmp_path, PATH=without_compiler)
+        assert installed.returncode == 0, installed.stdout + installed.stderr
 
     store = case_folder("mq-53-upgrade")
     done = run(python, "-c", READ, store, cwd=tmp_path, PATH=without_compiler, PYSPARK_PYTHON=str(python))
