@@ -25,11 +25,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INFO = f"pyspark_dledger-{__version__}.dist-info"
-INSTALL = [
-    line.partition("#")[0]
+INSTALL = {
+    line.partition("#")[0].strip()
     for page in ("README.md", "docs/install.md")
     for line in re.findall(r"pip install '?pyspark_dledger[^\n`|]*", (ROOT / page).read_text())
-]
+}
 READ = """
 import sys
 from pyspark.sql import SparkSession
@@ -149,7 +149,7 @@ def test_spark_reads_a_store_after_the_install_lines_of_the_docs(
     python = tmp_path / "venv" / "bin" / "python"
     share_dependencies(python, tmp_path / "dependencies")
     index = make_index(wheel.parent, tmp_path / "index")
-    for line in INSTALL:
+    for line in sorted(INSTALL):
         pip = (sys.executable, "-m", "pip", "--python", python, *shlex.split(line)[1:])
         installed = run(*pip, "--no-compile", "--index-url", index, cwd=tmp_path, PATH=without_compiler)
         assert installed.returncode == 0, installed.stdout + installed.stderr
