@@ -180,7 +180,7 @@ def parse_cluster_options(options: Mapping[str, Any], is_stream: bool) -> Cluste
 
 
 def _check_known(name: str, use: str) -> None:
-    names = [*(each.name for each in CLUSTER_OPTIONS), *USES[use]]
+    names = sorted({*(each.name for each in CLUSTER_OPTIONS), *USES[use]})
     try:
         find_option(name)
     except OptionError:

@@ -273,6 +273,7 @@ def test_a_damaged_message_is_a_row_with_a_problem(server: FakeServer, engine: s
         ({"table": "segments"}, "option table has no effect on spark.read of a RocketMQ cluster"),
         ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger has no effect"),
         ({"nameserver2": "5"}, "unknown option nameserver2: the nearest is nameServer"),
+        ({"subscribe": "Orders"}, "consumerGroup, endingOffsets, endingTimestamp, engine"),
         ({"startingOffsets": '{"Orders": {"b": {"9": 3}}}'}, "found queue 9 of topic Orders at broker b"),
         ({"endingOffsets": '{"Orders": {"b": {"0": 6}}}'}, "expected an offset up to 5 of queue 0"),
     ],
