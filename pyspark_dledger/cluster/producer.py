@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from pyspark_dledger.cluster import codes
@@ -87,7 +88,7 @@ class Batch:
     messages: Sequence[BatchMessage]
     is_pinned: bool = False
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(message.size for message in self.messages)
 
@@ -331,13 +332,16 @@ def batches_of(messages: Iterable[tuple[Queue, bool, BatchMessage]], max_bytes: 
     sizes: dict[tuple[Queue, bool, int, int], int] = {}
     for queue, is_pinned, message in messages:
         key = queue, is_pinned, message.born_timestamp, message.sys_flag
-        batch, size = found.setdefault(key, []), sizes.get(key, 0) + message.size
-        if batch and (len(batch) == MAX_BATCH_MESSAGES or size > max_bytes or message.is_alone or batch[0].is_alone):
+        size, batch = message.size, found.get(key)
+        if batch is not None:
+            total = sizes[key] + size
+            is_full = len(batch) == MAX_BATCH_MESSAGES or total > max_bytes or message.is_alone or batch[0].is_alone
+            if not is_full:
+                batch.append(message)
+                sizes[key] = total
+                continue
             yield Batch(queue, batch, is_pinned)
-            batch, size = [], message.size
-            found[key] = batch
-        batch.append(message)
-        sizes[key] = size
+        found[key], sizes[key] = [message], size
     for (queue, is_pinned, *_), batch in found.items():
         yield Batch(queue, batch, is_pinned)
 
@@ -350,11 +354,8 @@ def _is_alone(batch: Batch) -> bool:
 def _encoded_batch(messages: Sequence[BatchMessage]) -> bytes:
     """As ``MessageDecoder.encodeMessages``."""
     parts: list[Buffer] = []
-    for message in messages:
-        parts += (
-            _FRONT.pack(message.size, 0, 0, message.flag, len(message.body)),
-            message.body,
-            _PROPERTIES_SIZE.pack(len(message.properties)),
-            message.properties,
-        )
+    for body, properties, _, flag, _, _ in messages:
+        size = len(body)
+        front = _FRONT.pack(_ENVELOPE + size + len(properties), 0, 0, flag, size)
+        parts += (front, body, _PROPERTIES_SIZE.pack(len(properties)), properties)
     return b"".join(parts)

@@ -16,7 +16,6 @@ from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import PROPERTIES
 from pyspark_dledger.format.encode.encoded import ID_SIZE, LENGTH_SIZE, Bodies
 from pyspark_dledger.format.layout import (
-    FLAG_BORN_HOST_V6,
     MESSAGE_MAGIC_V1,
     PROPERTY_ID,
     PROPERTY_TIMER_DELIVER,
@@ -29,10 +28,11 @@ from pyspark_dledger.spark.sink.row_format import DELIVER_AT, TOPIC, RowFormat
 # The bits of a transaction, which rows of a cluster do not have, in messages that are not sent yet. The encoder leaves
 # the topic of such a message although it is delayed: a broker changes it.
 _ALONE, _PINNED = 4, 8
-_STORE_HOST = bytes(8)
-# magic, queueId, flag, sysFlag and bornTimestamp of a message.
-_HEADER = struct.Struct(">4xi4xii16xiq")
-_BODY_SIZE_AT, _IPV6_SIZE = 84, 12
+NO_HOST = bytes(8)
+"""The broker writes its own host, and that of the connection."""
+
+# magic, queueId, flag, sysFlag, bornTimestamp and size of the body of a message.
+_HEADER = struct.Struct(">4xi4xii16xiq36xi")
 # The identity is the last property: its name, its text, and a separator after each.
 _ID_TEXT = ID_SIZE * 4 // 3 + 1
 _ID_PROPERTY = len(PROPERTY_ID) + 1 + _ID_TEXT
@@ -51,7 +51,7 @@ class ClusterRows:
 
     def topics(self, names: Sequence[str], queue_nums: int) -> Topics:
         """The number of queues that take messages of each topic. Raises ClusterError for a topic that is missing."""
-        return Topics({name: len(self._queues_of(name)) for name in names}, _STORE_HOST)
+        return Topics({name: len(self._queues_of(name)) for name in names}, NO_HOST)
 
     def _queues_of(self, topic: str) -> tuple[Queue, ...]:
         if topic not in self._queues:
@@ -102,18 +102,18 @@ class ClusterRows:
         data = memoryview(bodies.block).cast("B")
         queues = {topic.encode(): queues for topic, queues in self._queues.items()}
         start = LENGTH_SIZE * bodies.count
+        read_header = _HEADER.unpack_from
         for row, (size,) in enumerate(struct.iter_unpack(">I", data[:start]), first_row):
-            magic, number, flag, sys_flag, born = _HEADER.unpack_from(data, start)
-            body = start + _BODY_SIZE_AT + (_IPV6_SIZE if sys_flag & FLAG_BORN_HOST_V6 else 0) + 4
-            topic = body + int.from_bytes(data[body - 4 : body], "big")
-            if topic - body > self._max_body:
+            magic, number, flag, sys_flag, born, body_size = read_header(data, start)
+            if body_size > self._max_body:
                 raise OptionError(
                     f"row {row}: expected a body of at most {self._max_body} bytes (maxMessageSize), found "
-                    f"{topic - body}: shorten or compress it"
+                    f"{body_size}: shorten or compress it"
                 )
-            width = 1 if magic == MESSAGE_MAGIC_V1 else 2
-            topic_end = topic + width + int.from_bytes(data[topic : topic + width], "big")
-            end = start + size
+            body, end = start + _HEADER.size, start + size
+            length_at = body + body_size
+            topic = length_at + (1 if magic == MESSAGE_MAGIC_V1 else 2)
+            topic_end = topic + int.from_bytes(data[length_at:topic], "big")
             properties = bytes(data[topic_end + 2 : end - _ID_PROPERTY])
             is_alone = bool(sys_flag & _ALONE)
             if is_alone and _PREPARED in b"\2" + properties:
@@ -121,8 +121,8 @@ class ClusterRows:
             # A message that was sent before keeps its identity.
             if not properties.startswith(_UNIQ_KEY) and b"\2" + _UNIQ_KEY not in properties:
                 properties += _UNIQ_KEY + bytes(data[end - _ID_TEXT : end])
-            queue = queues[bytes(data[topic + width : topic_end])][number]
-            message = BatchMessage(data[body:topic], properties, born, flag, is_alone=is_alone)
+            queue = queues[bytes(data[topic:topic_end])][number]
+            message = BatchMessage(data[body:length_at], properties, born, flag, 0, is_alone)
             yield queue, bool(sys_flag & _PINNED), message
             start = end
 

@@ -18,7 +18,7 @@ from pyspark_dledger.cluster.cluster import Cluster
 from pyspark_dledger.cluster.producer import MAX_BATCH_BYTES, Batch, Producer, batches_of
 from pyspark_dledger.errors import ClusterError, DLedgerError
 from pyspark_dledger.format.encode.identities import run_tag
-from pyspark_dledger.spark.cluster.cluster_rows import ClusterRows
+from pyspark_dledger.spark.cluster.cluster_rows import NO_HOST, ClusterRows
 from pyspark_dledger.spark.cluster.cluster_write_options import ClusterWriteOptions
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.sent_to_tasks import SentToTasks
@@ -73,7 +73,7 @@ class _ClusterWriter(SentToTasks):
             else KeyIdentities(job.key_producer, columns, run_tag(columns.text))
         )
         made = ClusterRows(self.format, producer, self.options.max_message_size)
-        encoder = MessageEncoder(made, made, self.options.write.queue_nums, identities, partition)
+        encoder = MessageEncoder(made, made, self.options.write.queue_nums, identities, partition, NO_HOST)
         max_bytes = min(MAX_BATCH_BYTES, self.options.max_message_size)
         first_row = 0
         for batch in rows:

@@ -208,7 +208,13 @@ class MessageEncoder:
     """Encodes rows as messages. It first asks the leader, or the cluster, how many queues each topic has."""
 
     def __init__(
-        self, client: KnowsTopics, rows: MakesPuts, queue_nums: int, identities: Identities, partition: int
+        self,
+        client: KnowsTopics,
+        rows: MakesPuts,
+        queue_nums: int,
+        identities: Identities,
+        partition: int,
+        born_host: bytes | None = None,
     ) -> None:
         self._client = client
         self._rows = rows
@@ -220,7 +226,7 @@ class MessageEncoder:
         self._settings = PutSettings(
             producer=identities.producer,
             born_timestamp=0,
-            born_host=encode_host(own_address(), 0),
+            born_host=encode_host(own_address(), 0) if born_host is None else born_host,
             store_host=b"",
             queue_counts=self._queue_counts,
             # Partitions begin with different queues.
