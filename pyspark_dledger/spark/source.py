@@ -7,10 +7,11 @@ import the rest.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import MutableMapping
 from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.spark import NEEDS_PYSPARK
@@ -18,12 +19,13 @@ from pyspark_dledger.spark.plain_errors import plain_errors
 
 try:
     from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
 except ImportError as error:
     raise ImportError(f"the data source dledger {NEEDS_PYSPARK}") from error
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import datasource
-    from pyspark.sql.types import StructType
 
     from pyspark_dledger.log.options import ReadOptions
     from pyspark_dledger.spark.sink.write_options import WriteOptions
@@ -107,19 +109,30 @@ class DLedgerDataSource(DataSource):
         Raises StoreError for a path without a readable store, OptionError for wrong options.
         """
         from pyspark_dledger.log.store_view import StoreView
-        from pyspark_dledger.spark.schema import whole_schema
+        from pyspark_dledger.spark.schema import arrow_schema, whole_schema
 
         if not self._is_group:
             StoreView(self._path(), self.read_options)
-        return whole_schema(self.read_options)
+        schema = whole_schema(self.read_options)
+        # Sail cannot convert Spark's timestamps.
+        return arrow_schema(schema, self.read_options.table) if "pysail" in sys.modules else schema
 
     @plain_errors
-    def reader(self, schema: StructType) -> datasource.DataSourceReader:
+    def reader(self, schema: StructType | pa.Schema) -> datasource.DataSourceReader:
         """Return the reader of the columns in `schema`, of a store or a live group.
 
         That of a log takes filters only from the extension: Spark itself plans other queries of one ``load()`` with
-        the filters of the first.
+        the filters of the first. Sail gives an Arrow schema, with its own name of the time zone UTC.
         """
+        if not isinstance(schema, StructType):
+            from pyspark.sql.pandas.types import from_arrow_schema
+
+            reader: Any = self._reader(from_arrow_schema(schema))
+            reader.schema, reader.is_for_sail = schema, True
+            return reader
+        return self._reader(schema)
+
+    def _reader(self, schema: StructType) -> datasource.DataSourceReader:
         from pyspark_dledger.log.options import SPARK_LOG, check_use, read_paths
         from pyspark_dledger.spark.read import batch_reader
 
@@ -179,6 +192,10 @@ class DLedgerDataSource(DataSource):
     @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         """Return the writer of a batch job. Raises all errors that need no row here, on the driver."""
+        if not isinstance(schema, StructType):
+            raise OptionError(
+                "Sail cannot write to dledger, only read: write with Spark, or use dl.connect (docs/client.md)"
+            )
         from pyspark_dledger.spark.sink.writers import BatchWriter
 
         return BatchWriter(self._write_options(overwrite), schema)

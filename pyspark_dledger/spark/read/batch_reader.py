@@ -91,6 +91,9 @@ def _range(part: FileGap | _Changes, model: Any) -> ScanRequest | FileGap:
 class PartReader(SentToTasks, ABC):
     """Reads the columns in `schema`, with the user's spelling of their names. It is pickled for the tasks."""
 
+    is_for_sail = False
+    """Whether the types of columns can differ from those of the schema: Sail names the time zone UTC otherwise."""
+
     def __init__(self, schema: StructType, table: str = LOG) -> None:
         self.columns = column_names(schema, table)
         self.schema = arrow_schema(schema, table)
@@ -106,7 +109,10 @@ class PartReader(SentToTasks, ABC):
         batches = iter(self.read_part(partition.value))
         next_batch = plain_errors(lambda: next(batches, None))
         while (batch := next_batch()) is not None:
-            yield pa.RecordBatch.from_arrays([batch.column(name) for name in self.columns], schema=self.schema)
+            columns = [batch.column(name) for name in self.columns]
+            if self.is_for_sail:
+                columns = [column.cast(kind) for column, kind in zip(columns, self.schema.types, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def write_statistics(parts: list[InputPartition], rows: int, size: int) -> None:
