@@ -10,7 +10,19 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, which this module does not load
 if TYPE_CHECKING:
-    from pyspark_dledger.api import backup, check, connect, export, migrate, open_log, rebuild, restore, salvage, trace
+    from pyspark_dledger.api import (
+        backup,
+        check,
+        connect,
+        export,
+        migrate,
+        open_log,
+        rebuild,
+        replay,
+        restore,
+        salvage,
+        trace,
+    )
     from pyspark_dledger.errors import (
         DLedgerError,
         GroupError,
@@ -46,6 +58,7 @@ __all__ = [
     "migrate",
     "open_log",
     "rebuild",
+    "replay",
     "restore",
     "salvage",
     "trace",
@@ -71,6 +84,7 @@ _MODULES = {
     "migrate": "api",
     "open_log": "api",
     "rebuild": "api",
+    "replay": "api",
     "restore": "api",
     "salvage": "api",
     "trace": "api",

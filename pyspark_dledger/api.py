@@ -15,6 +15,7 @@ from pyspark_dledger.rocketmq.jobs import MapParts, map_here
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pyspark_dledger.cluster.replay.replay_job import ReplayReport
     from pyspark_dledger.log.salvage.plan import SalvagePlan
     from pyspark_dledger.rocketmq.backup import BackupReport, RestoreReport
     from pyspark_dledger.rocketmq.check import CheckReport
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
     from pyspark_dledger.rocketmq.rebuild import CompareReport, RebuildReport
     from pyspark_dledger.rocketmq.salvage import SalvageReport
 
-__all__ = ["backup", "check", "connect", "export", "migrate", "open_log", "rebuild", "restore", "salvage", "trace"]
+__all__ = [
+    "backup",
+    "check",
+    "connect",
+    "export",
+    "migrate",
+    "open_log",
+    "rebuild",
+    "replay",
+    "restore",
+    "salvage",
+    "trace",
+]
 
 
 def backup(source: str | os.PathLike[str], target: str | os.PathLike[str], **options: Any) -> BackupReport:
@@ -153,6 +166,28 @@ def rebuild(
     if spark is not None or out is not None:
         raise OptionError("dry_run writes nothing: leave out spark and out")
     return compare(path, what, files=files, options=read_options)
+
+
+def replay(
+    source: str | os.PathLike[str],
+    to: str,
+    journal: str | os.PathLike[str] | None = None,
+    dry_run: bool = False,
+    **options: Any,
+) -> ReplayReport:
+    """Send messages of the store at `source` to the running RocketMQ cluster with the name servers `to`.
+
+    The folder `journal` is new or empty, or that of an unfinished replay of the same, which is continued. It gets files
+    that say where each message is now, and which ones were sent without an acknowledgement. With `dry_run` nothing is
+    sent, there is no journal, and the result says what would be sent. `options` are those of a read and of a replay,
+    accessKey, secretKey, securityToken and those of TLS (docs/replay.md).
+
+    Raises OptionError for wrong options, StoreError for a source or a journal that cannot be used, and ClusterError if
+    topics are missing or a broker does not take messages: the same call continues after it.
+    """
+    from pyspark_dledger.cluster.replay import replay as replay_log
+
+    return replay_log(source, to, journal, dry_run=dry_run, **options)
 
 
 def salvage(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pyspark_dledger.cli.stores.diff_text import MEMBER_KEYS, VERDICT_KEYS
 from pyspark_dledger.cluster.options import CLUSTER_OPTIONS
+from pyspark_dledger.cluster.replay.replay_options import REPLAY_OPTIONS
 from pyspark_dledger.common.options import Option
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.columns import ALL_COLUMNS, Column
@@ -89,6 +90,11 @@ def cluster_write_options() -> str:
 def stream_options() -> str:
     """The options that only a stream has."""
     return _options(option for option in OPTIONS if option.scope == OF_STREAMS)
+
+
+def replay_options() -> str:
+    """The options that only a replay has."""
+    return _options(REPLAY_OPTIONS)
 
 
 def export_options() -> str:
@@ -285,6 +291,7 @@ TABLES = {
     "write-options": write_options,
     "export-forms": export_forms,
     "export-options": export_options,
+    "replay-options": replay_options,
     "lake-options": lake_options,
     "columns": columns,
     "tables": tables,

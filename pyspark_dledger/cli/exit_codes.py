@@ -16,6 +16,10 @@ EXPORT_EXITS = (
     "exit codes: 0 done; 1 done, but rows were left out, have a problem, or there are none "
     "(tables: 0); 2 error; 130 interrupted. The same command continues an interrupted export. " + _PATH
 )
+REPLAY_EXITS = (
+    "exit codes: 0 done; 1 rows had to be left out, messages are unknown, there are none, or the cluster lacks topics; "
+    "2 error; 130 interrupted. The same command continues an unfinished replay. " + _PATH
+)
 REBUILD_EXITS = (
     "exit codes: 0 done, or with --dry-run nothing would change; 1 with --dry-run something would change; 2 error; "
     "130 interrupted. The old files stay in place until the new ones are complete."

@@ -43,6 +43,7 @@ GROUPS = {
     "move": {
         "export": "write a log as a store for a broker without DLedger, as Parquet, as JSON lines or to a table",
         "migrate": "write the stores of brokers without DLedger from a DLedger group: controller mode, or slaves",
+        "replay": "send messages of a log to a running cluster",
         "backup": "copy what a member has committed, while it runs",
         "restore": "write the store of a member from a backup",
     },

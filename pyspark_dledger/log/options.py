@@ -369,6 +369,7 @@ CHECK = "dledger check"
 REBUILD = "a rebuild"
 SALVAGE = "a salvage"
 BACKUP = "a backup"
+REPLAY = "a replay"
 
 USES = {
     **{f"table {name}": _OF_TABLES[name] for name in TABLES},
@@ -386,6 +387,7 @@ USES = {
     REBUILD: _STORE | _BOUND,
     SALVAGE: frozenset({"engine"}),
     BACKUP: _STORE | _BOUND,
+    REPLAY: _LOG - {"mode", "verifyCrc", "includeEntryBody"} | {"tlsCert", "tlsKey", "tlsCa"},
     RECOVERY: _STORE | _BOUND,
     STATISTICS: _LOG - _BATCHES - _VALUES,
     FIND: (_LOG - _PARTITIONS) | {"trustKeyIndex"},

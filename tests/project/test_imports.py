@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "rocketmq": {"", "common", "format", "log"},
     "cluster": {"", "common", "format", "log", "raft", "rocketmq"},
     "spark": {"", "common", "format", "log", "store", "raft", "rocketmq", "cluster"},
-    "api": {"", "common", "format", "log", "store", "raft", "rocketmq", "spark"},
-    "cli": {"", "common", "format", "log", "store", "raft", "rocketmq", "spark"},
+    "api": {"", "common", "format", "log", "store", "raft", "rocketmq", "cluster", "spark"},
+    "cli": {"", "common", "format", "log", "store", "raft", "rocketmq", "cluster", "spark"},
 }
 # What only wires the rooms together: imports in functions only, so that loading it loads nothing.
 ENTRY_POINTS = {f"{PACKAGE}/__init__.py", f"{PACKAGE}/__main__.py"}

@@ -213,7 +213,7 @@ def test_positions_limit_the_export(store: Store, tmp_path: Path) -> None:
     assert [row["index"] for row in rows] == list(range(3, 21))
     for column in ("body", "problem"):
         assert export(store.path, tmp_path / column, "parquet", columns=column).rows == 42
-    with pytest.raises(StoreError, match="no rows to export"):
+    with pytest.raises(StoreError, match="the options choose no rows"):
         export(store.path, tmp_path / "none", "jsonl", startingOffsets=42)
     assert not (tmp_path / "none").exists()
 
@@ -518,7 +518,7 @@ def test_a_log_that_was_truncated_or_replaced_is_rejected(number: int, tmp_path:
     with pytest.raises(KeyboardInterrupt):
         export(made.path, tmp_path / "out", "jsonl", run=first_only)
     rewritten(made, [*payloads[:19], *(mq_message("Orders", b"BODY %d" % i) for i in range(19, number))])
-    with pytest.raises(StoreError, match="the log was truncated or replaced during the export: export to a new folder"):
+    with pytest.raises(StoreError, match="the log was truncated or replaced meanwhile: export to a new folder"):
         export(made.path, tmp_path / "out", "jsonl")
 
 
@@ -530,7 +530,7 @@ def test_a_log_that_is_truncated_during_the_export_is_an_error(tmp_path: Path) -
         yield from map_here(work, parts)
         rewritten(made, payloads[:20])
 
-    with pytest.raises(StoreError, match="the log was truncated or replaced during the export"):
+    with pytest.raises(StoreError, match="the log was truncated or replaced meanwhile"):
         export(made.path, tmp_path / "out", "jsonl", run=truncating)
 
 
@@ -538,7 +538,9 @@ def test_a_log_whose_beginning_expired_is_rejected(store: Store, tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         export(store.path, tmp_path / "out", "jsonl", run=first_only)
     Path(store.segments[0].path).unlink()
-    with pytest.raises(StoreError, match="the export begins at pos 0, the log at pos 4096: the beginning has expired"):
+    with pytest.raises(
+        StoreError, match="its chosen range begins at pos 0, the log at pos 4096: the beginning has expired"
+    ):
         export(store.path, tmp_path / "out", "jsonl")
 
 

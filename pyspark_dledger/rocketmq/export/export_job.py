@@ -93,7 +93,7 @@ def export(
     name = forms.parse_form(to)
     read, export_options = forms.parse_export_options(name, options)
     path = absolute_path(os.fspath(source))
-    read = replace(read, data_dirs=_absolute(read.data_dirs), replicas=_absolute(read.replicas))
+    read = with_absolute_paths(read)
     if name in forms.LAKES:
         if run is not map_here:
             raise OptionError(f"an export to {name} runs in one process: leave out spark")
@@ -108,6 +108,11 @@ def export(
     with locked_folder(folder, verb):
         job = Job(folder, verb, request, run, progress)
         return _Export(job, log, path, folder, form, read, export_options).run(began)
+
+
+def with_absolute_paths(read: ReadOptions) -> ReadOptions:
+    """The same stores for any process, see `absolute_path`."""
+    return replace(read, data_dirs=_absolute(read.data_dirs), replicas=_absolute(read.replicas))
 
 
 def _absolute(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -128,7 +133,10 @@ class _Export:
 
     def run(self, began: float) -> ExportReport:
         earlier = self.job.earlier()
-        found = self._resumed_range(earlier) if earlier is not None else range_of(self.log, self.read)
+        advice = self.job.advice
+        found = (
+            range_of(self.log, self.read) if earlier is None else resumed_range(self.log, earlier, self.target, advice)
+        )
         settings = ExportSettings(self.read, found.start, found.end, found.committed_index, **self.export_options)
         parts = self.form.plan(self.log, settings)
         size = found.end - found.start
@@ -137,7 +145,7 @@ class _Export:
         files = [*(file for report in reports for file in report.files), *finish.files]
         self.job.check_files(files)
         now = self.log.refreshed()
-        check_last_row(now, found, self.job.advice)
+        check_last_row(now, found, advice)
         is_damaged = any(report.skipped or report.problems for report in reports)
         lost, lost_is_all = count_lost(self.log, self.read, found.start, found.end) if is_damaged else (0, True)
         known = known_loss(self.source) or KnownLoss()
@@ -166,18 +174,6 @@ class _Export:
         )
         self.job.end(asdict(report), reports, partial(self.form.seal, settings, self.target, reports))
         return report
-
-    def _resumed_range(self, earlier: dict[str, Any]) -> LogRange:
-        """The range of the interrupted export. Raises StoreError if the log does not have it any more."""
-        found = LogRange.of_manifest(earlier, self.target)
-        first = self.log.segments[0].base if self.log.segments else INT64_MAX
-        if first > found.start:
-            raise StoreError(
-                f"{self.source}: the export begins at pos {found.start}, the log at pos {first}: the beginning has "
-                f"expired: {self.job.advice}"
-            )
-        check_last_row(self.log, found, self.job.advice)
-        return found
 
     def _notes(self, found: LogRange, now: StoreView, reports: Sequence[PartReport]) -> Iterator[str]:
         if not any(report.rows or report.skipped for report in reports):
@@ -265,6 +261,19 @@ class LogRange:
         return found
 
 
+def resumed_range(log: StoreView, earlier: Mapping[str, Any], target: Path, advice: str) -> LogRange:
+    """The range of the interrupted job in `target`. Raises StoreError if the log does not have it any more."""
+    found = LogRange.of_manifest(earlier, target)
+    first = log.segments[0].base if log.segments else INT64_MAX
+    if first > found.start:
+        raise StoreError(
+            f"{log.path}: its chosen range begins at pos {found.start}, the log at pos {first}: the beginning has "
+            f"expired: {advice}"
+        )
+    check_last_row(log, found, advice)
+    return found
+
+
 def check_last_row(log: StoreView, found: LogRange, advice: str) -> None:
     """Raises StoreError unless the last row of a range that was exported is unchanged in the log."""
     if found.last.pos is not None and found.end <= max((end.pos for _, end in log.ends.values()), default=0):
@@ -274,8 +283,8 @@ def check_last_row(log: StoreView, found: LogRange, advice: str) -> None:
     last, _ = _last_row(log, found.start, found.end)
     if last != found.last:
         raise StoreError(
-            f"{log.path}: expected {found.last} with CRC-32 {found.last.crc} at the end of the exported range, found "
-            f"{last} with CRC-32 {last.crc}: the log was truncated or replaced during the export: {advice}"
+            f"{log.path}: expected {found.last} with CRC-32 {found.last.crc} at the end of the chosen range, found "
+            f"{last} with CRC-32 {last.crc}: the log was truncated or replaced meanwhile: {advice}"
         )
 
 
@@ -285,7 +294,7 @@ def range_of(log: StoreView, options: ReadOptions) -> LogRange:
     bound = options.committed_bound if committed is None else committed
     whole = replace(options, max_partition_bytes=INT64_MAX, min_partitions=None, committed_bound=bound)
     ranges = [part for partition in plan_read(log, ("pos",), whole, Filters()) for part in partition.ranges]
-    nothing = StoreError(f"{log.path}: no rows to export: check dledger state and the options of the read")
+    nothing = StoreError(f"{log.path}: the options choose no rows: check dledger state and the options of the read")
     if not ranges:
         raise nothing
     # Positions in the options need not be starts of rows.
