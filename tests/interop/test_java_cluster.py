@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+import pyspark_dledger as dl
 from pyspark_dledger.errors import ClusterError
 from pyspark_dledger.spark.cluster.cluster_write_options import parse_cluster_write_options
 from pyspark_dledger.spark.cluster.cluster_writers import ClusterBatchWriter
@@ -24,12 +26,13 @@ from tests.interop.failing_brokers import (
     failing_brokers,
 )
 from tests.interop.java_broker import OLDEST_VERSION, SMALL_FILES, VERSION, JavaBroker, JavaClients
+from tests.support import golden
 from tests.support.cluster_reads import Stream, batch_reader, by_offset, rows
 from tests.support.cluster_writes import Task, frame
 from tests.support.groups import HOST, eventually
 from tests.support.long_runs import takes_long
 
-TOPIC, WRITTEN = "Orders", "Written"
+TOPIC, WRITTEN, REPLAYED = "Orders", "Written", "OrderTopic"
 ROWS = 10_000
 OTHERS = (
     *((PLAIN, version) for version in (OLDEST_VERSION, "5.5.0")),
@@ -86,6 +89,9 @@ def test_a_stream_has_each_acknowledged_message_once_although_the_master_is_kill
         check_times(brokers.address, found)
         monkeypatch.setattr(TaskContext, "get", lambda: Task({"partition": 0}))
         check_sink(brokers, kind)
+        if (kind, version) == (PLAIN, VERSION):
+            clients.send_first(REPLAYED)
+            check_replay(brokers.address, tmp_path)
 
 
 def check_times(address: str, found: list[dict[str, Any]]) -> None:
@@ -130,6 +136,31 @@ def write(address: str, batches: Iterator[pa.RecordBatch], schema: StructType | 
     written = ClusterBatchWriter(given, schema or frame({"body": []})[1]).write(batches)
     assert isinstance(written, TaskCommit)
     return written.count
+
+
+def check_replay(address: str, folder: Path) -> None:
+    """Messages of a store of another broker arrive with the same fields, at the offsets that the replay says."""
+    source = golden.unpack("mq-53-single", folder)
+    report = dl.replay(source, address, folder / "journal", topic=REPLAYED)
+    sent = {row["pos"]: row for batch in dl.open_log(source, topic=REPLAYED).scan() for row in batch.to_pylist()}
+    read = {(row["queueId"], row["queueOffset"]): row for row in rows(batch_reader(address, topic=REPLAYED))}
+    places = [json.loads(line) for file in (folder / "journal").glob("offsets-*.jsonl") for line in file.open()]
+    assert len(places) == report.messages
+    # The first message made the topic.
+    assert (len(read), report.unknown) == (report.messages + 1, 0)
+    for place in places:
+        old, new = sent[place["pos"]], read[place["newQueueId"], place["newQueueOffset"]]
+        names = ("body", "keys", "tags", "flag")
+        assert [new[name] for name in names] == [old[name] for name in names]
+        assert new["offsetMsgId"] == place["newOffsetMsgId"]
+        assert new["uniqKey"] == place["uniqKey"]
+        assert old["uniqKey"] in (None, new["uniqKey"])
+        kept = {name: value for name, value in old["properties"] if name not in ("UNIQ_KEY", "WAIT", "TRAN_MSG")}
+        assert kept.items() <= dict(new["properties"]).items()
+        assert dict(new["properties"])["BORN_TIMESTAMP"] == str(round(old["bornTimestamp"].timestamp() * 1000))
+    for queue in {row["newQueueId"] for row in places}:
+        of_queue = sorted((row["newQueueOffset"], row["pos"]) for row in places if row["newQueueId"] == queue)
+        assert [pos for _, pos in of_queue] == sorted(pos for _, pos in of_queue)
 
 
 def test_an_account_of_the_acl_reads_and_writes_and_others_are_rejected(
