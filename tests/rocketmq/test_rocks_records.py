@@ -19,6 +19,7 @@ from pyspark_dledger.cli.main import GROUPS, VERBS, main
 from pyspark_dledger.errors import StoreError, UnreadableError
 from pyspark_dledger.rocketmq.tables import TABLES, read_table
 from tests.rocketmq.test_rocksdb import GOLDENS, files_of
+from tests.support.fake_cluster import FakeServer
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
 
 POP = {"popTime": 5, "groupId": "g", "topicId": "T", "queueId": 0, "retryFlag": 0, "invisibleTime": 7, "offset": 3}
@@ -117,7 +118,9 @@ def test_nothing_changes_a_store_with_all_kinds_of_databases(tmp_path: Path) -> 
         ["backup", store, "--to", f"{out}/backup"],
         ["restore", store, "--id", "n0", "--to", f"{out}/restored"],
     ]
-    codes = {command[0]: ended(command) for command in commands}
+    with FakeServer() as server:
+        commands.append(["replay", store, "--to", server.address, "--dry-run"])
+        codes = {command[0]: ended(command) for command in commands}
     assert {*codes} == {*VERBS} - {*GROUPS["run a group"], "follow"}
     assert {verb for verb, code in codes.items() if code not in (0, 1)} == {"migrate", "backup", "restore"}
     assert list(files_of(root)) == before
