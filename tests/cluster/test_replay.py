@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,7 +57,7 @@ def server_with_topics(server: FakeServer) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient() -> Iterator[None]:
-    with mock.patch.object(replay_job, "_SETTINGS", replay_job.replace(replay_job._SETTINGS, seconds=0.2)):
+    with mock.patch.object(replay_job, "_SETTINGS", replace(replay_job._SETTINGS, seconds=0.2)):
         yield
 
 

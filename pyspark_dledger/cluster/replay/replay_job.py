@@ -12,7 +12,7 @@ import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,8 @@ from pyspark_dledger.errors import ClusterError, OptionError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.log.healed_store import open_store
 from pyspark_dledger.log.io.store_use import MANIFEST
-from pyspark_dledger.log.options import ReadOptions, option_filters
-from pyspark_dledger.log.plan import Partition, plan_between, read_partition
+from pyspark_dledger.log.options import ReadOptions
+from pyspark_dledger.log.plan import Partition, read_partition
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.export.export_job import (
     LogRange,
@@ -47,7 +47,7 @@ from pyspark_dledger.rocketmq.export.export_job import (
     resumed_range,
     with_absolute_paths,
 )
-from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED
+from pyspark_dledger.rocketmq.export.forms import MAX_SKIPPED, plan_parts
 from pyspark_dledger.rocketmq.jobs import Progress, map_here
 from pyspark_dledger.rocketmq.jobs.job import Job
 from pyspark_dledger.rocketmq.jobs.new_files import ChecksumFile, file_report
@@ -67,7 +67,6 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
 
 UNKNOWN_FILE = "unknown.jsonl"
 _VERB = "replay"
-_PARTITION_BYTES = 128 * 1024 * 1024
 _ROUND_BYTES = 32 * 1024 * 1024
 _UNKNOWN, _REPEATED = "unknown", "repeated"
 _Round = Sequence[tuple[Batch, Sequence[Origin]]]
@@ -193,9 +192,8 @@ class _Replay:
     queues: dict[str, tuple[Queue, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        options = replace(self.read, max_partition_bytes=self.read.max_partition_bytes or _PARTITION_BYTES)
         bounds = self.range.committed_index, self.range.start, self.range.end
-        self.parts = plan_between(self.log, COLUMNS, options, option_filters(self.read), *bounds)
+        self.parts = plan_parts(self.log, COLUMNS, self.read, *bounds)
         self.chooser = Chooser(self.log, self.read.topic or (), self.options, self.salt)
 
     def dry_run(self, began: float) -> ReplayReport:
@@ -390,12 +388,16 @@ def _paced(messages: Iterator[Replayed], per_second: int | None) -> Iterator[Ite
 def _rounds(batches: Iterable[tuple[Batch, Sequence[Origin]]]) -> Iterator[_Round]:
     """The batches in groups in which a queue has one batch."""
     found: list[tuple[Batch, Sequence[Origin]]] = []
+    queues: set[Queue] = set()
+    size = 0
     for each in batches:
-        size = sum(batch.size for batch, _ in found) + each[0].size
-        if found and (size > _ROUND_BYTES or any(batch.queue == each[0].queue for batch, _ in found)):
+        batch = each[0]
+        if found and (size + batch.size > _ROUND_BYTES or batch.queue in queues):
             yield found
-            found = []
+            found, queues, size = [], set(), 0
         found.append(each)
+        queues.add(batch.queue)
+        size += batch.size
     if found:
         yield found
 

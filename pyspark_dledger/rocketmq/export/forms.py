@@ -190,16 +190,19 @@ class ExportSettings(ExportOptions):
     def parts(
         self, log: StoreView, names: tuple[str, ...], needed: tuple[str, ...], compression: str
     ) -> list[RowsPart]:
-        """Parts with the columns `names`, and `needed` ones; the same even if the log has grown.
-
-        Several small segments form one part, up to maxPartitionBytes.
-        """
+        """Parts with the columns `names`, and `needed` ones; the same even if the log has grown. See `plan_parts`."""
         columns = tuple(dict.fromkeys((*names, *needed)))
-        options = replace(self.options, max_partition_bytes=self.options.max_partition_bytes or _PARTITION_BYTES)
-        bounds = self.committed_index, self.start, self.end
-        found = plan_between(log, columns, options, self.filters, *bounds)
+        found = plan_parts(log, columns, self.options, self.committed_index, self.start, self.end)
         chosen = names, self.compression or compression, self.options.mode, self.flat
         return [RowsPart(partition, *chosen) for partition in found]
+
+
+def plan_parts(
+    log: StoreView, columns: Sequence[str], options: ReadOptions, committed_index: int | None, start: int, end: int
+) -> list[Partition]:
+    """The parts of a job over the rows in ``[start, end)``; small segments form one, up to maxPartitionBytes."""
+    sized = replace(options, max_partition_bytes=options.max_partition_bytes or _PARTITION_BYTES)
+    return plan_between(log, columns, sized, option_filters(options), committed_index, start, end)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.dispatched_rows import key_hash
 from pyspark_dledger.format.layout import (
-    HALF_TOPIC,
-    PROPERTY_HALF_OFFSET,
     PROPERTY_KEYS,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
-    ROCKS_OP_TOPIC,
+    ROCKS_HALF_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
 )
@@ -48,7 +45,7 @@ from pyspark_dledger.rocketmq.lives.topics import (
     integer,
     queue_messages,
 )
-from pyspark_dledger.rocketmq.lives.transactions import HALF_TOPICS, OP_TAG, OP_TOPICS, ended_offsets
+from pyspark_dledger.rocketmq.lives.transactions import HALF_TOPICS, OP_TAG, OP_TOPICS, Place, ended_places
 from pyspark_dledger.rocketmq.lost.known_units import topics_of
 
 STORED, DELIVERED, COMMITTED, ENDED = "stored", "delivered", "committed", "ended"
@@ -155,12 +152,15 @@ class Tracer:
         for place in self._ended_places(op):
             yield self._named(place, TraceEvent(None, op.store_timestamp, ENDED, *place, offset))
 
-    def _ended_places(self, op: Message) -> list[tuple[str, int, int]]:
-        if op.topic == ROCKS_OP_TOPIC:
-            offset = integer(op.properties.get(PROPERTY_HALF_OFFSET))
-            half = message_at(self._log.segments, -1 if offset is None else offset, self._log.segment_end)
-            return [(half.topic, half.queue_id, half.queue_offset)] if half and half.topic in HALF_TOPICS else []
-        return [(HALF_TOPIC, op.queue_id, each) for each in ended_offsets(op.properties.get(PROPERTY_TAGS), op.body)]
+    def _ended_places(self, op: Message) -> Iterator[Place]:
+        """The places of the half messages that an op message ends, in their queues."""
+        for place in ended_places(op):
+            if place[0] != ROCKS_HALF_TOPIC:
+                yield place
+                continue
+            half = message_at(self._log.segments, place[2], self._log.segment_end)
+            if half is not None and half.topic == ROCKS_HALF_TOPIC:
+                yield half.topic, half.queue_id, half.queue_offset
 
     def _popped(self, offset: int, message: Message) -> Iterator[TraceEvent]:
         if message.topic != TIMER_TOPIC and PROPERTY_TIMER_OUT in message.properties:

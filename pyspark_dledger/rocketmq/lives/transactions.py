@@ -139,7 +139,7 @@ class TransactionJoin:
         self._places[place] = key
 
     def _end(self, op: Message) -> Iterator[Transaction]:
-        for each in _ended_places(op):
+        for each in ended_places(op):
             key = self._places.get(each)
             found = self._open.pop(key) if key is not None else None
             if found is None:
@@ -151,7 +151,7 @@ class TransactionJoin:
             yield found
 
 
-def _ended_places(op: Message) -> list[Place]:
+def ended_places(op: Message) -> list[Place]:
     """The places of half messages that an op message ends; in a RocksDB they have commitLogOffsets."""
     if op.topic == ROCKS_OP_TOPIC:
         offset = integer(op.properties.get(PROPERTY_HALF_OFFSET))
