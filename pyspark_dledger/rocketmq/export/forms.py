@@ -198,7 +198,7 @@ class ExportSettings(ExportOptions):
 
 
 def plan_parts(
-    log: StoreView, columns: Sequence[str], options: ReadOptions, committed_index: int | None, start: int, end: int
+    log: StoreView, columns: tuple[str, ...], options: ReadOptions, committed_index: int | None, start: int, end: int
 ) -> list[Partition]:
     """The parts of a job over the rows in ``[start, end)``; small segments form one, up to maxPartitionBytes."""
     sized = replace(options, max_partition_bytes=options.max_partition_bytes or _PARTITION_BYTES)
