@@ -47,8 +47,9 @@ class Group:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.paused: set[str] = set()
         self.asleep: str | None = None
-        # Nodes that began with an empty disk while the group ran.
+        # Nodes that are told to join, if their disk is empty.
         self._joining: set[str] = set()
+        self.lost_disks = 0
         # The list of members that each node was first started with. It keeps it: the log has later ones.
         self._peers: dict[str, str] = {}
         self._output: dict[str, int] = {}
@@ -140,14 +141,19 @@ class Group:
                 process.wait()
 
     def lose_disk(self, node: str) -> None:
-        """A killed node begins with an empty disk, as docs/operations.md says; it keeps its term and vote."""
+        """A killed node begins with an empty disk.
+
+        Every second one does so as docs/operations.md says: it keeps its term and vote, and is told to join.
+        """
+        self.lost_disks += 1
         currterm = self.store(node) / "currterm"
-        kept = currterm.read_bytes() if currterm.exists() else None  # it was killed before it had a term
+        is_kept = self.lost_disks % 2 == 0
+        kept = currterm.read_bytes() if is_kept and currterm.exists() else None  # it was killed before it had a term
         shutil.rmtree(self.root(node))
         self.store(node).mkdir(parents=True)
         if kept is not None:
             (self.store(node) / "currterm").write_bytes(kept)
-        self._joining.add(node)
+        (self._joining.add if is_kept else self._joining.discard)(node)
         self._peers.pop(node, None)
 
     def restore(self, node: str, source: str) -> bool:

@@ -98,10 +98,12 @@ def test_java_group_is_read_up_to_what_is_proven(
     monkeypatch.setattr(group_log, "_TIMEOUT_MS", 500)
     monkeypatch.setattr(java_log, "_SKIP_SECONDS", 0.5)
     with java_group(tmp_path, *versions) as group, tail_of(group, maxPartitionBytes="20k") as tail:
-        assert group.append(500)["acknowledged"] == 500
+        # A leader can change in its first seconds on a busy machine, and then acknowledges none of its entries.
+        eventually(lambda: group.append(500)["acknowledged"] == 500, 120)
         end = tail.latest(NOTHING, NO_LIMITS)
-        assert end.index == 499
-        assert indexes(tail, NOTHING, end) == list(range(500))
+        count = group.nodes[group.leader()].state()["end"] + 1
+        assert end.index == count - 1
+        assert indexes(tail, NOTHING, end) == list(range(count))
         # Without followers the leader appends, and commits nothing. Java's GET returns such entries.
         leader = group.leader()
         followers = [node for name, node in group.nodes.items() if name != leader]
@@ -115,7 +117,7 @@ def test_java_group_is_read_up_to_what_is_proven(
         later = eventually(lambda: (found := tail.latest(end, NO_LIMITS)) != end and found)
         assert later.index is not None
         assert later.index <= max(node.state()["end"] for node in group.nodes.values())
-        assert indexes(tail, end, later) == list(range(500, later.index + 1))
+        assert indexes(tail, end, later) == list(range(count, later.index + 1))
         # A new leader without entries of its term proves them only if all members are there.
         group.kill(group.leader())
         group.leader()

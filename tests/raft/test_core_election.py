@@ -290,7 +290,76 @@ def test_a_list_of_two_voters_must_be_committed_and_final(committed: int, voters
 def test_a_member_that_joins_says_so_at_once() -> None:
     """An operator waits until it has no problem."""
     core = OneCore(joins=True)
-    assert "this member joins: it does not vote" in problem_of(core)
+    assert "this member joins with an empty disk: it does not vote" in problem_of(core)
+
+
+def with_empty_disk(peers: int = 3) -> OneCore:
+    """A member that was started as always, and has an empty disk: that of a new group, or one that was lost."""
+    core = OneCore(MemoryStore(), peers)
+    for number in range(1, peers):
+        core.core.set_peer_binary(f"n{number}", True, True)
+    return core
+
+
+def vote_of(core: OneCore, leader_id: str, term: int, end_index: int, end_term: int) -> VoteResult:
+    request = VoteRequest(leader_id=leader_id, term=term, ledger_end_index=end_index, ledger_end_term=end_term)
+    response = core.request(request)
+    assert isinstance(response, VoteResponse)
+    return response.vote_result
+
+
+def test_members_of_a_new_group_vote_for_each_other_and_follow_without_joining() -> None:
+    core = with_empty_disk()
+    assert vote_of(core, "n1", 1, -1, -1) is VoteResult.ACCEPT
+    assert core.code(PushType.APPEND, entry(0, 1), term=1) == ResponseCode.SUCCESS
+    assert vote_of(core, "n2", 2, 0, 1) is VoteResult.ACCEPT
+    assert not core.core.members.is_joining
+
+
+def test_a_member_whose_disk_was_lost_votes_for_no_candidate_that_has_entries() -> None:
+    """It may have helped to commit entries that the candidate lacks."""
+    core = with_empty_disk()
+    assert vote_of(core, "n1", 2, 3, 1) is VoteResult.UNKNOWN
+    assert vote_of(core, "n2", 2, -1, -1) is VoteResult.ACCEPT, "it has none either: the group may be new"
+    assert vote_of(core, "n1", 3, 3, 2) is VoteResult.UNKNOWN
+
+
+def test_a_member_whose_disk_was_lost_joins_with_entries_of_a_leader_that_it_did_not_elect() -> None:
+    core = with_empty_disk()
+    core.follow(3)
+    assert core.code(PushType.APPEND, entry(0, 1), term=3) == ResponseCode.SUCCESS
+    assert vote_of(core, "n2", 4, 5, 2) is VoteResult.UNKNOWN
+    core.tick(1000)
+    assert "this member joins with an empty disk: it does not vote" in problem_of(core)
+    core.tick(20_000)
+    assert not requested_terms(core)
+    assert OneCore(core.store).core.members.is_joining, "also after a restart"
+    core.follow(5)
+    assert core.code(PushType.COMPARE, entry(0, 1), term=5) == ResponseCode.SUCCESS
+    core.push(PushType.APPEND, entry(1, 5), term=5, commit_index=1)
+    core.store.flush()
+    core.core.persisted(1, core.now)
+    assert vote_of(core, "n2", 6, 1, 5) is VoteResult.ACCEPT
+
+
+def test_entries_that_cannot_be_appended_do_not_make_a_member_join() -> None:
+    core = with_empty_disk()
+    core.follow(3)
+    assert core.code(PushType.APPEND, entry(0, 1)[:-1], term=3) != ResponseCode.SUCCESS
+    assert not core.core.members.is_joining and not OneCore(core.store).core.members.is_joining
+
+
+def test_a_vote_for_the_first_leader_is_known_after_a_restart() -> None:
+    """Else nobody would vote for it, if it alone has entries."""
+    core = with_empty_disk()
+    assert vote_of(core, "n1", 1, -1, -1) is VoteResult.ACCEPT
+    again = OneCore(core.store)
+    assert vote_of(again, "n1", 2, 0, 1) is VoteResult.ACCEPT
+    assert vote_of(again, "n2", 3, 0, 2) is VoteResult.UNKNOWN
+
+
+def test_one_of_two_need_not_join_because_the_other_one_has_all_that_is_committed() -> None:
+    assert vote_of(with_empty_disk(peers=2), "n1", 2, 3, 1) is VoteResult.ACCEPT
 
 
 class SlowStore(MemoryStore):

@@ -102,6 +102,15 @@ def is_level(group: Nodes, client: dl.Client, node_id: str) -> bool:
     return appended(client, b"y") and group.status(node_id)["committedIndex"] >= max(ends)
 
 
+def transferred(client: dl.Client, node_id: str) -> bool:
+    """Whether a member leads now. One that started after the first election joins for a moment, and cannot."""
+    try:
+        client.transfer(node_id)
+    except GroupError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("is_given_present_peers", [False, True])
 def test_members_catch_up_although_all_others_were_replaced_since_their_lists(
     tmp_path: Path, is_given_present_peers: bool
@@ -111,7 +120,7 @@ def test_members_catch_up_although_all_others_were_replaced_since_their_lists(
         client.append_batch([b"%d" % number for number in range(20)])
         sleeper, *others = "n2", "n0", "n1"
         if group.leader() == sleeper:
-            client.transfer("n0")
+            eventually(lambda: transferred(client, "n0"))
         eventually(lambda: group.status(sleeper)["endIndex"] == 19)
         group.stop(sleeper)
         peers = {new: replace(group, client, gone, new) for gone, new in zip(others, ("n3", "n4"), strict=True)}

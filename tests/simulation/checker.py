@@ -127,14 +127,15 @@ class Checker:
             raise Violation(f"{store.node_id} saves term {term} after {store.curr_term}")
         if term == store.curr_term and store.vote_leader not in (None, vote):
             raise Violation(f"{store.node_id} voted for {store.vote_leader} and then saves a vote for {vote} in {term}")
-        if vote == store.node_id:
+        if vote == store.node_id and store.ledger_end_index >= 0:  # nobody with entries votes for one without
             self.check_voter(store)
 
     def check_voter(self, store: SimStore) -> None:
-        """A member that joins with a new disk has what it acknowledged with the old one when it votes."""
+        """A member with a new disk has what it acknowledged with the old one when it votes; one of two need not join."""
         for node in self.nodes:
             had = node.had_committed
-            if node.store is store and node.joins and had >= 0 and not self._has(store, had, store.ledger_end_index):
+            must_join = node.joins or len(node.peers) > 2
+            if node.store is store and must_join and had >= 0 and not self._has(store, had, store.ledger_end_index):
                 raise Violation(f"{node.id} votes without the committed entry {had}, which it had on another disk")
 
     def saving_cluster_id(self, store: SimStore, cluster_id: str) -> None:

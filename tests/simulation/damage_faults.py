@@ -55,7 +55,7 @@ class Damage:
         """Whether the group can do without this node. On disk, nothing that the others need is lost before."""
         others = [other for other in self.world.nodes if other is not node]
         if not self.world.scenario.is_on_disk:
-            return not any(other.refuses or other.store.damage for other in others)
+            return not any(other.refuses or other.store.damage or other.may_have_lost_disk for other in others)
         if node.store.power_cut_in:
             return False
         is_able = _can_elect if self.world.scenario.is_sync else self.faults.is_level
@@ -97,4 +97,4 @@ class Damage:
 
 
 def _can_elect(node: SimNode) -> bool:
-    return node.core is not None and node.votes and not node.store.damage
+    return node.core is not None and node.votes and not (node.store.damage or node.may_have_lost_disk)

@@ -318,7 +318,7 @@ class Faults:
         return node.core is not None
 
     def is_level(self, node: SimNode) -> bool:
-        return node.is_level and node.store.power_cut_in == 0
+        return node.is_level and node.store.power_cut_in == 0 and not node.may_have_lost_disk
 
     def _votes(self, node: SimNode) -> bool:
         return node.votes

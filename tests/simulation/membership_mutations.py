@@ -156,6 +156,19 @@ class VotesWithAnEmptyDisk(Mutant):
         return replace(changed, faults=faults, is_sync=False, putters=max(1, scenario.putters))
 
 
+class TakesALostDiskForANewGroup(Mutant):
+    """With an empty disk it votes for members with entries, and does not join, unless it was told to."""
+
+    caught_by = "which it had on another disk"
+
+    def damage(self) -> None:
+        self._member.members.may_have_lost_disk = lambda *_: False
+
+    @classmethod
+    def focus(cls, scenario: Scenario) -> Scenario:
+        return replace(VotesWithAnEmptyDisk.focus(scenario), spares=0)
+
+
 class JoinsBeforeTheDisk(Mutant):
     """Votes as soon as it has all entries, which a crash can take back."""
 
@@ -234,6 +247,7 @@ MUTANTS: tuple[type[Mutant], ...] = (
     CountsByTheListBefore,
     CampaignsInATermThatHadALeader,
     VotesWithAnEmptyDisk,
+    TakesALostDiskForANewGroup,
     JoinsBeforeTheDisk,
     RefusesByPastLists,
     ForgetsTheListBeforeAReset,

@@ -114,7 +114,7 @@ class SimNode:
             world.trace(self.id, "does not start: %s", error)
             world.checker.count("starts with other members refused")
             return
-        if self.votes and world.disks is not None:
+        if self.votes and world.disks is not None and not self.core.members.may_be_new:
             world.checker.check_voter(self.store)
         world.at(world.now, self.tick, self.process)
 
@@ -177,14 +177,22 @@ class SimNode:
         self.store = self.store.survive(self.world.random)
 
     def replace_disk(self) -> None:
-        """Stop the node, and begin with an empty log; term and vote are kept."""
+        """Stop the node, and begin with an empty log.
+
+        Every second time the operator keeps term and vote, and tells it to join, as docs/operations.md says; else the
+        node starts as always. One of two keeps its term: it need not join.
+        """
         self.stop("its disk is lost")
         old, scenario = self.store, self.world.scenario
         self.had_committed = max(self.had_committed, min(old.ledger_end_index, len(self.world.checker.history) - 1))
         self.store = self.world.new_store(self.id)
         self.refuses = False
-        self.store.take_term(old)
-        self.joins = self.joins or bool(scenario.spares) or scenario.is_pair_of_ours or scenario.is_on_disk
+        is_forgotten = len(self.peers) > 2 and self.process % 2 == 0
+        if is_forgotten:
+            self.joins = False
+        else:
+            self.store.take_term(old)
+            self.joins = self.joins or bool(scenario.spares) or scenario.is_pair_of_ours or scenario.is_on_disk
 
     def restore(self, backup: SimStore, term: int) -> None:
         """Stop the node, and begin with a backup, as `dledger restore` writes it."""
@@ -199,6 +207,11 @@ class SimNode:
     @property
     def votes(self) -> bool:
         return self.can_vote and not (self.core is not None and self.core.members.is_joining)
+
+    @property
+    def may_have_lost_disk(self) -> bool:
+        """Whether it has no entries, or joins: it may not vote for a member with entries."""
+        return self.store.ledger_end_index < 0 or '"joining":true' in self.store.member_state
 
     @property
     def is_level(self) -> bool:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
-from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role, VoteResponse, VoteResult
+from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role, VoteRequest, VoteResponse, VoteResult
 from pyspark_dledger.raft.node.access import Credentials, acting_member
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.peers import Address
@@ -251,7 +251,9 @@ class World:
         self.count_response(call.request, effect.response)
         response = effect.response
         if isinstance(response, VoteResponse) and response.vote_result is VoteResult.ACCEPT:
-            self.checker.check_voter(node.store)
+            assert isinstance(call.request, VoteRequest)
+            if call.request.ledger_end_index >= 0:  # a member without entries is elected only by others without any
+                self.checker.check_voter(node.store)
         if self.scenario.is_framed:
             response = through_frames(response, not self.is_java(node, call.source), call.request)
         if self.is_tracing:

@@ -178,6 +178,28 @@ def test_trigger_is_delayed_at_most_for_the_given_time(
     reader.stop()
 
 
+@needs_limits
+def test_a_log_that_grows_while_a_trigger_is_judged_waits_for_the_minimum(
+    store: MmapFileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"startingOffsets": "10", "minOffsetsPerTrigger": "3"}
+    source = DLedgerDataSource({"path": str(store.config.base_dir), **options})
+    reader: Any = source.streamReader(source.schema())
+    limits = reader.getDefaultReadLimit()
+    end = reader.latestOffset(reader.initialOffset(), limits)
+    latest = reader.tail.latest
+
+    def grows(*args: Any) -> Any:
+        found = latest(*args)
+        monkeypatch.setattr(reader.tail, "latest", latest)
+        commit(store, 12)
+        return found
+
+    monkeypatch.setattr(reader.tail, "latest", grows)
+    assert reader.latestOffset(end, limits) == end
+    reader.stop()
+
+
 @pytest.mark.smoke
 def test_stream_continues_where_it_stopped(streams: Streams, store: MmapFileStore) -> None:
     streams.run(startingOffsets="earliest")

@@ -58,7 +58,8 @@ class DiskWaits:
         if isinstance(request, AppendRequest):
             return store.append_may_wait
         if isinstance(request, HeartBeatRequest):
-            return request.term > self._member.term or self._saves_cluster_id(request)
+            is_saving = self._saves_cluster_id(request) or self._member.members.may_be_new
+            return request.term > self._member.term or is_saving
         return request.saves
 
     def in_response(self, response: Response | None) -> bool:

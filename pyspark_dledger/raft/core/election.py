@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.format.state_files import MAX_TERM
 from pyspark_dledger.raft.core.cluster_id import ClusterId
-from pyspark_dledger.raft.core.member import Member
+from pyspark_dledger.raft.core.member import DISK_FAILURES, Member
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
     HeartBeatResponse,
@@ -256,10 +256,10 @@ class Election:
             self._respond_vote(request, token, older_log)
         elif request.term <= member.term or member.adopt(request.term):
             result, is_without_log = self._judge(request), False
-            if result is VoteResult.ACCEPT and not member.can_vote:
+            if result is VoteResult.ACCEPT and not self._can_vote_for(request):
                 # To all others but the other one of two as if it did not respond.
                 result, is_without_log = VoteResult.UNKNOWN, self._votes_without_log(request.leader_id)
-            if (result is VoteResult.ACCEPT or is_without_log) and not self._give_vote(request.leader_id):
+            if (result is VoteResult.ACCEPT or is_without_log) and not self._give_vote(request):
                 return
             self._respond_vote(request, token, result, is_without_log)
 
@@ -292,6 +292,13 @@ class Election:
             return VoteResult.REJECT_TAKING_LEADERSHIP
         return VoteResult.ACCEPT
 
+    def _can_vote_for(self, request: VoteRequest) -> bool:
+        """Whether this member has what it helped to commit; with an empty disk it does not know."""
+        member = self._member
+        has_entries = request.ledger_end_index >= 0
+        is_lost = has_entries and member.members.may_have_lost_disk(request.leader_id, request.ledger_end_term)
+        return member.can_vote and not is_lost
+
     def _votes_without_log(self, candidate: str) -> bool:
         """Whether this member lost its disk, and that member of this package is the only other one.
 
@@ -301,9 +308,15 @@ class Election:
         is_one_of_two = member.members.takes_controls(candidate) and member.peers == {member.self_id, candidate}
         return is_one_of_two and not member.can_vote
 
-    def _give_vote(self, candidate: str) -> bool:
+    def _give_vote(self, request: VoteRequest) -> bool:
         """Save the vote. Returns False (no response) if it cannot be saved."""
-        member = self._member
+        member, candidate = self._member, request.leader_id
+        assert candidate is not None
+        try:
+            member.members.voting(candidate, member.term, request.ledger_end_index)
+        except DISK_FAILURES as error:
+            member.report_problem(f"a vote for {candidate} cannot be saved: {error}")
+            return False
         if member.vote is None and not member.save_term(member.term, candidate):
             return False
         # Leave the candidate time to win.

@@ -105,7 +105,7 @@ class Follower:
             return
         self._leader_committed = request.commit_index
         try:
-            durable_index = self._actions[request.type](request)
+            durable_index = self._accept(request)
             self._commit(request.commit_index)
         except _WaitingError:
             self._waiting = request, token
@@ -122,6 +122,19 @@ class Follower:
             self._check_unblocked()
             self._reply(durable_index, token, self._response(request, ResponseCode.SUCCESS))
         self._member.members.refresh()
+
+    def _accept(self, request: PushRequest) -> int:
+        """Do what a push says. A member that may have lost its disk joins with its first entries."""
+        members, store = self._member.members, self._member.store
+        writes = request.type in (PushType.APPEND, PushType.TRUNCATE)
+        joins = writes and members.may_have_lost_disk(request.leader_id, request.term)
+        try:
+            if joins:
+                members.set_joining(True)
+            return self._actions[request.type](request)
+        finally:
+            if joins and store.ledger_end_index < 0:
+                members.set_joining(False)
 
     def _report_blocked(self, text: str) -> None:
         """A push could not be accepted, and most likely later ones cannot either."""

@@ -284,6 +284,8 @@ class Member:
         self.is_leader = role is Role.LEADER
         if self.is_leader:
             self.leadership_epoch += 1
+        if leader_id is not None:
+            self.members.following(leader_id, self.term)
         self.effects.append(RoleChanged(role, self.term, leader_id))
         self.on_role()
 

@@ -6,6 +6,9 @@ entry, or had it before it expired. It stays in the file until the log has anoth
 failed can be in the log after a restart. Until the file is without it, the log keeps the entry that shows that it does
 not count. A leader that resets the log sends the list before its new begin.
 
+A member with an empty disk cannot tell a new group from a lost disk. So it votes only for members without entries, and
+joins with its first entries, as if it was told to. The group is new if one that it voted for leads.
+
 A list that another member tells counts for no vote and no commit. It names members to connect to, and says whether this
 one was removed.
 """
@@ -30,8 +33,8 @@ class Membership:
     """The list that counts, and which other members take control entries. Changes are saved.
 
     ``is_joining``: this member has an empty disk, and may have acknowledged entries with another one. It neither votes
-    nor leads until it has all entries that were committed then. Raises OptionError if the store has another list and
-    none of the log, and StoreError.
+    nor leads until it has all entries that were committed then. One of two need not join, because the other one has
+    all that is committed. Raises OptionError if the store has another list and none of the log, and StoreError.
     """
 
     def __init__(self, config: CoreConfig, store: DLedgerStore, addresses: Mapping[str, str]) -> None:
@@ -64,6 +67,11 @@ class Membership:
         # With others than its store has, `joins` only makes them known: votes count by the list of the store.
         first = stored if config.joins and stored else sorted(config.peers)
         self._given = {peer_id: addresses.get(peer_id, "") for peer_id in first}
+        # Whether this member took part in the group with this disk, and for whom it voted until then: the terms of the
+        # first vote, when that one had no entries, and of the last one.
+        is_exempt = config.changes_members or len(self._given) <= 2
+        self._took_part = bool(saved.get("tookPart")) or store.ledger_begin_index >= 0 or is_exempt
+        self._votes: dict[str, list[int]] = dict(saved.get("votes", {}))
         if self.is_joining and len(self._given) == 1:
             raise OptionError(f"peers: expected members of the group that {self._self_id} joins, found none")
         self._first = self._started_with()
@@ -104,6 +112,18 @@ class Membership:
     def is_by_log(self) -> bool:
         """Whether an entry of the log made the list."""
         return self.current.index >= 0
+
+    @property
+    def may_be_new(self) -> bool:
+        """Whether this member has no entries, and cannot tell whether the group is new or its disk was lost."""
+        return not (self._took_part or self.is_joining) and self._store.ledger_end_index < 0
+
+    def may_have_lost_disk(self, leader_id: str, term: int) -> bool:
+        """Whether this member may have had entries that a member lacks which has some by that leader and term."""
+        if not self.may_be_new:
+            return False
+        first, last = self._votes.get(leader_id, (0, -1))
+        return not first <= term <= last
 
     @property
     def is_static(self) -> bool:
@@ -196,8 +216,8 @@ class Membership:
 
     @property
     def commit_may_wait(self) -> bool:
-        """Whether the next commit may change the file."""
-        return self.is_joining or self.has_failed_lists or self._is_unsaved
+        """Whether the next entry or commit may change the file."""
+        return self.is_joining or self.may_be_new or self.has_failed_lists or self._is_unsaved
 
     # Changes
 
@@ -219,9 +239,32 @@ class Membership:
         self._saved = [*(each for each in self._saved if each.index <= index and each != found), found]
         self._save()
 
+    def voting(self, candidate: str, term: int, end_index: int) -> None:
+        """This member votes for one whose log ends there. Saved first; raises StoreError."""
+        if self.may_be_new:
+            first, _ = self._votes.get(candidate, (term, term))
+            self._votes[candidate] = [term if end_index < 0 else first, term]
+            self._save()
+
+    def following(self, leader_id: str, term: int) -> None:
+        """That member leads, or this one. It began without entries if this member voted for it, so the group is new."""
+        is_elected = leader_id == self._self_id or self._votes.get(leader_id, (-1, -1))[1] == term
+        if self.may_be_new and is_elected:
+            self._took_part = True
+            self._votes.clear()
+            self._save_later()
+
+    def set_joining(self, is_joining: bool) -> None:
+        """This member may have lost its disk, and appends its first entries, or could not. Saved first."""
+        self.is_joining = is_joining
+        self._first = self._started_with()
+        self.current = self._latest()
+        self._save()
+        self.on_change()
+
     def joined(self) -> None:
         """An entry of the present leader's term is committed here, so all that were committed before are here."""
-        self.is_joining = False
+        self.is_joining, self._took_part = False, True
         self._first = self._started_with()
         self._take_over()
 
@@ -289,6 +332,10 @@ class Membership:
         if self.current != before:
             self.is_forced = self.is_forced and not self.is_by_log
             self.on_change()
+        self._save_later()
+
+    def _save_later(self) -> None:
+        """Save now, or with the next change if the disk fails."""
         try:
             self._save()
         except StoreError:
@@ -327,6 +374,10 @@ class Membership:
             state["beforeReset"] = [each.values() for each in self._before_reset]
         if self.is_joining:
             state["joining"] = True
+        if self._took_part:
+            state["tookPart"] = True
+        elif self._votes:
+            state["votes"] = self._votes
         if self.is_forced:
             state["forced"] = True
         ids, text = tuple(sorted(self.current.addresses)), json.dumps(state, separators=(",", ":"))

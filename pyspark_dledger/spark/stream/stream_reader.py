@@ -92,7 +92,8 @@ class _TriggerDelay:
         if self._min_entries == 1 or is_late or tail.only_pins_the_end(start):
             return False
         end = tail.latest(start, NO_LIMITS)
-        return end != start and end == tail.latest(start, Limits(entries=self._min_entries - 1, until=end))
+        # Without a new entry, too: the log can grow before its end is asked for again.
+        return end == tail.latest(start, Limits(entries=self._min_entries - 1, until=end))
 
 
 class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[AnyOffset]):
