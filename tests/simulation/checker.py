@@ -131,7 +131,7 @@ class Checker:
             self.check_voter(store)
 
     def check_voter(self, store: SimStore) -> None:
-        """A member with a new disk has what it acknowledged with the old one when it votes; one of two need not join."""
+        """A member with a new disk votes with what it acknowledged with the old one; one of two need not join."""
         for node in self.nodes:
             had = node.had_committed
             must_join = node.joins or len(node.peers) > 2

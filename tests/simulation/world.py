@@ -9,7 +9,16 @@ from random import Random
 from typing import Any, NamedTuple
 
 from pyspark_dledger.raft.core import Core, CoreConfig, Reply, Send
-from pyspark_dledger.raft.messages import PushRequest, PushType, Request, Response, Role, VoteRequest, VoteResponse, VoteResult
+from pyspark_dledger.raft.messages import (
+    PushRequest,
+    PushType,
+    Request,
+    Response,
+    Role,
+    VoteRequest,
+    VoteResponse,
+    VoteResult,
+)
 from pyspark_dledger.raft.node.access import Credentials, acting_member
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.peers import Address

@@ -118,11 +118,11 @@ class Membership:
         """Whether this member has no entries, and cannot tell whether the group is new or its disk was lost."""
         return not (self._took_part or self.is_joining) and self._store.ledger_end_index < 0
 
-    def may_have_lost_disk(self, leader_id: str, term: int) -> bool:
+    def may_have_lost_disk(self, leader_id: str | None, term: int) -> bool:
         """Whether this member may have had entries that a member lacks which has some by that leader and term."""
         if not self.may_be_new:
             return False
-        first, last = self._votes.get(leader_id, (0, -1))
+        first, last = self._votes.get(leader_id or "", (0, -1))
         return not first <= term <= last
 
     @property
@@ -240,7 +240,7 @@ class Membership:
         self._save()
 
     def voting(self, candidate: str, term: int, end_index: int) -> None:
-        """This member votes for one whose log ends there. Saved first; raises StoreError."""
+        """Save that this member votes for a candidate, whose log ends with that entry. Raises StoreError."""
         if self.may_be_new:
             first, _ = self._votes.get(candidate, (term, term))
             self._votes[candidate] = [term if end_index < 0 else first, term]
@@ -255,7 +255,7 @@ class Membership:
             self._save_later()
 
     def set_joining(self, is_joining: bool) -> None:
-        """This member may have lost its disk, and appends its first entries, or could not. Saved first."""
+        """Save that this member joins with its first entries, or could not. Raises StoreError."""
         self.is_joining = is_joining
         self._first = self._started_with()
         self.current = self._latest()

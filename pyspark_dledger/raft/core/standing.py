@@ -30,7 +30,7 @@ class Standing:
             text = f"the group removed this member, by entry {found.index}: stop it"
             member.report_problem(text, _REMOVED, _REPORT_MS)
         if members.is_joining and is_due:
-            text = "this member joins with an empty disk: it does not vote until an entry of the leader's term is committed"
+            text = "this member joins with an empty disk: it does not vote before an entry of its leader is committed"
             member.report_problem(text, _JOINING, _REPORT_MS)
         if not member.is_behind_restore:
             member.resolve_problem(_RESTORED)
