@@ -693,16 +693,17 @@ def test_a_split_off_a_boundary_raises_after_the_rows_before(reader: Engine, tmp
         (COMMITLOG, b"\0"),
     ],
 )
-def test_the_search_is_linear(reader: Engine, tmp_path: Path, source: str, unit: bytes) -> None:
-    path = tmp_path / "0"
-    size = 2**20
+def test_the_search_is_linear(engine: str, tmp_path: Path, source: str, unit: bytes) -> None:
+    """If each byte led to a search up to the end, this would take hours."""
+    reader, path = get_engine(engine), tmp_path / "0"
+    size = 2**20 if engine == "native" else 2**17
     path.write_bytes(unit * (size // len(unit)))
     segment = Segment.local(str(path), "0", 0, size, source)
-    began = time.monotonic()
+    began = time.process_time()
     rows = read(reader, request_of(segment, columns=("size", "kind")))
     reader.split(segment, 0, size, 2**16)
     reader.log_end(segment, segment.base, True)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 60
     assert rows in ([{"size": size, "kind": "corrupt"}], [])
 
 

@@ -51,7 +51,7 @@ class JavaProcess:
         threading.Thread(target=pass_on, args=(self._process.stdout, self._answers), daemon=True).start()
         self._is_started = False
 
-    def ask(self, command: str, patience: float = 30) -> dict[str, Any]:
+    def ask(self, command: str, patience: float = 120) -> dict[str, Any]:
         """Returns the answer. Raises ConnectionError if the process has ended, queue.Empty after `patience` seconds."""
         self.wait_started()
         assert self._process.stdin

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, final
 import pyspark_dledger as dl
 from pyspark_dledger.errors import GroupError, UnknownOutcomeError
 from tests.interop.java_group import QUICK, SMALL_FILES, JavaNode
-from tests.support.groups import free_ports, peers_text
+from tests.support.groups import BUSY, free_ports, peers_text
 
 OURS = "ours"
 GROUP = "mixed"
@@ -261,7 +261,7 @@ class Group:
 
     def wait(self, question: Callable[[], Any], patience: float, what: str) -> Any:
         """Asks until the answer is neither None nor False, for `patience` seconds. Returns that answer."""
-        until = time.monotonic() + patience
+        until = time.monotonic() + BUSY * patience
         while time.monotonic() < until:
             answer = question()
             if answer is not None and answer is not False:
@@ -270,7 +270,7 @@ class Group:
         ended = [
             member.log_end() for member in self.members.values() if isinstance(member, OurNode) and member.is_ended
         ]
-        raise AssertionError(f"no {what} within {patience} s: {json.dumps(self.states())}" + "".join(ended))
+        raise AssertionError(f"no {what} within {BUSY * patience} s: {json.dumps(self.states())}" + "".join(ended))
 
     def folders(self) -> list[Path]:
         return [self.folder / f"dledger-{node}" for node in self.kinds]
@@ -315,12 +315,12 @@ class Load:
     def wait_for(self, count: int, patience: float = 30) -> None:
         """Waits until `count` further appends are acknowledged."""
         wanted = len(self.acknowledged) + count
-        until = time.monotonic() + patience
+        until = time.monotonic() + BUSY * patience
         while len(self.acknowledged) < wanted:
             assert not self.failures, self.failures
             if time.monotonic() > until:
                 raise AssertionError(
-                    f"{len(self.acknowledged)} of {wanted} acknowledged within {patience} s, "
+                    f"{len(self.acknowledged)} of {wanted} acknowledged within {BUSY * patience} s, "
                     f"{self.unknown} unknown, {self.rejected} rejected"
                 )
             time.sleep(0.01)

@@ -20,6 +20,7 @@ from pyspark_dledger.raft.node.peer_link import PeerLink
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire import ReceivedRequest, WireConnection
 from tests.support.groups import (
+    BUSY,
     HOST,
     free_ports,
 )
@@ -99,7 +100,7 @@ async def linked_to(port: int) -> AsyncIterator[Linked]:
 
 
 async def until(check: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + BUSY * seconds
     while not check():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

@@ -25,6 +25,7 @@ from pyspark_dledger.raft.messages import (
     MetadataRequest,
 )
 from tests.support.groups import (
+    BUSY,
     HOST,
     THREE,
     Caller,
@@ -100,7 +101,7 @@ def test_serve_shows_its_status_on_a_terminal(tmp_path: Path) -> None:
     shown = b""
     try:
         eventually(lambda: try_append(ports, b"x") is not None)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 15 * BUSY
         while b"endIndex=0" not in shown:
             assert time.monotonic() < deadline
             shown += os.read(terminal, 1 << 16)
