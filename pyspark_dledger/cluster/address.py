@@ -8,6 +8,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.tls import Tls
 
@@ -20,7 +21,7 @@ class Credentials:
     secret_key: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
 
-    def signed(self, fields: Mapping[str, str], body: bytes) -> dict[str, str]:
+    def signed(self, fields: Mapping[str, str], body: Buffer) -> dict[str, str]:
         """The fields of a request with its signature: HMAC-SHA1 over all values in the order of their names."""
         found = {**fields, "AccessKey": self.access_key}
         if self.token is not None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pyspark_dledger.cluster.address import ClusterAddress
 from pyspark_dledger.cluster.codes import BrokerCode, code_name
 from pyspark_dledger.errors import ClusterError
+from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire.framing import KIND_JSON, FrameReader, WireFrame, frame
 from pyspark_dledger.raft.wire.json_values import integer
@@ -64,7 +65,7 @@ class Connection:
         self._responses: dict[int, Response] = {}
         self._socket = _connected(server, cluster, timeout)
 
-    def send(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> int:
+    def send(self, code: int, fields: Mapping[str, str], body: Buffer = b"") -> int:
         """Send a request, with the next ones or at the next `wait`, and return its number. Raises LostError."""
         self._next_opaque = opaque = (self._next_opaque + 1) & 0x7FFFFFFF
         if self._credentials is not None:

@@ -12,7 +12,6 @@ import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from pyspark_dledger.cluster import codes
@@ -54,11 +53,13 @@ _RETRIED = frozenset({
 })  # fmt: skip
 # Old brokers in DLedger mode take no batches, and reject them as illegal.
 _NO_BATCHES = (BrokerCode.MESSAGE_ILLEGAL, BrokerCode.REQUEST_CODE_NOT_SUPPORTED)
-_ID = re.compile(r"[0-9A-F]{32}|[0-9A-F]{56}")
+_ID = "(?:[0-9A-F]{32}|[0-9A-F]{56})"
+_IDS = re.compile(f"{_ID}(?:,{_ID})*")
 # Of a message in a batch: its size, two fields that brokers ignore, its flag, and the size of its body.
 _FRONT = struct.Struct(">iiiii")
 _PROPERTIES_SIZE = struct.Struct(">h")
-_ENVELOPE = _FRONT.size + _PROPERTIES_SIZE.size
+ENVELOPE = _FRONT.size + _PROPERTIES_SIZE.size
+"""Bytes of a message in a batch without its body and properties."""
 
 
 class BatchMessage(NamedTuple):
@@ -77,20 +78,51 @@ class BatchMessage(NamedTuple):
 
     @property
     def size(self) -> int:
-        return _ENVELOPE + len(self.body) + len(self.properties)
+        return ENVELOPE + len(self.body) + len(self.properties)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages of one queue with the same `born_timestamp` and `sys_flag`. Only its queue takes it if it is pinned."""
+    """Messages of one queue with the same `born_timestamp` and `sys_flag`. Only its queue takes it if it is pinned.
+
+    `data` has `count` messages, as ``MessageDecoder.encodeMessages`` writes them.
+    """
 
     queue: Queue
-    messages: Sequence[BatchMessage]
+    data: Buffer
+    count: int
+    born_timestamp: int
+    sys_flag: int = 0
+    is_alone: bool = False
     is_pinned: bool = False
 
-    @cached_property
+    @classmethod
+    def of(cls, queue: Queue, messages: Sequence[BatchMessage], is_pinned: bool = False) -> Batch:
+        """A batch of messages; one that must be alone is the only one."""
+        parts: list[Buffer] = []
+        for message in messages:
+            body, properties = message.body, message.properties
+            parts += (_FRONT.pack(message.size, 0, 0, message.flag, len(body)), body)
+            parts += (_PROPERTIES_SIZE.pack(len(properties)), properties)
+        first = messages[0]
+        shared = first.born_timestamp, first.sys_flag, first.is_alone
+        return cls(queue, b"".join(parts), len(messages), *shared, is_pinned)
+
+    @property
     def size(self) -> int:
-        return sum(message.size for message in self.messages)
+        return len(self.data)
+
+    @property
+    def messages(self) -> Iterator[BatchMessage]:
+        """The messages, one by one: slower than to send them together."""
+        data, start = memoryview(self.data), 0
+        for _ in range(self.count):
+            size, _, _, flag, body_size = _FRONT.unpack_from(data, start)
+            body = start + _FRONT.size
+            properties = bytes(data[body + body_size + _PROPERTIES_SIZE.size : start + size])
+            body_view = data[body : body + body_size]
+            yield BatchMessage(body_view, properties, self.born_timestamp, flag, self.sys_flag, self.is_alone)
+            start += size
 
 
 @dataclass(frozen=True)
@@ -177,7 +209,7 @@ class Producer:
                 attempt = attempts.pop(batch.queue if batch.queue in attempts else next(iter(attempts)))
                 size -= attempt.batch.size
                 yield self._finish(attempt)
-            if len(batch.messages) > 1 and _is_alone(batch):
+            if batch.count > 1 and _is_alone(batch):
                 yield self._one_by_one(_Attempt(batch, batch.queue))
             else:
                 attempts[batch.queue] = self._start(_Attempt(batch, batch.queue))
@@ -232,11 +264,12 @@ class Producer:
 
     def _stored(self, attempt: _Attempt, response: Response) -> Sent:
         """Where the messages are. Those of a malformed response are somewhere."""
-        count, ids = len(attempt.batch.messages), response.fields.get("msgId", "").split(",")
+        count, joined = attempt.batch.count, response.fields.get("msgId", "")
+        ids = joined.split(",")
         status = BrokerCode(response.code)
         try:
             first = response.number("queueOffset")
-            if first < 0 or len(ids) != count or not all(map(_ID.fullmatch, ids)):
+            if first < 0 or len(ids) != count or not _IDS.fullmatch(joined):
                 raise WireError(f"expected an offset and the ids of {count} messages, found {first} and {len(ids)} ids")
         except WireError as error:
             attempt.may_repeat = True
@@ -250,7 +283,7 @@ class Producer:
         """Send each message alone: the broker takes no batches, or not one of them."""
         total = attempt.result()
         for message in attempt.batch.messages:
-            batch = Batch(attempt.queue, [message._replace(is_alone=True)], is_pinned=True)
+            batch = Batch.of(attempt.queue, [message._replace(is_alone=True)], is_pinned=True)
             sent = self._finish(self._start(_Attempt(batch, batch.queue)))
             total = replace(
                 total,
@@ -302,10 +335,10 @@ class Producer:
             found = self._connections[server] = self.cluster.connect(server, _TIMEOUT)
         return found
 
-    def _encoded(self, batch: Batch, queue: Queue) -> tuple[int, dict[str, str], bytes]:
+    def _encoded(self, batch: Batch, queue: Queue) -> tuple[int, dict[str, str], Buffer]:
         """The code of a request, its fields (``SendMessageRequestHeaderV2``) and its body."""
-        first, new_queues = batch.messages[0], self.settings.new_queues
-        is_alone = _is_alone(batch)
+        alone = next(batch.messages) if _is_alone(batch) else None
+        new_queues = self.settings.new_queues
         fields = {
             "a": self.settings.group,
             "b": queue.topic,
@@ -313,17 +346,15 @@ class Producer:
             "c": queue.topic if new_queues is None else _TEMPLATE_TOPIC,
             "d": str(new_queues or 0),
             "e": str(queue.id),
-            "f": str(first.sys_flag),
-            "g": str(first.born_timestamp),
-            "h": str(first.flag if is_alone else 0),
-            "i": first.properties.decode() if is_alone else "",
+            "f": str(batch.sys_flag),
+            "g": str(batch.born_timestamp),
+            "h": str(alone.flag if alone else 0),
+            "i": alone.properties.decode() if alone else "",
             "j": "0",
             "k": "false",
-            "m": "false" if is_alone else "true",
+            "m": "false" if alone else "true",
         }
-        if is_alone:
-            return codes.SEND_MESSAGE, fields, bytes(first.body)
-        return codes.SEND_BATCH, fields, _encoded_batch(batch.messages)
+        return (codes.SEND_MESSAGE, fields, alone.body) if alone else (codes.SEND_BATCH, fields, batch.data)
 
 
 def batches_of(messages: Iterable[tuple[Queue, bool, BatchMessage]], max_bytes: int) -> Iterator[Batch]:
@@ -340,22 +371,12 @@ def batches_of(messages: Iterable[tuple[Queue, bool, BatchMessage]], max_bytes: 
                 batch.append(message)
                 sizes[key] = total
                 continue
-            yield Batch(queue, batch, is_pinned)
+            yield Batch.of(queue, batch, is_pinned)
         found[key], sizes[key] = [message], size
     for (queue, is_pinned, *_), batch in found.items():
-        yield Batch(queue, batch, is_pinned)
+        yield Batch.of(queue, batch, is_pinned)
 
 
 def _is_alone(batch: Batch) -> bool:
     topic = batch.queue.topic
-    return batch.messages[0].is_alone or len(topic) > MAX_V1_TOPIC_SIZE or topic.startswith(_RETRY_PREFIX)
-
-
-def _encoded_batch(messages: Sequence[BatchMessage]) -> bytes:
-    """As ``MessageDecoder.encodeMessages``."""
-    parts: list[Buffer] = []
-    for body, properties, _, flag, _, _ in messages:
-        size = len(body)
-        front = _FRONT.pack(_ENVELOPE + size + len(properties), 0, 0, flag, size)
-        parts += (front, body, _PROPERTIES_SIZE.pack(len(properties)), properties)
-    return b"".join(parts)
+    return batch.is_alone or len(topic) > MAX_V1_TOPIC_SIZE or topic.startswith(_RETRY_PREFIX)

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from pyspark_dledger.cluster import cluster as cluster_module
 from pyspark_dledger.cluster import codes
 from pyspark_dledger.cluster.codes import BrokerCode
+from pyspark_dledger.cluster.producer import Batch, BatchMessage, batches_of
+from pyspark_dledger.cluster.routes import Queue
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.errors import ClusterError, OptionError
+from pyspark_dledger.format.engine import get_engine
+from pyspark_dledger.format.message import message_in
+from pyspark_dledger.spark.cluster.cluster_rows import NO_HOST, ClusterRows
 from pyspark_dledger.spark.cluster.cluster_write_options import CLUSTER_WRITE_OPTIONS, parse_cluster_write_options
 from pyspark_dledger.spark.cluster.cluster_writers import ClusterBatchWriter, ClusterStreamWriter
-from pyspark_dledger.spark.sink.row_format import row_format
+from pyspark_dledger.spark.sink.job_identity import PartitionIdentities
+from pyspark_dledger.spark.sink.row_format import NOT_IN_CLUSTERS, row_format
+from pyspark_dledger.spark.sink.task_writer import MessageEncoder
 from pyspark_dledger.spark.sink.write_options import WriteOptions
 from tests.support.cluster_reads import batch_reader, rows
 from tests.support.cluster_writes import Task, frame
 from tests.support.fake_cluster import FakeServer
+from tests.support.long_runs import examples
 
 BODY = b"x"
 
@@ -248,3 +259,61 @@ def test_options_are_checked_and_secrets_are_not_shown(server: FakeServer) -> No
     with pytest.raises(OptionError, match="is for batch writes"):
         writer(server, schema, ClusterStreamWriter, txnAppId="a", txnVersion=1)
     assert {option.name for option in CLUSTER_WRITE_OPTIONS} >= {"nameServer", "secretKey", "autoCreate"}
+
+
+QUEUES = {topic: tuple(Queue(topic, "b", number) for number in range(2)) for topic in ("Orders", "Other", "x" * 128)}
+PAIRS = st.dictionaries(st.sampled_from(["a", "UNIQ_KEY", "MY_UNIQ_KEY"]), st.text("xé", max_size=3))
+ROW = st.fixed_dictionaries({
+    "topic": st.sampled_from(sorted(QUEUES)),
+    "body": st.binary(max_size=30),
+    "queueId": st.sampled_from([0, 1, None]),
+    "keys": st.sampled_from(["k1", "k2", None]),
+    "properties": PAIRS.map(lambda pairs: [*pairs.items()]) | st.none(),
+    "flag": st.integers(0, 9) | st.none(),
+    "bornTimestamp": st.sampled_from([1, 2]),
+    "delayLevel": st.sampled_from([0, None, None, None, 3]),
+})  # fmt: skip
+
+
+class NoProducer:
+    def queues(self, topic: str) -> tuple[Queue, ...]:
+        return QUEUES[topic]
+
+
+def as_sent(encoded: bytes) -> tuple[Queue, bool, BatchMessage]:
+    """A message that is encoded for a log, its queue, and whether no other queue takes it."""
+    found = message_in(encoded)
+    assert found is not None
+    properties, _, identity = found.raw_properties.rpartition(b"__DLEDGER_ID\1")
+    if b"\2UNIQ_KEY\1" not in b"\2" + properties:
+        properties += b"UNIQ_KEY\1" + identity
+    is_alone, is_pinned = bool(found.sys_flag & 4), bool(found.sys_flag & 8)
+    message = BatchMessage(found.body, properties, found.born_timestamp, found.flag, 0, is_alone)
+    return QUEUES[found.topic][found.queue_id], is_pinned, message
+
+
+def by_key(batches: Iterable[Batch]) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """What is in the batches of each queue, in their order."""
+    found: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for batch in batches:
+        key = batch.queue, batch.is_pinned, batch.born_timestamp
+        found.setdefault(key, []).append((batch.count, bytes(batch.data), batch.is_alone, batch.sys_flag))
+    return found
+
+
+@given(given=st.lists(ROW, min_size=1, max_size=40), max_bytes=st.sampled_from([1, 300, 1 << 20]))
+@settings(deadline=None, max_examples=examples(100))
+def test_batches_have_the_messages_that_are_made_one_by_one(given: list[dict[str, Any]], max_bytes: int) -> None:
+    batch, schema = frame({name: [row[name] for row in given] for name in given[0]})
+    rows = row_format(schema, WriteOptions(write_as="message"), NOT_IN_CLUSTERS)
+    made = ClusterRows(rows, NoProducer(), 1 << 20)  # type: ignore[arg-type]
+    (bodies,) = MessageEncoder(made, made, 2, PartitionIdentities("job", 0), 0, NO_HOST).encode(batch, 0)
+    messages = [as_sent(encoded) for encoded in get_engine().unpack_bodies(bodies)]
+    found = list(made.batches(bodies, 0, max_bytes))
+    assert by_key(found) == by_key(batches_of(messages, max_bytes))
+
+
+def test_batches_of_several_queues_take_turns(server: FakeServer) -> None:
+    write(server, {"body": [bytes(100)] * 40}, maxMessageSize=400)
+    queues = [request.fields["e"] for request in server.requests_of(codes.SEND_BATCH)]
+    assert queues[:4] == ["0", "1", "2", "3"] == sorted(queues[4:8])

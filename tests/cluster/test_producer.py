@@ -49,7 +49,7 @@ def send(server: FakeServer, *batches: Batch, **settings: Any) -> list[Sent]:
 
 
 def batch(*numbers: int, queue: int = 0, **fields: Any) -> Batch:
-    return Batch(queue_of(queue), [message(number) for number in numbers], **fields)
+    return Batch.of(queue_of(queue), [message(number) for number in numbers], **fields)
 
 
 def bodies(server: FakeServer, queue: int = 0) -> list[int]:
@@ -89,7 +89,7 @@ def test_one_batch_of_a_queue_is_sent_at_a_time_and_others_within_the_memory(ser
 def test_a_message_that_must_be_alone_is_sent_alone(server: FakeServer) -> None:
     messages = [message(0), message(1, is_alone=True, flag=7), message(2), message(3)]
     found = list(batches_of([(queue_of(0), False, each) for each in messages], 1 << 20))
-    assert [len(each.messages) for each in found] == [1, 1, 2]
+    assert [each.count for each in found] == [1, 1, 2]
     send(server, *found)
     assert [request.code for request in server.requests if request.code > 300] == [320, 310, 320]
     assert [row["flag"] for row in rows(batch_reader(server.address, topic="Orders"))] == [0, 7, 0, 0]
@@ -98,12 +98,12 @@ def test_a_message_that_must_be_alone_is_sent_alone(server: FakeServer) -> None:
 def test_batches_end_at_their_size_at_other_queues_and_at_other_times() -> None:
     places = [(queue_of(0), False), (queue_of(1), False), (queue_of(0), True), (queue_of(0), False)]
     messages = [(*place, message(n)._replace(born_timestamp=n // 4)) for n, place in enumerate(places * 2)]
-    assert [len(each.messages) for each in batches_of(messages, 1 << 20)] == [2, 1, 1, 2, 1, 1]
+    assert [each.count for each in batches_of(messages, 1 << 20)] == [2, 1, 1, 2, 1, 1]
     sized = [(queue_of(0), False, message(number)) for number in range(10)]
-    assert [len(each.messages) for each in batches_of(sized, 3 * sized[0][2].size)] == [3, 3, 3, 1]
-    assert [len(each.messages) for each in batches_of(sized, 1)] == [1] * 10
+    assert [each.count for each in batches_of(sized, 3 * sized[0][2].size)] == [3, 3, 3, 1]
+    assert [each.count for each in batches_of(sized, 1)] == [1] * 10
     many = [(queue_of(0), False, message(0))] * 2500
-    assert [len(each.messages) for each in batches_of(many, 1 << 20)] == [900, 900, 700]
+    assert [each.count for each in batches_of(many, 1 << 20)] == [900, 900, 700]
 
 
 def answering(*answers: Answer | bytes | None) -> Any:
@@ -191,8 +191,8 @@ def test_a_malformed_acknowledgement_is_a_problem(server: FakeServer, fields: di
 
 
 def test_a_message_that_no_request_can_have_is_a_problem(server: FakeServer) -> None:
-    large = Batch(queue_of(0), [BatchMessage(bytes(17 << 20), b"", BORN)])
-    no_text = Batch(queue_of(0), [BatchMessage(b"", b"a\1\xff\2", BORN, is_alone=True)])
+    large = Batch.of(queue_of(0), [BatchMessage(bytes(17 << 20), b"", BORN)])
+    no_text = Batch.of(queue_of(0), [BatchMessage(b"", b"a\1\xff\2", BORN, is_alone=True)])
     assert ["expected a frame" in send(server, large)[0].problem, "utf-8" in send(server, no_text)[0].problem] == [
         True
     ] * 2
@@ -209,7 +209,7 @@ def test_a_topic_that_is_missing_is_made_only_on_request(server: FakeServer) -> 
         queues(new_queues=2)
     server.queues["TBW102", 7] = []
     assert queues(new_queues=2) == [0, 1]
-    (rejected,) = send(server, Batch(queue_of(1, "New"), [message(0)], is_pinned=True))
+    (rejected,) = send(server, Batch.of(queue_of(1, "New"), [message(0)], is_pinned=True))
     assert "no master of broker b" in rejected.problem
-    (sent,) = send(server, Batch(queue_of(1, "New"), [message(0)]), new_queues=2)
+    (sent,) = send(server, Batch.of(queue_of(1, "New"), [message(0)]), new_queues=2)
     assert (sent.problem, list(sent.offsets)) == ("", [0])

@@ -80,7 +80,7 @@ def engine_rows(data: memoryview, engine: str) -> list[dict[str, Any]]:
 
 
 def check_sent(found: Response) -> None:
-    batch = Batch(Queue(TOPIC, "a", QUEUE_ID), [BatchMessage(b"", b"", 0)] * MESSAGES)
+    batch = Batch.of(Queue(TOPIC, "a", QUEUE_ID), [BatchMessage(b"", b"", 0)] * MESSAGES)
     if found.code != BrokerCode.SUCCESS:
         return
     sent = Producer(Cluster(ClusterAddress(())))._stored(_Attempt(batch, batch.queue), found)

@@ -340,7 +340,7 @@ class _Replay:
                 yield queue, True, each.message._replace(born_timestamp=now)
 
         for batch in batches_of(queued(), MAX_BATCH_BYTES):
-            yield batch, [origins[batch.queue].popleft() for _ in batch.messages]
+            yield batch, [origins[batch.queue].popleft() for _ in range(batch.count)]
 
     def _queue(self, message: Replayed) -> Queue:
         queues = self.queues[message.topic]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,19 +9,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_dledger.cluster.producer import BatchMessage, Producer
+from pyspark_dledger.cluster.producer import MAX_BATCH_MESSAGES, Batch, Producer
 from pyspark_dledger.cluster.routes import Queue
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.format.columns import PROPERTIES
-from pyspark_dledger.format.encode.encoded import ID_SIZE, LENGTH_SIZE, Bodies
-from pyspark_dledger.format.layout import (
-    MESSAGE_MAGIC_V1,
-    PROPERTY_ID,
-    PROPERTY_TIMER_DELIVER,
-    PROPERTY_TRANSACTION,
-    PROPERTY_UNIQ_KEY,
-)
+from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.format.layout import PROPERTY_TIMER_DELIVER, PROPERTY_TRANSACTION
 from pyspark_dledger.raft.client.results import Topics
+from pyspark_dledger.spark.cluster.encoded_messages import EncodedMessages
 from pyspark_dledger.spark.sink.row_format import DELIVER_AT, TOPIC, RowFormat
 
 # The bits of a transaction, which rows of a cluster do not have, in messages that are not sent yet. The encoder leaves
@@ -31,12 +25,6 @@ _ALONE, _PINNED = 4, 8
 NO_HOST = bytes(8)
 """The broker writes its own host, and that of the connection."""
 
-# magic, queueId, flag, sysFlag, bornTimestamp and size of the body of a message.
-_HEADER = struct.Struct(">4xi4xii16xiq36xi")
-# The identity is the last property: its name, its text, and a separator after each.
-_ID_TEXT = ID_SIZE * 4 // 3 + 1
-_ID_PROPERTY = len(PROPERTY_ID) + 1 + _ID_TEXT
-_UNIQ_KEY = f"{PROPERTY_UNIQ_KEY}\1".encode()
 _PREPARED = f"\2{PROPERTY_TRANSACTION}\1true\2".encode()
 
 
@@ -97,34 +85,33 @@ class ClusterRows:
                 found[row] = numbers[given[row] % len(numbers)]
         return pa.array(found, mask=~is_given)
 
-    def messages(self, bodies: Bodies, first_row: int) -> Iterator[tuple[Queue, bool, BatchMessage]]:
-        """Encoded messages with their queues, and whether no other queue takes them. Raises OptionError."""
-        data = memoryview(bodies.block).cast("B")
-        queues = {topic.encode(): queues for topic, queues in self._queues.items()}
-        start = LENGTH_SIZE * bodies.count
-        read_header = _HEADER.unpack_from
-        for row, (size,) in enumerate(struct.iter_unpack(">I", data[:start]), first_row):
-            magic, number, flag, sys_flag, born, body_size = read_header(data, start)
-            if body_size > self._max_body:
+    def batches(self, bodies: Bodies, first_row: int, max_bytes: int) -> Iterator[Batch]:
+        """Encoded messages in batches of at most that size, or one message. Raises OptionError for the first row.
+
+        A batch has messages of one queue in their order. Batches are in the order of their first messages.
+        """
+        found = EncodedMessages(bodies)
+        is_alone, is_pinned = found.fields["sysFlag"] & _ALONE > 0, found.fields["sysFlag"] & _PINNED > 0
+        self._check(found, is_alone, first_row)
+        queues = [self._queues[topic] for topic in found.topics]
+        for row, count, data in found.batches(is_pinned, is_alone, MAX_BATCH_MESSAGES, max_bytes):
+            _, number, _, _, born, _ = found.fields[row].item()
+            queue = queues[found.topic[row]][number]
+            yield Batch(queue, data, count, born, 0, bool(is_alone[row]), bool(is_pinned[row]))
+
+    def _check(self, found: EncodedMessages, is_alone: npt.NDArray[np.bool_], first_row: int) -> None:
+        sizes = found.fields["bodySize"]
+        if (sizes > self._max_body).any():
+            first = int(np.argmax(sizes > self._max_body))
+            raise OptionError(
+                f"row {first_row + first}: expected a body of at most {self._max_body} bytes (maxMessageSize), found "
+                f"{sizes[first]}: shorten or compress it"
+            )
+        for row in np.flatnonzero(is_alone).tolist():
+            if _PREPARED in b"\2" + found.properties_of(row):
                 raise OptionError(
-                    f"row {row}: expected a body of at most {self._max_body} bytes (maxMessageSize), found "
-                    f"{body_size}: shorten or compress it"
+                    f"row {first_row + row}: expected no property {PROPERTY_TRANSACTION}, found one: remove it"
                 )
-            body, end = start + _HEADER.size, start + size
-            length_at = body + body_size
-            topic = length_at + (1 if magic == MESSAGE_MAGIC_V1 else 2)
-            topic_end = topic + int.from_bytes(data[length_at:topic], "big")
-            properties = bytes(data[topic_end + 2 : end - _ID_PROPERTY])
-            is_alone = bool(sys_flag & _ALONE)
-            if is_alone and _PREPARED in b"\2" + properties:
-                raise OptionError(f"row {row}: expected no property {PROPERTY_TRANSACTION}, found one: remove it")
-            # A message that was sent before keeps its identity.
-            if not properties.startswith(_UNIQ_KEY) and b"\2" + _UNIQ_KEY not in properties:
-                properties += _UNIQ_KEY + bytes(data[end - _ID_TEXT : end])
-            queue = queues[bytes(data[topic:topic_end])][number]
-            message = BatchMessage(data[body:length_at], properties, born, flag, 0, is_alone)
-            yield queue, bool(sys_flag & _PINNED), message
-            start = end
 
 
 def _is_set(levels: pa.Array) -> npt.NDArray[np.bool_]:

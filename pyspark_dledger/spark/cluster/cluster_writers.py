@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_dledger.cluster.cluster import Cluster
-from pyspark_dledger.cluster.producer import MAX_BATCH_BYTES, Batch, Producer, batches_of
+from pyspark_dledger.cluster.producer import MAX_BATCH_BYTES, Batch, Producer
 from pyspark_dledger.errors import ClusterError, DLedgerError
 from pyspark_dledger.format.encode.identities import run_tag
 from pyspark_dledger.spark.cluster.cluster_rows import NO_HOST, ClusterRows
@@ -77,9 +77,8 @@ class _ClusterWriter(SentToTasks):
         max_bytes = min(MAX_BATCH_BYTES, self.options.max_message_size)
         first_row = 0
         for batch in rows:
-            # Messages are views of their block: none waits for the next block.
             for bodies in encoder.encode(batch, first_row):
-                yield from batches_of(made.messages(bodies, first_row), max_bytes)
+                yield from made.batches(bodies, first_row, max_bytes)
                 first_row += bodies.count
 
 
