@@ -238,6 +238,9 @@ class Follower:
             if not member.is_sync:
                 store.flush_soon()
         if 0 <= self._joins_at <= min(member.durable_index, store.flushed_index):
+            # With its earlier disk it may have voted for this leader: it votes for no other one of this term.
+            if member.vote is None and not member.save_term(member.term, member.leader_id):
+                return
             member.members.joined()
             member.resolve_problem("joining")
 
