@@ -24,7 +24,7 @@ class PeerMissing(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """A benchmark's result. The goal is for `value`, or for the ratio of `value` to the peer's."""
+    """A benchmark's result. The goal is for `value`, or for the ratio of `value` to the peer's; "" is none."""
 
     name: str
     value: float
@@ -60,7 +60,7 @@ class Result:
             "peerValue": rounded(self.peer_value),
             "ratio": rounded(self.ratio),
             "goal": self.goal,
-            "met": self.met,
+            "met": self.met if self.goal else None,
         }
         return json.dumps({**line, **self.detail})
 
