@@ -22,10 +22,6 @@ STRANDED, RAW_STRANDED = "n2", "dledger-n1"
 BORN_HOST_AT = ENTRY_HEADER_SIZE + 49
 
 
-def known_defect(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(raises=AssertionError, reason=reason)
-
-
 def nodes(group: Path) -> list[str]:
     return sorted(each.name for each in group.iterdir() if each.is_dir())
 

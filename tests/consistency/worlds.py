@@ -98,9 +98,6 @@ class World:
         return next(each for each in self.replicas if each.name == name)
 
 
-Maker = Callable[[], Payload]
-
-
 class _Payloads:
     """Makes payloads of one history; a copy continues another one."""
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark_dledger.common.java_text import java_hash
 from pyspark_dledger.format.arrow_functions import compute as pc
 from pyspark_dledger.format.arrow_functions import values_of
-from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC
+from pyspark_dledger.format.layout import ENTRY_HEADER_SIZE
 from pyspark_dledger.format.message import Message
 from pyspark_dledger.format.spec import Filters
 from pyspark_dledger.log.io.entry_reads import message_at
@@ -28,13 +28,11 @@ CHECKED_TOO_OFTEN_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
-WAITING_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 _HEADERS = (0, ENTRY_HEADER_SIZE)
 
 PROPERTY_PRODUCER_GROUP = "PGROUP"
 PROPERTY_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 PROPERTY_TIMER_OUT = "TIMER_OUT_MS"
-PROPERTY_TIMER_DELETES = "TIMER_DEL_UNIQKEY"
 
 
 def integer(text: str | None) -> int | None:
