@@ -35,6 +35,13 @@ def together(writers: list[Process]) -> None:
         raise AssertionError(f"expected {COUNT} acknowledged messages, found {rows}")
 
 
+def sent_by(producer: Process, batch: int) -> None:
+    """RocketMQ's producer sends as many messages; raises AssertionError unless it succeeds."""
+    answer = producer.ask(f"send {COUNT} {SIZE} {batch} {THREADS}")
+    if "seconds" not in answer:
+        raise AssertionError(f"the producer failed: {answer}")
+
+
 def saved(frame: DataFrame, address: str) -> None:
     frame.write.format("rocketmq").mode("append").options(nameServer=address, topic=TOPIC).save()
 
@@ -49,7 +56,7 @@ def writes(name: str) -> Result:
         writers = [stack.enter_context(closing(Process(command))) for _ in range(THREADS)]
         sides = {"ours": Side(pid, lambda: [writer.pid for writer in writers], partial(together, writers))}
         for batch in BATCHES:
-            send = partial(producer.ask, f"send {COUNT} {SIZE} {batch} {THREADS}")
+            send = partial(sent_by, producer, batch)
             sides[f"java{batch}"] = Side(pid, lambda: [producer.pid], send)
         seconds = alternate({side: each.seconds for side, each in sides.items()}, ROUNDS, WARM_UPS)
         session = spark()

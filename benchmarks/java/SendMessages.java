@@ -12,7 +12,7 @@ import org.apache.rocketmq.common.message.Message;
 
 /**
  * RocketMQ's own producer. Arguments: the name server, a topic, and its queues. Each line of standard input is a
- * command, answered by a JSON object:
+ * command, answered by a JSON object with its seconds or its error:
  *
  * send COUNT SIZE BATCH THREADS: so many threads send the messages, each in batches whose acknowledgement it waits for.
  */
@@ -27,27 +27,41 @@ public final class SendMessages {
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in));
         for (String line = commands.readLine(); line != null; line = commands.readLine()) {
             String[] words = line.split(" ");
-            int count = Integer.parseInt(words[1]);
-            int threads = Integer.parseInt(words[4]);
-            byte[][] bodies = bodies(Integer.parseInt(words[2]));
-            ExecutorService pool = Executors.newFixedThreadPool(threads);
-            List<Future<?>> parts = new ArrayList<>();
-            long start = System.nanoTime();
+            try {
+                byte[][] bodies = bodies(Integer.parseInt(words[2]));
+                double seconds = sendAll(producer, args[1], words, bodies);
+                System.out.printf("{\"seconds\": %.6f}%n", seconds);
+            } catch (Exception failed) {
+                System.out.printf("{\"error\": \"%s\"}%n", failed.toString().replaceAll("[\"\\\\\\p{Cntrl}]", " "));
+            }
+        }
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static double sendAll(DefaultMQProducer producer, String topic, String[] words, byte[][] bodies)
+        throws Exception {
+        int count = Integer.parseInt(words[1]);
+        int batch = Integer.parseInt(words[3]);
+        int threads = Integer.parseInt(words[4]);
+        ExecutorService pool = Executors.newFixedThreadPool(threads);
+        List<Future<?>> parts = new ArrayList<>();
+        long start = System.nanoTime();
+        try {
             for (int thread = 0; thread < threads; thread++) {
                 int from = (int) ((long) count * thread / threads);
                 int to = (int) ((long) count * (thread + 1) / threads);
                 parts.add(pool.submit(() -> {
-                    send(producer, args[1], from, to, Integer.parseInt(words[3]), bodies);
+                    send(producer, topic, from, to, batch, bodies);
                     return null;
                 }));
             }
             for (Future<?> part : parts) {
                 part.get();
             }
-            System.out.printf("{\"seconds\": %.6f}%n", (System.nanoTime() - start) / 1e9);
+            return (System.nanoTime() - start) / 1e9;
+        } finally {
             pool.shutdown();
         }
-        Runtime.getRuntime().halt(0);
     }
 
     private static byte[][] bodies(int size) {

@@ -36,8 +36,8 @@ MAX_BATCH_MESSAGES = 900
 """The header of a response has the id of each message: `wire.framing` and `wire.json_values` limit headers."""
 
 MAX_BATCH_BYTES = 1024 * 1024
-# Of batches without a response, and of those that are being collected.
-_MAX_BYTES = 32 * 1024 * 1024
+# Of batches without a response. With more, a broker takes more processor time: its caches do not keep them.
+_MAX_BYTES = 2 * 1024 * 1024
 # Seconds for a response: longer than a broker waits for its disk and its slave.
 _TIMEOUT = 15.0
 # Seconds in which batches for a broker that failed go to others.
