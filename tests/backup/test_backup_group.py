@@ -150,6 +150,28 @@ def test_a_voter_of_two_is_not_restored_while_a_third_member_joins(
     assert "expected a majority of the voters n0, n1 without n1, found n0" in capsys.readouterr().err
 
 
+def test_a_backup_from_before_a_member_was_replaced_is_refused_whether_that_one_is_named_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nodes(tmp_path / "group", 3, core_options=FASTER, store_options=FILES) as group:
+        with connect("g", group.peers) as client:
+            client.append(b"one")
+            leader = group.leader()
+            removed, restored = (each for each in group.ids if each != leader)
+            eventually(lambda: group.status(restored)["committedIndex"] == 0)
+            backup(tmp_path / "group" / f"dledger-{restored}", tmp_path / "backup")
+            client.remove_member(removed)
+            eventually(lambda: client.members().is_final)
+        group.stop(removed, restored)
+        given = ["restore", str(tmp_path / "backup"), "--id", restored, "--to", str(tmp_path / "new"), "--group", "g"]
+        others = ";".join(each for each in group.peers.split(";") if not each.startswith(removed))
+        for peers in (group.peers, others):
+            assert main([*given, "--peers", peers]) == 2
+            error = capsys.readouterr().err
+            assert f"the group has other members ({', '.join(sorted((leader, restored)))}, says {leader})" in error
+            assert "start an empty member with --join" in error and "start it" not in error
+
+
 def test_a_group_restored_whole_has_the_members_that_it_is_started_with(tmp_path: Path) -> None:
     """The log has lists of members, at other addresses."""
     old = nodes(tmp_path / "old", 2, core_options=FASTER, store_options=FILES)

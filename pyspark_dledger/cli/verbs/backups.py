@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pyspark_dledger.cli.arguments import add_client, add_json, add_option, natural
@@ -89,13 +89,12 @@ def _term_above_all(args: argparse.Namespace) -> int:
         raise OptionError("expected --group and --peers, --term, or --new-group, found none of them")
     peers = parse_peers(args.peers)
     manifest = read_manifest(Path(args.path))
-    missing = set(manifest.members if manifest is not None else ()) - {*peers, args.node}
-    if missing:
-        raise OptionError(f"--peers: expected all members, found none for {', '.join(sorted(missing))}, or give --term")
+    saved = manifest.members if manifest is not None else ()
     with connected(args) as client:
-        if args.node in peers and _runs(client, args.node):
-            raise OptionError(f"--id: expected a member that is stopped, found that {args.node} runs: stop it first")
-        others = [_status_of(client, node_id) for node_id in peers if node_id != args.node]
+        others = _others(client, peers, args.node, saved)
+        if missing := set(saved) - {*peers, args.node}:
+            found = ", ".join(sorted(missing))
+            raise OptionError(f"--peers: expected all members, found none for {found}, or give --term")
         if not others:
             raise OptionError("--peers: expected the other members, found none")
         for other in others:
@@ -104,18 +103,39 @@ def _term_above_all(args: argparse.Namespace) -> int:
                     f"expected members without a problem, found one of {other.node_id} ({other.problem}): wait until "
                     "it is over, or give --term"
                 )
-            _check_members(other, manifest.members if manifest is not None else ())
         if len(others) > 1:  # a lone other member has no leader now, and elects one without the vote of this one
             _check_majority(args.node, client.members().voters)
     return max(other.term for other in others) + 1
+
+
+def _others(client: Client, peers: Iterable[str], restored: str, saved: Sequence[str]) -> list[MemberStatus]:
+    """The states of all other members. Raises OptionError and GroupError.
+
+    One that does not respond may have been removed: what those that respond know of the members counts first.
+    """
+    found: dict[str, MemberStatus] = {}
+    silent: dict[str, GroupError] = {}
+    for node_id in peers:
+        try:
+            found[node_id] = client.status(node_id)
+        except GroupError as error:
+            silent[node_id] = error
+    if restored in found:
+        raise OptionError(f"--id: expected a member that is stopped, found that {restored} runs: stop it first")
+    for other in found.values():
+        _check_members(other, saved)
+    silent.pop(restored, None)
+    for node_id, reason in silent.items():
+        raise GroupError(f"{node_id} does not tell its term ({reason}): start it, or give --term", reason.code)
+    return list(found.values())
 
 
 def _check_members(other: MemberStatus, saved: Sequence[str]) -> None:
     """Raises OptionError if the group has other members than the backup: an old list could elect a removed one."""
     if saved and sorted(other.members) != sorted(saved):
         raise OptionError(
-            f"expected a backup with the members {', '.join(sorted(other.members))} that {other.node_id} knows, found "
-            f"{', '.join(sorted(saved))}: start an empty member with --join instead"
+            f"the group has other members ({', '.join(sorted(other.members))}, says {other.node_id}) than at the time "
+            f"of the backup ({', '.join(sorted(saved))}): start an empty member with --join instead"
         )
 
 
@@ -127,19 +147,3 @@ def _check_majority(node_id: str, voters: Mapping[str, str]) -> None:
             f"expected a majority of the voters {', '.join(voters)} without {node_id}, found {', '.join(others)}: wait "
             "until the change of members is complete"
         )
-
-
-def _runs(client: Client, node_id: str) -> bool:
-    try:
-        client.status(node_id)
-    except GroupError:
-        return False
-    return True
-
-
-def _status_of(client: Client, node_id: str) -> MemberStatus:
-    try:
-        return client.status(node_id)
-    except GroupError as error:
-        text = f"{node_id} does not tell its term ({error}): start it, or give --term"
-        raise GroupError(text, error.code) from None

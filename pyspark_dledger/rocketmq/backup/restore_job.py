@@ -102,7 +102,7 @@ def restore(
     backup_folder = Path(os.path.realpath(source))
     manifest = read_backup(backup_folder)
     if manifest is None:
-        raise StoreError(f"{source}: expected a finished backup, found no {BACKUP_MANIFEST}: run it again")
+        raise StoreError(f"{source}: expected a finished backup, found no {BACKUP_MANIFEST}: run dledger backup again")
     if new_group is None and manifest.members and node not in manifest.members:
         raise StoreError(f"{source}: expected one of the members {', '.join(manifest.members)}, found {node}")
     if new_group is None and len(manifest.members) == 1:
