@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark_dledger.errors import OptionError
 
 _MAX_LENGTH = 1000
+_GIVE = "give it with --secret-file, of members with --member-secret-file, in Python with connect(secret=...)"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Secrets:
         if self.client is None and (given is None or self.member is None):
             return None
         found = "none" if given is None else "another"
-        return f"expected the secret of this node in the first request, found {found}: connect with it"
+        return f"expected the secret of this node in the first request, found {found}: {_GIVE}"
 
 
 NO_SECRETS = Secrets()

@@ -470,11 +470,57 @@ def test_the_verb_waits_until_a_change_is_complete(tmp_path: Path, capsys: pytes
         assert [row["id"] for row in listed[1]["members"]] == ["n0", "n1"]
         assert main(["member", "add", "n3-127.0.0.1:1", "--wait", "0", *flags]) == 1
         assert "the change is not complete yet" in capsys.readouterr().err
-        assert main(["member", "replace", "n1", *flags]) == 2
-        assert "expected 2 members, found 1" in capsys.readouterr().err
+        for given, expected in [
+            (["replace", "n1"], "expected ID ID-HOST:PORT, such as n3-10.0.0.4:20911 for a new member, found n1"),
+            (["add", "n9"], "member add: expected ID-HOST:PORT, such as n3-10.0.0.4:20911 for a new member, found n9"),
+            (["add", "n9-h:1;n8-h:2"], "member add: n9: expected an IPv6 address in brackets"),
+            (["add", "n9-h"], "member add: n9: expected HOST:PORT with a port from 1 to 65535, found 'h'"),
+            (["list", "n1"], "member list: expected nothing, found n1"),
+        ]:
+            assert main(["member", *given, *flags]) == 2
+            assert expected in capsys.readouterr().err
         assert main(["member", "remove", "n3", *flags]) == 0
         assert main(["member", "remove", "n9", *flags]) == 2
         assert "'n9' never was a member of n0, n1" in capsys.readouterr().err
+
+
+def test_the_verb_says_why_a_new_member_gets_no_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = free_ports(3)
+    added = [f"n9-{HOST}:{port}" for port in ports]
+    with nodes(tmp_path, 2, core_options=FASTER) as group:
+        group.start("n9", group="y", peers=added[1], store=tmp_path / "y")
+        other, group.nodes["y"] = group.nodes.pop("n9"), None
+        group.start("n9", peers=added[2], store=tmp_path / "another-g")
+        eventually(lambda: group.status("n9")["role"] == "LEADER")
+        group.nodes["y"] = other
+        flags = ["--group", "g", "--peers", group.peers, "--wait", "1"]
+        for member, expected in zip(
+            added,
+            (
+                f"cannot reach n9: {HOST}:{ports[0]}: Connection refused",
+                f"expected member n9 of group g at {HOST}:{ports[1]}, found UNKNOWN_GROUP",
+                "n9 follows n9, so it is of another group: start it with an empty disk",
+            ),
+            strict=True,
+        ):
+            assert main(["member", "add", member, *flags]) == 1
+            assert capsys.readouterr().err.count(expected) == 1
+            assert main(["member", "remove", "n9", *flags]) == 0
+            assert main(["metadata", *flags[:3], f"{group.peers};{member}"]) == 0
+            assert "n9" not in capsys.readouterr().out
+
+
+def test_members_change_with_their_secret_and_the_error_names_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with nodes(tmp_path, 2, core_options=FASTER, secret="of clients", member_secret="of members") as group:
+        flags = ["--group", "g", "--peers", group.peers, "--secret-file"]
+        for secret in ("of clients", "of members"):
+            (tmp_path / secret).write_text(secret)
+        gone = next(each for each in group.ids if each != group.leader())
+        assert main(["member", "remove", gone, *flags, str(tmp_path / "of clients")]) == 2
+        assert "found none: give it with --secret-file" in capsys.readouterr().err
+        eventually(lambda: main(["member", "remove", gone, *flags, str(tmp_path / "of members")]) == 0)
 
 
 def appended(client: dl.Client, body: bytes) -> bool:

@@ -142,7 +142,7 @@ def test_the_members_secret_replaces_address_and_certificate() -> None:
     roles = Roles(PEERS, "n0", uses_secret=True, uses_tls=True)
     named = certificate(("commonName", "n1"))
     assert roles.rejection("n1", Credentials("10.0.0.2", named)) == (
-        "expected the members' secret in the first request, found none"
+        "expected the members' secret in the first request, found none: start that member with --member-secret-file"
     )
     assert roles.rejection("n1", Credentials("10.9.9.9", None, has_secret=True)) is None
     assert roles.rejection("n9", Credentials("10.0.0.2", None, has_secret=True)) is not None

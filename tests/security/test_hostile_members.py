@@ -98,7 +98,7 @@ def test_requests_of_members_need_the_members_secret(tmp_path: Path) -> None:
         _all_refused(group, connect, secret="of clients")
         with (
             dl.connect("g", group.peers, secret="of nobody", timeout_ms=5000, max_retries=0) as client,
-            pytest.raises(GroupError, match="connect with the secret of that node"),
+            pytest.raises(GroupError, match="give it with --secret-file"),
         ):
             client.append(b"x")
 

@@ -20,7 +20,7 @@ from pyspark_dledger.cli.output.stream import Output, note
 from pyspark_dledger.errors import GroupError, IndexRangeError, OptionError, UnknownOutcomeError
 from pyspark_dledger.format.json_text import json_line
 from pyspark_dledger.raft.client import Appended, BatchResult, Client, GroupMembers, PartialAppendError, connect
-from pyspark_dledger.raft.peers import parse_peers
+from pyspark_dledger.raft.peers import parse_address
 from pyspark_dledger.raft.secret import read_secret
 from pyspark_dledger.raft.tls import Tls
 
@@ -229,22 +229,20 @@ def run_transfer(args: argparse.Namespace, out: Output) -> int:
 
 _WAIT_SECONDS = 600
 _POLL_SECONDS = 0.3
-_MEMBER_ARGUMENTS = {"list": 0, "add": 1, "remove": 1, "replace": 2}
+_MEMBER_ARGUMENTS = {"list": "", "add": "ID-HOST:PORT", "remove": "ID", "replace": "ID ID-HOST:PORT"}
 
 
 def add_member(parser: argparse.ArgumentParser) -> None:
     add_client(parser)
     parser.add_argument("action", choices=tuple(_MEMBER_ARGUMENTS), help="list changes nothing")
-    text = "add ID-HOST:PORT, remove ID, replace ID ID-HOST:PORT"
+    text = ", ".join(f"{action} {form}" for action, form in _MEMBER_ARGUMENTS.items() if form)
     parser.add_argument("members", nargs="*", metavar="MEMBER", help=text)
     text = f"seconds to wait for the change (default {_WAIT_SECONDS})"
     parser.add_argument("--wait", type=natural, default=_WAIT_SECONDS, metavar="N", help=text)
 
 
 def run_member(args: argparse.Namespace, out: Output) -> int:
-    expected = _MEMBER_ARGUMENTS[args.action]
-    if len(args.members) != expected:
-        raise OptionError(f"member {args.action}: expected {expected} members, found {len(args.members)}")
+    _check_form(args.action, args.members)
     with connected(args) as client:
         found = _change(client, args.action, args.members)
         if args.action != "list":
@@ -252,8 +250,19 @@ def run_member(args: argparse.Namespace, out: Output) -> int:
     _print_members(found, args.group, out, is_json=args.json)
     if args.action == "list" or found.is_final:
         return CLEAN
-    note_outcome("the change is not complete yet: the leader continues it; look again with dledger member list")
+    note_outcome(
+        "the change is not complete yet: the leader continues it; look again with dledger member list, or remove the "
+        "new member to give it up"
+    )
     return FINDINGS
+
+
+def _check_form(action: str, members: list[str]) -> None:
+    form = _MEMBER_ARGUMENTS[action]
+    if len(members) != len(form.split()) or ("-" in form and "-" not in members[-1]):
+        found = " ".join(members) or "nothing"
+        example = ", such as n3-10.0.0.4:20911 for a new member" if "-" in form else ""
+        raise OptionError(f"member {action}: expected {form or 'nothing'}{example}, found {found}")
 
 
 def _change(client: Client, action: str, members: list[str]) -> GroupMembers:
@@ -261,23 +270,36 @@ def _change(client: Client, action: str, members: list[str]) -> GroupMembers:
         return client.members()
     if action == "remove":
         return client.remove_member(members[0])
-    ((new_id, address),) = parse_peers(members[-1]).items()
+    new_id, _, text = members[-1].partition("-")
+    address = str(parse_address(text, f"member {action}: {new_id}"))
     if action == "add":
-        return client.add_member(new_id, str(address))
-    return client.replace_member(members[0], new_id, str(address))
+        return client.add_member(new_id, address)
+    return client.replace_member(members[0], new_id, address)
 
 
 def _final(client: Client, found: GroupMembers, seconds: int) -> GroupMembers:
-    """The members when the change is complete, or after that time."""
-    deadline = time.monotonic() + seconds
+    """The members when the change is complete, or after that time. Notes once what keeps it from that."""
+    deadline, noted = time.monotonic() + seconds, ""
     while not found.is_final and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         try:
             found = client.members()
+            reason = next(filter(None, (_problem_of(client, each, found) for each in found.learners)), "")
         except GroupError as error:
             # The leader may have removed itself.
-            note(str(error))
+            reason = str(error)
+        if reason not in ("", noted):
+            note(reason)
+            noted = reason
     return found
+
+
+def _problem_of(client: Client, learner: str, group: GroupMembers) -> str:
+    """Why a new member gets no entries, as far as it is seen from here. Raises GroupError if it does not respond."""
+    leader = client.status(learner).leader_id
+    if leader in (None, *group.voters):
+        return ""
+    return f"{learner} follows {leader}, so it is of another group: start it with an empty disk, --join and these peers"
 
 
 def _print_members(found: GroupMembers, group: str, out: Output, *, is_json: bool) -> None:

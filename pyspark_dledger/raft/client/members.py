@@ -193,14 +193,14 @@ class Members:
         self._was_reached = True
         if not isinstance(response, MetadataResponse) or response.code != ResponseCode.SUCCESS:
             raise self._wrong_member_error(connection.member_id, response)
-        self._learn(response.peers)
+        self.learn(response.peers)
         return response
 
     def _wrong_member_error(self, member_id: str, response: AnyResponse) -> GroupError:
         if isinstance(response, Rejection) and response.code == NO_PERMISSION:
             return GroupError(
                 f"member {member_id} of group {self.group} at {self.addresses[member_id]} rejected this client with "
-                f"{code_name(response)}: connect with the secret of that node",
+                f"{code_name(response)}",
                 ResponseCode.UNKNOWN_MEMBER,
             )
         return GroupError(
@@ -210,7 +210,7 @@ class Members:
             leader_named(response),
         )
 
-    def _learn(self, peers: Mapping[str, str]) -> None:
+    def learn(self, peers: Mapping[str, str]) -> None:
         """Add unknown members. Given addresses stay: the client may need others than the members."""
         for member_id, text in peers.items():
             is_new = member_id not in self.addresses and PEER_ID.fullmatch(member_id) is not None

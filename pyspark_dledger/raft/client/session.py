@@ -128,9 +128,12 @@ class Session:
         return rejected_error(self.group, f"a request to get index {index}", "its leader", response)
 
     async def metadata(self) -> Metadata:
-        """The metadata of the first member that names itself as leader, else of another. Raises GroupError."""
+        """The metadata of the first member that names itself as leader, else of another. Raises GroupError.
+
+        A leader knows all members. Without one, those count that this client was given, too.
+        """
         tasks = [asyncio.ensure_future(self._metadata(member_id)) for member_id in self._members.addresses]
-        named: str | None = None
+        named, is_leader = None, False
         peers: dict[str, str] = {}
         problems: list[str] = []
         try:
@@ -141,7 +144,7 @@ class Session:
                     problems.append(str(error))
                     continue
                 peers, named = response.peers, response.leader_id or named
-                if named == member_id:
+                if is_leader := response.leader_id == member_id:
                     break
         except asyncio.TimeoutError:
             problems.append("no response in time")
@@ -151,7 +154,8 @@ class Session:
         if not peers:
             text = f"no member returned metadata ({'; '.join(problems)}): look at its nodes"
             raise GroupError(f"group {self.group}: {text}", ResponseCode.METADATA_ERROR)
-        addresses = {member_id: str(address) for member_id, address in self._members.addresses.items()}
+        given = self._members.addresses.items()
+        addresses = {each: str(address) for each, address in given if each in peers or not is_leader}
         return Metadata(self.group, named, {**peers, **addresses})
 
     async def _metadata(self, member_id: str) -> tuple[str, MetadataResponse]:
@@ -230,6 +234,7 @@ class Session:
         except ValueError as error:
             text = f"group {self.group}: the leader's response to a request {what} is unreadable: {error}"
             raise GroupError(text, ResponseCode.INTERNAL_ERROR) from None
+        self._members.learn(found.addresses)
         is_committed = found.index <= committed
         return GroupMembers(found.index, dict(found.voters), dict(found.learners), found.leaving, is_committed)
 

@@ -30,6 +30,7 @@ MEMBER_UNIT = "dledger-member"
 """The organizational unit (OU) of certificates that may act as any member."""
 
 _LOOPBACK = "127.0.0.1"
+_LACKS = "expected the members' secret in the first request, found none"
 # The kinds of subjectAltName that name a host, as `ssl` calls them; a DirName is no text, a URI or email no host.
 _HOST_NAMES = ("DNS", "IP Address")
 
@@ -105,7 +106,7 @@ class Roles:
     def change_rejection(self, shown: Credentials) -> str | None:
         """Why a connection may not change the members; None if it may, because it may act as one of them."""
         if self._uses_secret:
-            return None if shown.has_secret else "expected the members' secret in the first request, found none"
+            return None if shown.has_secret else f"{_LACKS}: give it with --secret-file"
         if self._uses_tls:
             reasons = [self._certificate_rejection(member_id, shown.certificate or {}) for member_id in self._members]
         else:
@@ -121,7 +122,7 @@ class Roles:
         if member_id is None or member_id not in self._others:
             return f"expected another member of {', '.join(self._others) or 'a group of one'}, found {member_id}"
         if self._uses_secret:
-            return None if shown.has_secret else "expected the members' secret in the first request, found none"
+            return None if shown.has_secret else f"{_LACKS}: start that member with --member-secret-file"
         if self._uses_tls:
             return self._certificate_rejection(member_id, shown.certificate or {})
         if self._has_host(member_id, shown.host):
