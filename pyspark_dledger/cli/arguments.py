@@ -123,7 +123,7 @@ def add_client(parser: argparse.ArgumentParser, *, is_required: bool = True) -> 
     text = "its members, or some of them, as n0-127.0.0.1:20911;n1-127.0.0.1:20912"
     add_flag(parser, "--peers", "peers", required=is_required, metavar="ID-HOST:PORT;...", help=text)
     add_tls(parser)
-    add_secret(parser, "the secret of clients; changes of the members need that of members")
+    add_secret(parser, "the secret of clients")
     text = "timeout of one attempt in milliseconds; default 3000"
     add_flag(parser, "--timeout-ms", "timeout_ms", type=natural, default=3000, metavar="MS", help=text)
     text = "how often to retry what was certainly not done; default 10"

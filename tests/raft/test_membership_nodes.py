@@ -227,6 +227,26 @@ def reset_at_9(core: OneCore, members: str | None) -> int:
     return response.code
 
 
+def test_a_store_of_another_group_is_refused_unless_the_group_gets_another_name(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2, core_options=FASTER) as group:
+        group.leader()
+        group.stop()
+        with pytest.raises(OptionError, match="group: expected g, whose member this store is of, found y: use that"):
+            group.start("n0", group="y")
+        group.start(group="y", change_members=True)
+        group.leader()
+        group.stop()
+        with pytest.raises(OptionError, match="group: expected y"):
+            group.start("n0")
+        group.start("n0", group="y")
+
+
+def test_the_store_of_a_group_of_one_may_get_another_group(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1, core_options=FASTER) as group:
+        group.stop()
+        group.start(group="y")
+
+
 def test_a_reset_log_has_the_list_of_its_leader_before_its_begin() -> None:
     core = OneCore(filled(1, 1, saved=3))
     assert reset_at_9(core, LISTED.told(8)) == ResponseCode.SUCCESS

@@ -201,6 +201,19 @@ def test_a_second_writer_of_a_store_is_rejected(tmp_path: Path, served: Callable
     assert first.terminate() == 0
 
 
+def test_a_member_that_serves_messages_does_not_start_without_them(
+    tmp_path: Path, served: Callable[..., Served]
+) -> None:
+    peers = peers_text(free_ports(1))
+    first = served("n0", peers, tmp_path, "--messages")
+    first.ready()
+    assert first.terminate() == 0
+    second = served("n0", peers, tmp_path)
+    assert second.process.wait(20) == 2
+    folder = tmp_path / "dledger-n0" / "identities"
+    assert f"--messages is missing: {folder} shows that n0 serves messages: add it" in second.errors()
+
+
 @pytest.mark.slow
 def test_serve_reports_invalid_arguments(tmp_path: Path, served: Callable[..., Served]) -> None:
     cases = [

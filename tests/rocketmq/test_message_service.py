@@ -555,6 +555,18 @@ def test_a_root_is_used_by_one_node_only(one: tuple[MessageNodes, Client]) -> No
         MessageService.open(one[0].root("n0"), "n1")
 
 
+def test_a_root_with_the_queues_of_another_node_is_rejected(one: tuple[MessageNodes, Client]) -> None:
+    group, client = one
+    client.put_messages(puts(rows(4)))
+    group.stop()
+    root = group.root("n0")
+    before = contents(root)
+    with pytest.raises(StoreError, match="expected no queues of another node, found those of dledger-n0: give n1 a"):
+        MessageService.open(root, "n1")
+    MessageService.open(root, "n0").close()
+    assert contents(root) == before and not (root / "dledger-n1").exists()
+
+
 def test_a_log_continues_an_old_commitlog(tmp_path: Path) -> None:
     """Its queues continue, and nothing is served before they are known."""
     payloads = [mq_message("Orders", b"old", queue_id=n % 2, queue_offset=n // 2) for n in range(40)]

@@ -100,6 +100,7 @@ def run_serve(args: argparse.Namespace, out: Output) -> int:
         passed_over = ",".join(conf.ignored) or None
         record(logging.INFO, "broker-conf", file=args.broker_conf, brokerId=conf.broker_id, passedOver=passed_over)
     if not (args.messages or args.broker_conf):
+        _check_raw(config)
         return run_loop(lambda: _serve(config, None, args, out))
     service = _open_messages(config, args, conf)
     try:
@@ -107,6 +108,17 @@ def run_serve(args: argparse.Namespace, out: Output) -> int:
         return run_loop(lambda: _serve(config, service, args, out))
     finally:
         service.close()
+
+
+def _check_raw(config: NodeConfig) -> None:
+    """Raises OptionError if the member serves messages: without them, the state of messages that expire is lost."""
+    from pyspark_dledger.rocketmq.service.committed_identities import FOLDER
+
+    found = None if config.store is None else config.store / f"dledger-{config.self_id}" / FOLDER
+    if found is not None and found.exists():
+        raise OptionError(
+            f"--messages is missing: {found} shows that {config.self_id} serves messages: add it, or use another store"
+        )
 
 
 def _open_messages(config: NodeConfig, args: argparse.Namespace, conf: BrokerConf | None) -> MessageService:

@@ -234,7 +234,9 @@ _MEMBER_ARGUMENTS = {"list": "", "add": "ID-HOST:PORT", "remove": "ID", "replace
 
 def add_member(parser: argparse.ArgumentParser) -> None:
     add_client(parser)
-    parser.add_argument("action", choices=tuple(_MEMBER_ARGUMENTS), help="list changes nothing")
+    parser.add_argument(
+        "action", choices=tuple(_MEMBER_ARGUMENTS), help="list changes nothing, others need the secret of members"
+    )
     text = ", ".join(f"{action} {form}" for action, form in _MEMBER_ARGUMENTS.items() if form)
     parser.add_argument("members", nargs="*", metavar="MEMBER", help=text)
     text = f"seconds to wait for the change (default {_WAIT_SECONDS})"

@@ -39,7 +39,7 @@ class Membership:
 
     def __init__(self, config: CoreConfig, store: DLedgerStore, addresses: Mapping[str, str]) -> None:
         self._store = store
-        self._self_id = config.self_id
+        self._self_id, self._group = config.self_id, config.group
         saved = _parsed(store.member_state)
         self._controls = {each for each in saved.get("controls", ()) if isinstance(each, str)}
         # Members whose connections showed that they do not take control entries.
@@ -88,7 +88,7 @@ class Membership:
             self._saved = _lists_of_log(store)
         self._lists = self._of_log()
         self.current = self._latest()
-        self._check(config, stored)
+        self._check(config, stored, saved.get("group"))
         self._save()
 
     def _started_with(self) -> MemberList:
@@ -96,7 +96,14 @@ class Membership:
         learners = {self._self_id: voters.pop(self._self_id)} if self.is_joining else {}
         return MemberList(-1, -1, voters, learners)
 
-    def _check(self, config: CoreConfig, stored: tuple[str, ...]) -> None:
+    def _check(self, config: CoreConfig, stored: tuple[str, ...], group: str | None) -> None:
+        # A group of one has no others that could contradict its log.
+        if group not in (None, config.group) and len(self._store.member_ids) > 1 and not config.changes_members:
+            raise OptionError(
+                f"group: expected {group}, whose member this store is of, found {config.group}: use that group, or "
+                "another store; to give the group another name, stop all members and start each with --change-members "
+                "once"
+            )
         members = tuple(sorted(config.peers))
         if self.current.index >= 0 or stored in ((), members) or config.changes_members or config.joins:
             return
@@ -367,7 +374,8 @@ class Membership:
         return entry.channel == MEMBERS and list_in(found.index, entry.term, entry.body) == found
 
     def _save(self) -> None:
-        state: dict[str, Any] = {"controls": sorted(self._controls), "first": sorted(self._first.addresses)}
+        state: dict[str, Any] = {"group": self._group, "controls": sorted(self._controls)}
+        state["first"] = sorted(self._first.addresses)
         state["lists"] = [each.values() for each in self._saved]
         if self._reset_at:
             state["resetAt"] = self._reset_at

@@ -141,7 +141,7 @@ class MessageService:
 
         ``store_host`` is the storeHost of messages (`encode_host`). ``data_dirs`` are the folders of the log's data
         files, by default that of the node; none is created in ``read_only_dirs``. Raises StoreError if a broker or a
-        node uses the root.
+        node uses the root, and if its queues are those of another node.
         """
         folders = tuple(data_dirs) or (root / f"dledger-{self_id}" / "data",)
         host = store_host or encode_host("127.0.0.1", 0)
@@ -149,6 +149,7 @@ class MessageService:
         try:
             service._is_unclean = service._lock.acquire()
             service._is_open = True
+            service._check_owner(self_id)
             service._divided = begin_over_old_log(root, service._data_dirs, read_only=service._read_only_dirs)
         except BaseException:
             service.close()
@@ -156,6 +157,16 @@ class MessageService:
         fields = {"unclean": service._is_unclean, "dividedCommitlogOffset": service._divided}
         record(logging.INFO, "messages", root=root, **fields)
         return service
+
+    def _check_owner(self, self_id: str) -> None:
+        """Raises StoreError if the root has the queues of another node, which this one would empty."""
+        own, root = f"dledger-{self_id}", self._root
+        others = sorted(each.parent.name for each in root.glob("dledger-*/data"))
+        if others and not (root / own).exists():
+            raise StoreError(
+                f"{root}: expected no queues of another node, found those of {', '.join(others)}: give {self_id} a "
+                "root of its own, or use the id of that node"
+            )
 
     @property
     def store_options(self) -> dict[str, object]:
