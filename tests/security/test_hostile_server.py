@@ -32,7 +32,7 @@ def test_a_client_adds_few_of_the_members_that_a_server_names() -> None:
     """Each search for the leader connected to all that any earlier response had named, and its error named all."""
     members = Members("g", {"n0": Address("127.0.0.1", 1)}, None, 1.0)
     for response in range(100):
-        members._learn({f"n{response}.{number}": "127.0.0.1:1" for number in range(100)} | {"\x1b[31m": "h:1"})
+        members.learn({f"n{response}.{number}": "127.0.0.1:1" for number in range(100)} | {"\x1b[31m": "h:1"})
     assert len(members.addresses) == 64
     assert "\x1b[31m" not in members.addresses
 
