@@ -320,8 +320,11 @@ def test_a_member_whose_disk_was_lost_votes_for_no_candidate_that_has_entries() 
     """It may have helped to commit entries that the candidate lacks."""
     core = with_empty_disk()
     assert vote_of(core, "n1", 2, 3, 1) is VoteResult.UNKNOWN
+    assert "n1 has entries, but the disk of this member is empty" in problem_of(core)
     assert vote_of(core, "n2", 2, -1, -1) is VoteResult.ACCEPT, "it has none either: the group may be new"
     assert vote_of(core, "n1", 3, 3, 2) is VoteResult.UNKNOWN
+    core.follow(4)
+    assert not problem_of(core)
 
 
 def test_a_member_whose_disk_was_lost_joins_with_entries_of_a_leader_that_it_did_not_elect() -> None:

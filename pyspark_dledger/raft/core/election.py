@@ -29,6 +29,8 @@ from pyspark_dledger.raft.messages import (
 
 # The minimum time for responses; as in Java, up to the maximum vote interval is added.
 _ROUND_MS = 2000
+# The kind of a problem.
+_EMPTY_DISK = "empty disk"
 
 
 @dataclass(slots=True)
@@ -96,6 +98,7 @@ class Election:
         member = self._member
         self._round = None
         if member.role is not Role.CANDIDATE:
+            member.resolve_problem(_EMPTY_DISK)
             self._leaderless_since, self._is_needed = -1, False
         elif self._leaderless_since < 0:
             self._leaderless_since = member.now
@@ -300,6 +303,10 @@ class Election:
         member = self._member
         has_entries = request.ledger_end_index >= 0
         is_lost = has_entries and member.members.may_have_lost_disk(request.leader_id, request.ledger_end_term)
+        if is_lost:
+            text = f"{request.leader_id} has entries, but the disk of this member is empty, and may have been lost: it "
+            text += "does not vote for a member with entries; start another one that has them"
+            member.report_problem(text, _EMPTY_DISK)
         return member.can_vote and not is_lost
 
     def _votes_without_log(self, candidate: str) -> bool:
