@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import random
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_check
 from pyspark_dledger.rocketmq.broker.index_writer import IndexWriter
 from pyspark_dledger.rocketmq.broker.queue_writer import QueueWriter
 from pyspark_dledger.rocketmq.broker.root_files import FileCleaner, LogSegments, RootLock, write_store_checkpoint
-from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings
+from pyspark_dledger.rocketmq.dispatch.dispatcher import DispatchedPart, DispatchSettings, _SkippedEntries
 from tests.support.damage import flip, write_at
 from tests.support.dispatching import (
     LONG_AGO,
@@ -337,6 +339,23 @@ def test_other_entries_are_skipped_with_a_warning(tmp_path: Path, caplog: pytest
     assert {path.name for path in (tmp_path / "root" / "consumequeue").iterdir()} == {"Orders"}
     assert "6 entries are in no queue" in caplog.text
     assert f"at {store.rows[1]['pos']}, no message that can be read" in caplog.text
+
+
+def test_entries_without_a_queue_are_logged_once_and_counted_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that appends them for days adds no record every few seconds."""
+    minutes = itertools.count(0, 60)
+    monkeypatch.setattr("pyspark_dledger.rocketmq.dispatch.dispatcher.time.monotonic", lambda: next(minutes))
+    part: Any = SimpleNamespace(
+        rows=SimpleNamespace(skipped=1), segment=SimpleNamespace(path="file"), first_skipped="at 5"
+    )
+    skipped = _SkippedEntries()
+    for _ in range(4):
+        skipped.add(part)
+    assert caplog.messages == ["1 entry is in no queue: no message of one; the first is file at 5"]
+    skipped.report()
+    assert caplog.messages[1:] == ["3 entries are in no queue: no message of one; the first is file at 5"]
 
 
 def test_of_a_damaged_log_only_the_damaged_entry_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

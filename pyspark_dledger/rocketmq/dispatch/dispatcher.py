@@ -31,7 +31,6 @@ from pyspark_dledger.rocketmq.dispatch.log_part import DELAYS_MS, LogPart, UnitR
 _LOG = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
-_WARNING_SECONDS = 10.0
 # A log that grows faster than so many bytes a second is dispatched in steps with pauses of up to 0.1 s: each step has
 # costs that do not depend on its messages.
 _BUSY_BYTES_PER_SECOND = 16 * 1024 * 1024
@@ -363,18 +362,18 @@ class Dispatcher:
 
 
 class _SkippedEntries:
-    """Counts entries that are in no queue, and logs them every 10 s at most: clients can append many of them."""
+    """Counts entries that are in no queue. Logs the first ones, and all later ones at the end: there can be many."""
 
     def __init__(self) -> None:
         self._count = 0
         self._first = ""
-        self._report_at = 0.0
+        self._is_reported = False
 
     def add(self, part: LogPart) -> None:
         if part.rows.skipped:
             self._first = self._first or f"{part.segment.path} {part.first_skipped}"
             self._count += part.rows.skipped
-        if time.monotonic() >= self._report_at:
+        if not self._is_reported:
             self.report()
 
     def report(self) -> None:
@@ -385,4 +384,4 @@ class _SkippedEntries:
                 self._first,
             )
             self._count, self._first = 0, ""
-            self._report_at = time.monotonic() + _WARNING_SECONDS
+            self._is_reported = True
