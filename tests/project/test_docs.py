@@ -222,7 +222,7 @@ def test_the_group_is_as_its_page_shows(cluster: tuple[Path, int, list[str]]) ->
     assert run.stdout.splitlines()[-1] == "b'hello'"
 
 
-@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "docs/install.md", "tests/README.md"])
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "tests/README.md"])
 def test_make_has_the_targets_that_are_named(file: str) -> None:
     named = set(re.findall(r"(?:^|`)(?:[A-Z_]+=\S+ )?make ([a-z-]+)", (ROOT / file).read_text(), re.MULTILINE))
     assert len(named) > 2

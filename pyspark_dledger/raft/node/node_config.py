@@ -53,7 +53,7 @@ class NodeConfig:
         "sync: on disk before the acknowledgement; default: sync in a group of one, else async",
     )
     common_peers: str | None = option(None, TEXT, "members compare this list instead of `peers`, if addresses differ")
-    change_members: bool = option(False, BOOLEAN, "for one start: accept other members than the store has")
+    change_members: bool = option(False, BOOLEAN, "for one start: accept another group, or other members")
     join: bool = option(False, BOOLEAN, "for one start, with an empty disk: join a running group")
     listen: str | None = option(None, TEXT, "HOST or HOST:PORT; default: its address in `peers`, if loopback")
     metrics: str | None = option(None, TEXT, "HOST:PORT, or PORT of 127.0.0.1")
