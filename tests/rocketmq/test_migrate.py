@@ -98,6 +98,16 @@ def test_controller_mode_begins_with_epoch_0_and_a_confirmed_log(case_folder: Un
         assert not list(Path(store.path).glob("brokerIdentity*"))
 
 
+def test_timers_of_the_old_log_must_not_be_copied(case_folder: Unpack, tmp_path: Path) -> None:
+    """The broker would look for their messages at the old positions, and never deliver them."""
+    group = copy_tree(case_folder("mq-53-live"), tmp_path / "group")
+    for node in MEMBERS:
+        (group / node / "timerlog").mkdir()
+        (group / node / "timerlog" / f"{0:020}").write_bytes(bytes(52))
+    (note,) = [note for note in migrated(replicas(group), tmp_path).notes if note.startswith("timerlog")]
+    assert "do not copy it" in note
+
+
 def test_a_plain_master_and_its_slaves_have_no_epochs(case_folder: Unpack, tmp_path: Path) -> None:
     targets = [tmp_path / name for name in TARGETS]
     report = dl.migrate(replicas(case_folder("mq-53-live")), targets, "slaves")

@@ -133,7 +133,8 @@ class CommitLogForm(Form):
             built = _built(log, settings, target, sizes, reports)
         config = list(store_files.copy_config(roots, target, for_new_broker=True))
         notes = [*_notes(log, settings, counts, reports), *_notes_of_broker(built, target), *config]
-        notes += store_files.notes_of_left_out(roots, "exported")
+        has_moved = bool(log.ledger_segments) and not settings.preserve_offsets
+        notes += store_files.notes_of_left_out(roots, "exported", has_moved)
         conf = store_files.broker_conf(target, parts[0].segment.size, sizes)
         lists = store_files.write_lists(target, *(exported_list(log.paths, name) for name in (LOST_FILE, DECIDED_FILE)))
         return FinishReport((*empty, *lists, *store_files.small_files(target)), tuple(notes), conf)

@@ -68,13 +68,15 @@ from pyspark_dledger.rocketmq.rebuild.dispatched_units import DispatchedUnits
 LEFT_OUT = {
     "batchconsumequeue": "messages of its topics are in the log but in no queue",
     "consumequeue_ext": "messages are filtered by tags without it",
-    "timerlog": "the broker finds waiting timer messages in rmq_sys_wheel_timer; others may be delivered again",
+    "timerlog": "the broker finds messages of timers in rmq_sys_wheel_timer, and may deliver each more than once",
     "timerwheel": "the broker builds it from timerlog",
     "rocksdbstore": "the broker needs it where it keeps timers, transactions or keys there",
     "kvStore": "popped messages that are not acknowledged are not delivered again",
     "compaction/compactionLog": "topics that are compacted need it",
 }
 """The folders of a broker that are neither copied nor built from the log, and what that means."""
+
+_WITH_POSITIONS = ("batchconsumequeue", "timerlog", "timerwheel", "rocksdbstore")
 
 Row = Mapping[str, object]
 _WRITTEN = (QUEUES, INDEX, CONFIG, CHECKPOINT, ABORT)
@@ -261,12 +263,17 @@ def write_topics(roots: Sequence[Path], target: Path) -> Iterator[str]:
     )
 
 
-def notes_of_left_out(roots: Sequence[Path], done: str) -> Iterator[str]:
-    """Notes on folders of the sources that the result does not have, because they are not `done`, such as copied."""
+def notes_of_left_out(roots: Sequence[Path], done: str, has_moved: bool = False) -> Iterator[str]:
+    """Notes on folders of the sources that the result does not have, because they are not `done`, such as copied.
+
+    If it `has_moved` messages, positions in such a folder are wrong for it.
+    """
     for name, meaning in LEFT_OUT.items():
         having = next((root / name for root in roots if _has_content(root / name)), None)
         if having is not None:
-            yield f"{name} is not {done}: if the broker needs it, copy {having}; {meaning}"
+            is_wrong = has_moved and name in _WITH_POSITIONS
+            advice = "do not copy it, its positions are old" if is_wrong else f"if the broker needs it, copy {having}"
+            yield f"{name} is not {done}: {advice}; {meaning}"
 
 
 def _has_content(path: Path) -> bool:
