@@ -14,7 +14,10 @@ import pytest
 
 import pyspark_dledger
 from pyspark_dledger.log.io.state_files import StoreCheckpoint, read_store_checkpoint
+from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.root_files import locked
+from pyspark_dledger.rocketmq.check import store_facts
+from pyspark_dledger.rocketmq.check.restart import Restart
 from tests.support.command_line import Ran
 from tests.support.damage import write_at
 from tests.support.damaged_groups import damage, lose, write_group
@@ -243,6 +246,22 @@ def test_a_store_in_use_is_said(broker: Store, run: Run) -> None:
         done, lines = checked(run, broker.path)
     assert lines[0].endswith("; in use: n0")
     assert done.code == 0
+
+
+def test_an_entry_that_is_being_written_does_not_forbid_a_start(
+    broker: Store, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of a restart can read the log between the writes of an entry and of its index unit."""
+
+    def torn(_log: StoreView, software: str, version: str) -> Restart:
+        return Restart(software, version, "throws", False, is_trouble=True, reason="expected pos 9, found 0")
+
+    monkeypatch.setattr(store_facts, "restart_of", torn)
+    assert run("check", broker.path).code == 1
+    with locked(broker.path):
+        done = run("check", broker.path)
+    assert done.code == 0
+    assert "cannot tell (a process uses the store)" in done.out
 
 
 def test_the_version_that_restarts(case_folder: Callable[[str], Path], run: Run) -> None:

@@ -134,7 +134,7 @@ def store_facts(
         found = found.confirmed_by(_read(_alone(log), progress))
     findings, disagreements = _by_code(found.findings), _by_code(found.queues)
     version = version_of(alone, findings, rocketmq, java)
-    restart, no_restart = _restart(alone, version)
+    restart, no_restart = _restart(alone, version, is_in_use)
     state = answer(alone, state_of)
     return StoreFacts(
         path=log.argument,
@@ -207,10 +207,14 @@ def _audited(log: StoreView) -> Iterator[dict[str, Any]]:
             yield from rows_of(batch, bytes)
 
 
-def _restart(log: StoreView, version: Version) -> tuple[Restart | None, str | None]:
+def _restart(log: StoreView, version: Version, is_in_use: bool) -> tuple[Restart | None, str | None]:
     try:
-        return restart_of(log, version.software, version.version), None
+        found = restart_of(log, version.software, version.version)
     except OptionError:
         raise
     except DLedgerError as error:
         return None, str(error)
+    if is_in_use and not found.starts:
+        # The model reads entries and index units that the process has not completed.
+        return None, "a process uses the store"
+    return found, None
