@@ -1,7 +1,8 @@
-"""What RocketMQ does with a ConsumeQueue whose last file has no unit, which verify and check find."""
+"""What RocketMQ does with a ConsumeQueue that has no unit in its last file, or none at all, which verify finds."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import pyspark_dledger as dl
 from tests.interop.plain_stores import ByVersion
 from tests.support.generate import mq_message, write_commitlog, write_consume_queue
+from tests.support.groups import eventually
 
 UNITS = 100
 SETTINGS = {"mappedFileSizeConsumeQueue": str(20 * UNITS), "maxHashSlotNum": "100", "maxIndexNum": "400"}
@@ -45,3 +47,31 @@ def test_the_queue_has_one_message_more_or_the_broker_does_not_start(
     for name in ("even", "behind"):
         java.open_root(tmp_path / f"{name}-rebuilt", SETTINGS)
         assert java.queues()["T", 0] == (0, UNITS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["5.3.3", "5.5.0"])
+def test_consumers_of_a_queue_that_a_truncation_emptied_get_nothing(
+    tmp_path: Path, version: str, plain_stores: ByVersion
+) -> None:
+    """The first messages of the queue have expired. Its minimum stays, above its new end."""
+    payloads = [*[mq_message("T")] * 5, *(mq_message("U", queue_offset=UNITS + number) for number in range(UNITS))]
+    log = write_commitlog(tmp_path, payloads, file_size=1 << 17)
+    write_consume_queue(tmp_path, log.rows, file_size=20 * UNITS)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {"U": {"readQueueNums": 1}}}))
+    (tmp_path / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": {"U@billing": {0: 2 * UNITS}}}))
+    java = plain_stores(version)
+    java.open_root(tmp_path, SETTINGS, "ASYNC_MASTER")
+    assert java.queues()["U", 0] == (UNITS, 2 * UNITS)
+    java.truncate(log.rows[5]["pos"])
+    assert java.queues()["U", 0] == (UNITS, 0)
+    java.put(3, "U", 1)
+    assert eventually(lambda: java.queues()["U", 0] == (UNITS, 3))
+    assert "U" not in {message.topic for message in java.dump().messages}
+    java.close_store()
+    assert "consumerOffsetBeyondEnd" in {finding.code for finding in dl.open_log(tmp_path).findings()}
+    java.open_root(tmp_path, SETTINGS, "ASYNC_MASTER")
+    assert java.queues()["U", 0][0] == 0
+    assert "U" in {message.topic for message in java.dump().messages}
+    java.close_store()
