@@ -86,6 +86,7 @@ public final class RunClients {
         throws Exception {
         switch (words[0]) {
             case "send":
+                needMaster(producer);
                 return "{\"status\": \"" + producer.send(message(words[1], "first")).getSendStatus() + "\"}";
             case "load":
                 load(producer, words[1], Integer.parseInt(words[2]), Long.parseLong(words[3]));
@@ -102,6 +103,15 @@ public final class RunClients {
                 return committed(consumer.getNamesrvAddr(), words[1], words[2]);
             default:
                 throw new IllegalArgumentException("no command " + words[0]);
+        }
+    }
+
+    /** Throws without a master: a producer that finds only slaves for a new topic never asks again. */
+    private static void needMaster(DefaultMQProducer producer) throws Exception {
+        var api = producer.getDefaultMQProducerImpl().getMqClientFactory().getMQClientAPIImpl();
+        var brokers = api.getTopicRouteInfoFromNameServer("TBW102", 3000).getBrokerDatas();
+        if (brokers.stream().noneMatch(broker -> broker.getBrokerAddrs().containsKey(0L))) {
+            throw new IllegalStateException("no master");
         }
     }
 
