@@ -37,6 +37,7 @@ MODULES = (
     "cold",
     "engines",
     "salvage",
+    "migration",
 )
 MAX_SECONDS = 900
 """The longest benchmark takes a few minutes. One that hangs must not keep the others from running."""

@@ -31,9 +31,9 @@ import org.apache.rocketmq.common.message.MessageExt;
  * JSON object. The first answer line says that all run:
  *
  * rate N: N new messages a second from here. consume GROUP FAILING TOPIC...: starts a consumer group that rejects one
- * of FAILING messages (0: none) at the first attempt. leave GROUP: ends it. progress: counts of messages made and
- * acknowledged, and of repeated sends after a failure. end FILE: writes topics, queue ids, queue offsets, message ids
- * and UNIQ_KEYs of all acknowledged messages to the file.
+ * of FAILING messages (0: none) at the first attempt. leave GROUP: ends it. progress: counts of messages made,
+ * acknowledged and given to consumers, and of repeated sends after a failure. end FILE: writes topics, queue ids, queue
+ * offsets, message ids and UNIQ_KEYs of all acknowledged messages to the file.
  */
 public final class RunTraffic {
     private static final String[] WORDS =
@@ -41,6 +41,7 @@ public final class RunTraffic {
     private static final Queue<String> ACKNOWLEDGED = new ConcurrentLinkedQueue<>();
     private static final AtomicInteger COUNT = new AtomicInteger();
     private static final AtomicInteger AGAIN = new AtomicInteger();
+    private static final AtomicInteger CONSUMED = new AtomicInteger();
     private static final Map<String, DefaultMQPushConsumer> CONSUMERS = new TreeMap<>();
     private static final ScheduledExecutorService CLOCK = Executors.newSingleThreadScheduledExecutor();
     private static final int TICK = 10;
@@ -86,7 +87,8 @@ public final class RunTraffic {
                 CONSUMERS.remove(words[1]).shutdown();
                 return "{}";
             case "progress":
-                return "{\"made\": " + made + ", \"acknowledged\": " + COUNT + ", \"again\": " + AGAIN + "}";
+                return "{\"made\": " + made + ", \"acknowledged\": " + COUNT + ", \"again\": " + AGAIN + ", \"consumed\": "
+                    + CONSUMED + "}";
             case "end":
                 try (BufferedWriter out = Files.newBufferedWriter(Paths.get(words[1]))) {
                     for (String line : ACKNOWLEDGED) {
@@ -171,6 +173,7 @@ public final class RunTraffic {
             consumer.subscribe(words[i], "*");
         }
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            CONSUMED.addAndGet(messages.size());
             for (MessageExt each : messages) {
                 boolean isFirst = each.getReconsumeTimes() == 0;
                 if (failing > 0 && isFirst && seen.incrementAndGet() % failing == 0) {

@@ -60,12 +60,20 @@ class BrokerSet:
     """The brokers of one set by their numbers, each with the settings that its store needs."""
 
     def __init__(
-        self, folder: Path, settings: Sequence[Mapping[str, Any]], version: str = VERSION, kernel: str | None = DLEDGER
+        self,
+        folder: Path,
+        settings: Sequence[Mapping[str, Any]],
+        version: str = VERSION,
+        kernel: str | None = DLEDGER,
+        is_quick: bool = True,
     ) -> None:
-        """Starts a name server, and a controller unless `kernel` is None. Skips the test without Java."""
+        """Starts a name server, and a controller unless `kernel` is None. Skips the test without Java.
+
+        Without `is_quick` the brokers have RocketMQ's own periods and timeouts.
+        """
         folder.mkdir(exist_ok=True)
         self._settings, self._version = settings, version
-        self._added: dict[str, object] = dict(_QUICK)
+        self._added: dict[str, object] = dict(_QUICK) if is_quick else {}
         self.brokers: dict[int, JavaBroker] = {}
         self.clients = JavaClients(folder)
         self.controller = Controller(folder / "controller", kernel, version) if kernel is not None else None
