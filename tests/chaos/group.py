@@ -54,8 +54,7 @@ class Group:
         self._peers: dict[str, str] = {}
         self._output: dict[str, int] = {}
         self._settings = folder / "chaos.conf"
-        settings = {**SETTINGS, "commonPeers": self.peers}
-        self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        self._settings.write_text("".join(f"{key}={value}\n" for key, value in SETTINGS.items()))
 
     @property
     def peers(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -17,11 +18,11 @@ from pyspark_dledger.format.codec import MEMBERS
 from pyspark_dledger.raft.hello import MemberHello, read_hello
 from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import AppendResponse, HeartBeatRequest, HeartBeatResponse, MetadataRequest, Role
-from pyspark_dledger.raft.node import NodeConfig
+from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.wire import Rejection, WireConnection, WireError
 from pyspark_dledger.store.files.node_files import CLUSTER, load_cluster_id, write_cluster_id
 from tests.raft.test_core import Group
-from tests.support.groups import SMALL, Nodes, eventually, nodes, peers_text
+from tests.support.groups import SMALL, Nodes, eventually, free_ports, nodes, peers_text
 from tests.support.one_core import OneCore, filled
 
 HELLO = MemberHello("n0", "0.1.0", "g", "n0-a:1;n1-b:1", "0f", 1 << 20, 1 << 15)
@@ -109,6 +110,16 @@ def test_common_peers_replace_peers_that_differ() -> None:
     assert NodeConfig("g", "n0", own, common_peers=common).compared_peers() == "n0-a.example:1;n1-b.example:2"
     with pytest.raises(OptionError, match=r"^commonPeers: expected the members n0, n1"):
         NodeConfig("g", "n0", own, common_peers="n0-a:1").compared_peers()
+
+
+def test_a_member_with_other_common_peers_does_not_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        peers = peers_text(free_ports(3))
+        node = Node(NodeConfig("g", "n0", peers, store=tmp_path, common_peers="n0-a:1;n1-b:1;n4-c:1"))
+        with pytest.raises(OptionError, match=r"^commonPeers: expected the members n0, n1, n2, found n0, n1, n4"):
+            await node.start()
+
+    asyncio.run(run())
 
 
 def reasons(caplog: pytest.LogCaptureFixture, event: str) -> set[str]:

@@ -60,6 +60,7 @@ class Node:
         self._metrics: Endpoint | None = None
         self._store: DLedgerStore | None = None
         self._core: Core | None = None
+        self._compared_peers = ""
         self._driver: CoreDriver | None = None
         self._threads: DiskThreads | None = None
         self._tls: TlsContext | None = None
@@ -96,6 +97,8 @@ class Node:
         addresses = {peer_id: str(address) for peer_id, address in self._members.items()}
         now = int(time.monotonic() * 1000)
         self._core = Core(core_config, store, random.SystemRandom(), now, addresses, self._application)
+        # Lists of the log decide, and this member may have an old one.
+        self._compared_peers = self.config.compared_peers() if self._core.members.is_static else ""
 
     async def _start_parts(self, contexts: tuple[TlsContext | None, TlsContext | None]) -> None:
         store, config = self.store, self.config
@@ -322,8 +325,7 @@ class Node:
             id=config.self_id,
             version=__version__,
             group=config.group,
-            # Lists of the log decide, and this member may have an old one.
-            peers=config.compared_peers() if self.core.members.is_static else "",
+            peers=self._compared_peers if self.core.members.is_static else "",
             cluster=store.cluster_id,
             dataFileSize=data_size,
             indexFileSize=index_size,
