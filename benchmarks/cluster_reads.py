@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
 
 from benchmarks.generate import Store, new_folder
 from benchmarks.measure import PeerMissing, Result, alternate, rounded, timed
@@ -112,6 +113,10 @@ def together(readers: list[Process], how: str) -> None:
         raise AssertionError(f"expected {COUNT} messages, found {rows}")
 
 
+def loaded(address: str, **options: str) -> DataFrame:
+    return spark().read.format("rocketmq").options(nameServer=address, topic=TOPIC, **options).load()
+
+
 def reads(name: str) -> Result:
     """All messages of a topic from the broker's page cache, by two threads or processes of each side, and by Spark."""
     with broker() as (address, pid), ExitStack() as stack:
@@ -121,12 +126,13 @@ def reads(name: str) -> Result:
         eventually(lambda: "seconds" in consumer.ask(f"fill {COUNT} {SIZE} {QUEUES}"), 120)
         command = [sys.executable, "-m", "benchmarks.cluster_load", address, TOPIC]
         readers = [stack.enter_context(closing(Process(command))) for _ in range(THREADS)]
-        source = spark().read.format("rocketmq").options(nameServer=address, topic=TOPIC)
+        source = partial(loaded, address)
         wanted = int(COUNT * _PEER_PART)
         sides = {
             "arrow": Side(pid, lambda: [reader.pid for reader in readers], partial(together, readers, "arrow")),
             "bytes": Side(pid, lambda: [reader.pid for reader in readers], partial(together, readers, "bytes")),
-            "spark": Side(pid, spark_pids, job(source.load)),
+            "spark": Side(pid, spark_pids, job(source)),
+            "empty": Side(pid, spark_pids, job(partial(source, startingOffsets="latest"))),
             "java": Side(pid, lambda: [consumer.pid], lambda: consumer.ask(f"pull {wanted}")["seconds"]),
         }
         seconds = alternate({side: each.seconds for side, each in sides.items()}, ROUNDS, WARM_UPS)
@@ -139,6 +145,7 @@ def reads(name: str) -> Result:
         "processorSeconds": {side: each.processor() for side, each in sides.items()},
         "notDecoded": rounded(rate["bytes"]),
         "spark": rounded(rate["spark"]),
+        "sparkLessEmptyJob": rounded(COUNT / (seconds["spark"] - seconds["empty"])),
         "sparkOfLimit": rounded(rate["spark"] / limits[lower]),
         "limit": lower,
         "ceiling": rounded(ceiling),
