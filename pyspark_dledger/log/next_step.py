@@ -52,6 +52,10 @@ START = "start"
 """Nothing is left to do before a start."""
 LEAD = "lead"
 """Start the members that may lead before the others, which follow them."""
+EMPTY_MAJORITY = "emptyMajority"
+"""Start the members with entries, and of the others no more than they need to be elected."""
+STARTS = (START, LEAD, EMPTY_MAJORITY)
+"""What is left to do if nothing is wrong."""
 REPLACE = "replace"
 """Start a salvaged store instead of the damaged ones."""
 
@@ -106,7 +110,8 @@ class Condition:
     ``is_damaged``: it must not be started as it is, or its log, its index or its state is wrong. ``rebuild`` is
     `QUEUES` or `KEYS` if only those are wrong, ``has_findings`` if anything else is. ``strangers`` are the members of
     which it is no replica, ``rivals`` those of which nothing tells if their logs are of a later master.
-    ``may_lack_first_files``: its first files expired or are lost, and nothing tells which.
+    ``may_lack_first_files``: its first files expired or are lost, and nothing tells which. ``is_empty``: its DLedger log
+    has no entries.
     """
 
     name: str
@@ -119,6 +124,7 @@ class Condition:
     has_findings: bool = False
     may_lead: bool = True
     may_lack_first_files: bool = False
+    is_empty: bool = False
     save: tuple[str, int] | None = None
     rivals: tuple[str, ...] = ()
 
@@ -174,6 +180,9 @@ def next_step(
     if lacking and can_salvage:
         complete = [each for each in members if each not in lacking]
         return _step(FIRST_FILES, ["salvage", *_paths([*lacking, *complete]), "--plan"], lacking)
+    filled = [each for each in members if not each.is_empty]
+    if filled and 2 * len(filled) < len(members):
+        return NextStep(EMPTY_MAJORITY, names=tuple(each.name for each in filled))
     leaders = [each for each in members if each.may_lead] or members
     return NextStep(START if len(leaders) == len(members) else LEAD, names=tuple(each.name for each in leaders))
 

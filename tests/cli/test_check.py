@@ -126,6 +126,23 @@ def test_a_folder_of_nodes_and_a_segment(case_folder: Callable[[str], Path], run
     assert found.code == 2 and f"{segment}: expected a whole store to check, found one segment" in found.err
 
 
+def test_empty_members_that_are_a_majority_are_not_to_be_started_alone(tmp_path: Path, run: Run) -> None:
+    """They elect one of them, and begin a new log."""
+    write_dledger(tmp_path / "n0", [raw(b"one"), raw(b"two")])
+    for node in ("n1", "n2"):
+        (tmp_path / node / f"dledger-{node}" / "data").mkdir(parents=True)
+    done, lines = checked(run, *(tmp_path / node for node in ("n0", "n1", "n2")))
+    assert done.code == 0
+    assert "n1 may start only after another member leads: elected, n0 would lose 0 to 1, committed" in lines
+    assert any(
+        line.startswith("done: most members have no entries, and would begin a new log: start n0 with")
+        for line in lines
+    )
+    done, lines = checked(run, tmp_path / "n0", tmp_path / "n1")
+    assert "n1 may start, and cannot be elected: n0 is ahead" in lines
+    assert "done: start n0 first; the other members follow" in lines
+
+
 def test_queues_are_rebuilt(broker: Store, run: Run) -> None:
     shutil.rmtree(broker.path / "consumequeue" / "Orders")
     done, lines = checked(run, broker.path)

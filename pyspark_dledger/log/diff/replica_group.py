@@ -306,10 +306,12 @@ def candidates(group: ReplicaGroup) -> Iterator[Candidate]:
     """The replicas that could be elected, the foremost first."""
     members = group.members
     missing = max(group.size - len(members), 0)
+    if all(member.end < 0 for member in members):
+        return
     for number in sorted(range(len(members)), key=group.rank):
         end = members[number].end_term, members[number].end
         voters = tuple(member.node for member in members if (member.end_term, member.end) <= end)
-        if len(voters) + missing >= group.needed and members[number].end >= 0:
+        if len(voters) + missing >= group.needed:
             losses = tuple(_losses(group, number))
             yield Candidate(members[number].node, *end, voters, losses)
 
@@ -326,7 +328,8 @@ def missing_entries(group: ReplicaGroup, holder: int, other: int) -> tuple[int, 
 
 def _losses(group: ReplicaGroup, elected: int) -> Iterator[Loss]:
     for number, member in sorted(enumerate(group.members), key=lambda item: item[1].node):
-        if number == elected or group.agreed[elected][number] is None:
+        is_empty = group.members[elected].end < 0
+        if number == elected or (group.agreed[elected][number] is None and not is_empty):
             continue
         missing = missing_entries(group, number, elected)
         if missing is None or missing[0] > missing[1]:

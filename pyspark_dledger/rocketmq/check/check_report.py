@@ -73,6 +73,7 @@ def condition_of(name: str, path: str, entries: MemberVerdict | None, positions:
         strangers=tuple(name for each in (entries, positions) if each is not None for name in each.strangers),
         is_damaged=start == NO,
         may_lead=lead_of(entries, positions) in (YES, WITH_LOSS),
+        is_empty=entries is not None and entries.begin < 0,
         may_lack_first_files=entries is not None and entries.may_lack_first_files,
         save=(path, pos) if (pos := _leaves_from(positions)) is not None else None,
         rivals=positions.rivals if positions is not None else (),
@@ -124,7 +125,7 @@ def step_after_comparison(found: Comparison | CommitLogComparison, stores: Itera
     commit_logs = found if isinstance(found, CommitLogComparison) else None
     entries = found if isinstance(found, Comparison) else None
     step = step_of(conditions, entries, commit_logs, is_lost=_is_lost(found), can_salvage=can_be_salvaged(stores))
-    return steps.check_of(*(each.path for each in conditions)) if step.step in (steps.START, steps.LEAD) else step
+    return steps.check_of(*(each.path for each in conditions)) if step.step in steps.STARTS else step
 
 
 def _is_lost(found: Comparison | CommitLogComparison) -> bool:
