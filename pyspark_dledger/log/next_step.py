@@ -110,8 +110,8 @@ class Condition:
     ``is_damaged``: it must not be started as it is, or its log, its index or its state is wrong. ``rebuild`` is
     `QUEUES` or `KEYS` if only those are wrong, ``has_findings`` if anything else is. ``strangers`` are the members of
     which it is no replica, ``rivals`` those of which nothing tells if their logs are of a later master.
-    ``may_lack_first_files``: its first files expired or are lost, and nothing tells which. ``is_empty``: its DLedger log
-    has no entries.
+    ``may_lack_first_files``: its first files expired or are lost, and nothing tells which. ``is_empty``: its log has
+    no entries.
     """
 
     name: str

@@ -39,8 +39,8 @@ _SENTENCES = {
     "command shows what a salvage restores",
     next_step.START: "start {names}",
     next_step.LEAD: "start {names} first; the other members follow",
-    next_step.EMPTY_MAJORITY: "most members have no entries, and would begin a new log: start {names} with only so many "
-    "of them that a majority runs (docs/operations.md, a majority lost its disks)",
+    next_step.EMPTY_MAJORITY: "most members have no entries, and would begin a new log: start {names} with only so "
+    "many of them that a majority runs (docs/operations.md, a majority lost its disks)",
     next_step.REPLACE: "start this store instead of {names}, and replace other damaged members by a copy of it "
     "(docs/operations.md, copy a peer)",
 }
