@@ -274,7 +274,7 @@ class LogEnds:
         last = self._committed_index
         unit = self._index.unit(last) if last >= 0 else None
         if unit is not None and unit.pos >= segment.end:  # of a lone file, a later one has it
-            last = last_unit_below(self._index, segment.end)
+            last = min(last, last_unit_below(self._index, segment.end))
         unit = last_confirmed_unit(self._index, segment, last)
         return unit.pos if unit is not None else segment.base
 
