@@ -158,7 +158,8 @@ class Faults:
         if not node.is_spare and node.peers != self.world.initial:
             if node.core is not None:
                 node.stop("its peers are corrected")
-            node.peers, node.changes_members = self.world.initial, True
+            # With a new disk it must join: --change-members would say that the group may go on without what it had.
+            node.peers, node.changes_members = self.world.initial, node.had_committed < 0
             node.restart()
             node.changes_members = False
 

@@ -69,8 +69,9 @@ class Membership:
         self._given = {peer_id: addresses.get(peer_id, "") for peer_id in first}
         # Whether this member took part in the group with this disk, and for whom it voted until then: the terms of the
         # first vote, when that one had no entries, and of the last one.
-        is_pair = len(self._given) <= 2
-        self._took_part = bool(saved.get("tookPart")) or store.ledger_begin_index >= 0 or is_pair
+        # With `changes_members` an operator says that the group may go on with this disk.
+        is_exempt = config.changes_members or len(self._given) <= 2
+        self._took_part = bool(saved.get("tookPart")) or store.ledger_begin_index >= 0 or is_exempt
         self._votes: dict[str, list[int]] = dict(saved.get("votes", {}))
         if self.is_joining and len(self._given) == 1:
             raise OptionError(f"peers: expected members of the group that {self._self_id} joins, found none")
