@@ -99,6 +99,10 @@ class BrokerGroup:
     master_broker_id: int | None = None
     sync_state_set: tuple[int, ...] | None = ()
 
+    @property
+    def master_address(self) -> str | None:
+        return self.addresses.get(self.master_broker_id) if self.master_broker_id is not None else None
+
 
 class ControllerState:
     """The broker groups by name, after the events so far. `is_whole`: no event is missing before the first one."""
