@@ -67,8 +67,6 @@ class Election:
         max_delay = member.config.min_vote_interval_ms if member.voters else 0
         self._next_vote_at = member.now + self._random(max_delay)
         self._leaderless_since = member.now
-        # Whether a candidate lacked entries of this member: perhaps no other one can lead.
-        self._is_needed = False
 
     # Time
 
@@ -99,7 +97,7 @@ class Election:
         self._round = None
         if member.role is not Role.CANDIDATE:
             member.resolve_problem(_EMPTY_DISK)
-            self._leaderless_since, self._is_needed = -1, False
+            self._leaderless_since = -1
         elif self._leaderless_since < 0:
             self._leaderless_since = member.now
         if member.role is Role.CANDIDATE:
@@ -167,7 +165,7 @@ class Election:
         member = self._member
         if not member.others or not (problem := member.disk.problem(member.now)):
             return False
-        is_waiting = not self._is_needed and member.now - self._leaderless_since < member.config.patience_ms
+        is_waiting = member.now - self._leaderless_since < member.config.patience_ms
         if is_waiting:
             member.report(f"{problem}: this member leaves elections to others for a while", "full")
         return is_waiting
@@ -258,7 +256,6 @@ class Election:
         elif request.leader_id == member.self_id or request.term > MAX_TERM:
             self._respond_vote(request, token, VoteResult.REJECT_UNEXPECTED_LEADER)
         elif (older_log := self._judge_log(request)) is not None and not self._votes_without_log(request.leader_id):
-            self._is_needed = True
             self._respond_vote(request, token, older_log)
         elif request.term <= member.term or member.adopt(request.term):
             result, is_without_log = self._judge(request), False
