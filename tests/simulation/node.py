@@ -180,14 +180,15 @@ class SimNode:
         """Stop the node, and begin with an empty log.
 
         Every second time the operator keeps term and vote, and tells it to join, as docs/operations.md says; else the
-        node starts as always. One of two keeps its term: it need not join.
+        node starts as always. One of two keeps its term: it need not join. If the members change, it must be told to:
+        a removed member without entries and one with an empty disk look like a new group.
         """
         self.stop("its disk is lost")
         old, scenario = self.store, self.world.scenario
         self.had_committed = max(self.had_committed, min(old.ledger_end_index, len(self.world.checker.history) - 1))
         self.store = self.world.new_store(self.id)
         self.refuses = False
-        is_forgotten = len(self.peers) > 2 and self.process % 2 == 0
+        is_forgotten = len(self.peers) > 2 and not scenario.spares and self.process % 2 == 0
         if is_forgotten:
             self.joins = False
         else:
