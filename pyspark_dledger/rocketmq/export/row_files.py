@@ -339,7 +339,7 @@ class TopicDay(NamedTuple):
 
 
 def by_topic_and_day(batch: pa.RecordBatch) -> Iterator[tuple[TopicDay, pa.RecordBatch]]:
-    """The rows of a batch for each topic and day, in the order of their first rows. They are copies."""
+    """The rows of a batch for each topic and day, in the order of their first rows; copies if there are several."""
     if not batch.num_rows:
         return
     topics = batch["topic"].dictionary_encode("encode")
@@ -351,9 +351,12 @@ def by_topic_and_day(batch: pa.RecordBatch) -> Iterator[tuple[TopicDay, pa.Recor
     for at in np.argsort(firsts).tolist():
         topic, day = divmod(int(groups[at]), len(dates))
         rows = order[starts[at] : starts[at] + counts[at]]
-        # Made of its buffer, because pyarrow imports pandas to look at an array of numpy.
-        wanted = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
-        yield TopicDay(names[topic], dates[day]), batch if len(groups) == 1 else batch.take(wanted)
+        yield TopicDay(names[topic], dates[day]), batch if len(groups) == 1 else _taken(batch, rows)
+
+
+def _taken(batch: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Rows of a batch. Their numbers stay a buffer, because pyarrow imports pandas to look at an array of numpy."""
+    return batch.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)]))
 
 
 def _indices(values: pa.DictionaryArray) -> npt.NDArray[np.int64]:
