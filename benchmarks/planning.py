@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.generate import BUILD, INDEX_UNIT, write_index
 from benchmarks.measure import Result, rounded
+from benchmarks.memory import memory_bytes
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import encode_entry
 
@@ -71,7 +72,7 @@ def plan(path: str) -> dict[str, float]:
         "pickle": time.process_time() - planned,
         "partitions": len(parts),
         "pickledMB": size / 1e6,
-        "peakMB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        "peakMB": memory_bytes("VmHWM") / 1e6,  # `ru_maxrss` counts the process that started this one, too
     }
 
 

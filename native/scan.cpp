@@ -45,6 +45,7 @@ Scan::Scan(Request request)
   has_message_conditions_ = where.kinds || where.topic || where.tags || where.queue_id || where.store_timestamp;
   if (has_message_conditions_) needs_ |= kMessage;
   if (needs(kProblem)) needs_ |= kMessage | kStoredBody;
+  is_selective_ = has_entry_conditions_ || needs(kMessage);
 }
 
 std::unique_ptr<Batch> Scan::next() {
@@ -87,7 +88,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
     try {
       if (!step(view, row)) break;
       is_stepped = true;
-      if (!accept(view, row, info)) continue;
+      if (is_selective_ && !accept(view, row, info)) continue;
     } catch (const std::runtime_error&) {
       // The rows before are returned first. The next call finds the same fault
       // again.
@@ -101,7 +102,7 @@ std::unique_ptr<Batch> Scan::build(SegmentView& view) {
       break;
     }
     bytes += more;
-    append_bodies(row, info);
+    if (needs(kBody)) append_bodies(row, info);
     if (++count_ == kChunk) flush(*batch);
   }
   flush(*batch);
@@ -117,41 +118,48 @@ size_t Scan::expected_bytes(const ColumnSpec& column) const {
 }
 
 // Moves to the next row, before any condition; false at the end of the range.
-bool Scan::step(const SegmentView& view, Row& row) {
+inline bool Scan::step(const SegmentView& view, Row& row) {
   if (pos_ < corrupt_.end) return step_corrupt(row);
   while (pos_ < end_) {
     if (pos_ >= populated_) {
       populated_ = pos_ + file_.populate(pos_ - view.base(), std::min(kPopulateBytes, end_ - pos_));
     }
-    int64_t size = view.entry_size(pos_);
+    const int64_t size = view.entry_size(pos_);
     if (size > 0 && resync_.is_of_log(view, pos_, size)) {
-      check_boundary(view.is_dledger() ? "entry" : "message", size);
+      if (passes_end(size)) fail_boundary(view.is_dledger() ? "entry" : "message", size);
       row = {Kind::Entry, view.bytes(pos_, size), pos_, size, -1};
       resync_.history.add(pos_);
       prefetch(view, size);
       pos_ += size;
       return true;
     }
-    const int64_t last = size > 0 ? resync_.history.last() : -1;
-    const Blank blank = size > 0 ? Blank::None : view.blank_at(pos_, size);
-    if (blank == Blank::ToEnd || blank == Blank::Leading) {
-      check_boundary("blank", size);
-      resync_.pass_blank(view, pos_);
-      pos_ += size;
-      continue;
-    }
-    // An entry right at the end counts: the walk of the next range starts
-    // there.
-    const int64_t found = resync_.next(view, pos_, end_ + 1);
-    const bool is_found = found >= 0 && found <= end_;
-    const bool is_short = !is_found && view.file_end() < end_;
-    if (blank == Blank::Odd && !is_found && !is_short) break;
-    const Damage damage{pos_, is_found ? found : end_, is_short, blank == Blank::Odd, size, last};
-    begin_corrupt(damage.pos, damage.end, damage.reason(view));
-    return step_corrupt(row);
+    if (pass_gap(view, size)) return step_corrupt(row);
   }
   pos_ = std::max(pos_, end_);
   return false;
+}
+
+// Passes a blank, or what has no entry of the log though it may be one of `size` bytes. Returns whether that has rows.
+bool Scan::pass_gap(const SegmentView& view, int64_t size) {
+  const int64_t last = size > 0 ? resync_.history.last() : -1;
+  const Blank blank = size > 0 ? Blank::None : view.blank_at(pos_, size);
+  if (blank == Blank::ToEnd || blank == Blank::Leading) {
+    if (passes_end(size)) fail_boundary("blank", size);
+    resync_.pass_blank(view, pos_);
+    pos_ += size;
+    return false;
+  }
+  // An entry right at the end counts: the walk of the next range starts there.
+  const int64_t found = resync_.next(view, pos_, end_ + 1);
+  const bool is_found = found >= 0 && found <= end_;
+  const bool is_short = !is_found && view.file_end() < end_;
+  if (blank == Blank::Odd && !is_found && !is_short) {
+    pos_ = end_;
+    return false;
+  }
+  const Damage damage{pos_, is_found ? found : end_, is_short, blank == Blank::Odd, size, last};
+  begin_corrupt(damage.pos, damage.end, damage.reason(view));
+  return true;
 }
 
 // Leaves the row of the last `step` to the next batch.
@@ -162,7 +170,7 @@ void Scan::put_back(const Row& row) {
 
 // Prefetches the next bytes: all of them if bodies are copied or checked, else the parts of
 // the next entries that are read. Those usually have the size of this one.
-void Scan::prefetch(const SegmentView& view, int64_t size) {
+inline void Scan::prefetch(const SegmentView& view, int64_t size) {
   if (needs(kBody) || (needs(kProblem) && request_.verify_crc)) {
     view.stream(pos_, size, streamed_);
     return;
@@ -176,8 +184,7 @@ void Scan::prefetch(const SegmentView& view, int64_t size) {
 
 // If the walk passes over a planned end, rows would be returned twice or not at
 // all.
-void Scan::check_boundary(const char* what, int64_t size) const {
-  if (!request_.end_is_boundary || pos_ + size <= end_) return;
+void Scan::fail_boundary(const char* what, int64_t size) const {
   throw StoreFault(request_.segment.path + ": a split at " + text(end_) + " is not on an entry boundary: the " + what +
                    " at " + text(pos_) + " ends at " + text(pos_ + size) +
                    "; was the file changed after it was planned?");

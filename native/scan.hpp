@@ -119,7 +119,9 @@ class Scan {
   bool step_corrupt(Row& row);
   void prefetch(const SegmentView& view, int64_t size);
   void put_back(const Row& row);
-  void check_boundary(const char* what, int64_t size) const;
+  bool passes_end(int64_t size) const { return request_.end_is_boundary && pos_ + size > end_; }
+  [[noreturn, gnu::cold]] void fail_boundary(const char* what, int64_t size) const;
+  [[gnu::noinline]] bool pass_gap(const SegmentView& view, int64_t size);
   void begin_corrupt(int64_t pos, int64_t end, const Fact& reason);
   bool accept(const SegmentView& view, Row& row, MessageInfo& info);
   bool keeps_entry(const Row& row) const;
@@ -180,7 +182,8 @@ class Scan {
   Request request_;
   std::vector<const ColumnSpec*> columns_;
   bool has_entry_conditions_ = false, has_message_conditions_ = false;
-  int needs_ = 0;  // of Needs
+  bool is_selective_ = false;  // whether `accept` has something to do
+  int needs_ = 0;              // of Needs
   MappedFile file_;
   Resync resync_;
   int64_t pos_, end_, populated_, streamed_ = 0;

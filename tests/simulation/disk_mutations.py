@@ -181,7 +181,7 @@ class ReadsTruncatedEntries(Mutant):
 
     reads_class = _Stale
     caught_by = "READ"
-    first_seed = 454
+    first_seed = 9
 
     @classmethod
     def focus(cls, scenario: Scenario) -> Scenario:

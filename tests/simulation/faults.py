@@ -90,7 +90,7 @@ class Faults:
         for node in world.nodes:
             node.store.mend()
             node.fsync = 2
-            node.paused_until = 0
+            node.pause(world.now)
             self.correct_peers(node)
             node.restart()
         self.start_members()
@@ -193,7 +193,7 @@ class Faults:
 
     def pause(self, node: SimNode) -> None:
         """The node is stopped for a while, as with SIGSTOP or while its core waits for a disk; messages to it wait."""
-        node.paused_until = self.world.now + self.long()
+        node.pause(self.world.now + self.long())
 
     # Network
 
@@ -282,9 +282,9 @@ class Faults:
     def restore(self) -> None:
         """Back up a node, or replace its disk by its last backup, as docs/operations.md says.
 
-        All others run without a problem and tell their terms. A majority, which the leader knows, has all of its
-        entries, or the other one of two. With messages, all others have the state of expired ones: the restored member
-        needs it if its backup ends before the leader's log begins.
+        All others run without a problem, tell their terms, and none of them is a restored one that waits for its vote.
+        A majority, which the leader knows, has all of its entries, or the other one of two. With messages, all others
+        have the state of expired ones: the restored member needs it if its backup ends before the leader's log begins.
         """
         world, node = self.world, self.any_node()
         others = [other for other in world.checker.last_members() if other is not node]
@@ -299,7 +299,7 @@ class Faults:
         if saved is None or self.random.random() < 0.4:
             if node.store.committed_index >= 0 and not node.store.damage:
                 self.backups[node.id] = node.store.backup()
-        elif majority and all(map(self.is_level if world.scenario.putters else self._runs, others)):
+        elif majority and all(map(self.is_level if world.scenario.putters else self._may_vote, others)):
             world.checker.count("restored backups")
             node.restore(saved, max(other.store.curr_term for other in others) + 1)
             self.restart_later(node, self.short())
@@ -315,8 +315,8 @@ class Faults:
         voters = [each for found in lists for each in (found.voters.keys(), found.addresses.keys() - {found.leaving})]
         return all(2 * len(each - {node.id}) > len(each) for each in voters)
 
-    def _runs(self, node: SimNode) -> bool:
-        return node.core is not None
+    def _may_vote(self, node: SimNode) -> bool:
+        return node.core is not None and node.can_vote
 
     def is_level(self, node: SimNode) -> bool:
         return node.is_level and node.store.power_cut_in == 0 and not node.may_have_lost_disk

@@ -20,7 +20,7 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.reads import SimCaller, reads_of
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.world import Action, World
 
 CHECKPOINT_INTERVAL = 3000
 
@@ -41,6 +41,8 @@ class SimNode:
         self.application: Ledger | None = None
         self.process = 0
         self.paused_until = 0
+        # What waits for the end of a pause: a delay, an action and its arguments.
+        self.deferred: list[tuple[int, Action, tuple[Any, ...]]] = []
         self.is_drain_due = False
         self.waiting: dict[int, int] = {}
         self.checkpoint_due = 0
@@ -174,6 +176,7 @@ class SimNode:
         self.core = None
         self.process += 1
         self.paused_until = 0
+        self.deferred.clear()
         self.store = self.store.survive(self.world.random)
 
     def replace_disk(self) -> None:
@@ -232,6 +235,25 @@ class SimNode:
         is_listed = any(self.id in core.members.current.addresses for core in others)
         return self.core is not None and self.core.is_removed and not is_listed
 
+    def pause(self, until: int) -> None:
+        self.paused_until = until
+        self.world.at(until, self.resume)
+
+    def resume(self) -> None:
+        """Do what was deferred, unless another pause began."""
+        if not self.is_paused:
+            deferred, self.deferred = self.deferred, []
+            for delay, action, arguments in deferred:
+                self.world.at(self.world.now + delay, action, *arguments)
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_until > self.world.now
+
+    def defer(self, delay: int, action: Action, *arguments: Any) -> None:
+        """Do that so long after the pause, unless the process ends."""
+        self.deferred.append((delay, action, arguments))
+
     def later(self, delay: int, work: Callable[[], None]) -> None:
         """Call `work` after a time, unless the process has ended; a paused one does it after the pause."""
         self.world.at(self.world.now + delay, self._run_later, self.process, work)
@@ -239,8 +261,8 @@ class SimNode:
     def _run_later(self, process: int, work: Callable[[], None]) -> None:
         if process != self.process or self.core is None:
             return
-        if self.paused_until > self.world.now:
-            self.world.at(self.paused_until, self._run_later, process, work)
+        if self.is_paused:
+            self.defer(0, self._run_later, process, work)
         else:
             work()
 
@@ -342,8 +364,8 @@ class SimNode:
         world = self.world
         if process != self.process or self.core is None:
             return
-        if self.paused_until > world.now:
-            world.at(self.paused_until + 1, self.tick, process)
+        if self.is_paused:
+            self.defer(1, self.tick, process)
             return
         if self.store.failure is not None:
             # As `CoreDriver` does.
@@ -398,8 +420,8 @@ class SimNode:
     def persisted(self, process: int, index: int) -> None:
         if process != self.process:
             return
-        if self.paused_until > self.world.now:
-            self.world.at(self.paused_until, self.persisted, process, index)
+        if self.is_paused:
+            self.defer(0, self.persisted, process, index)
             return
         self.call("persisted", index)
         self.flush()

@@ -89,7 +89,7 @@ def _settle(world: World, faults: Faults, client: Client, putters: list[Putter])
                 putter.settle(leader)
         # With growing pauses: older entries have to be replicated first.
         world.run(pause)
-        pause *= 2
+        pause = min(2 * pause, scenario.recovery_time // 8)
     while not all(
         _is_complete(world, node.store.ledger_end_index, node.store.committed_index)
         for node in world.checker.last_members()

@@ -201,8 +201,8 @@ class World:
         if pair in self.blocked:
             self.checker.count("messages lost in a partition")
             self.connections.pop(pair, None)
-        elif target.paused_until > self.now:
-            self.at(target.paused_until + 1, self.arrive, pair, target, process, action, arguments)
+        elif target.is_paused:
+            target.defer(1, self.arrive, pair, target, process, action, arguments)
         else:
             action(*arguments)
 
@@ -215,7 +215,7 @@ class World:
             return True
         if source.core is None or target.id not in source.core.members.known_addresses:
             return False
-        if target.core is None or target.paused_until > self.now or {pair, pair[::-1]} & self.blocked:
+        if target.core is None or target.is_paused or {pair, pair[::-1]} & self.blocked:
             # Requests wait for a connection.
             return target.core is not None
         if target.hello.mismatch(source.hello) or target.roles.rejection(source.id, MARKED):
@@ -297,8 +297,8 @@ class World:
 
     def send_client_request(self, node: SimNode, request: Request, reply: Callable[[Response], None]) -> None:
         """A client's request to a running node; a paused one gets it later, perhaps before other messages."""
-        if node.paused_until > self.now:
-            self.at(node.paused_until + self.random.randrange(3), self.send_client_request, node, request, reply)
+        if node.is_paused:
+            node.defer(self.random.randrange(3), self.send_client_request, node, request, reply)
             return
         if self.is_tracing:
             self.trace(node.id, "gets from a client %s", describe(request))
