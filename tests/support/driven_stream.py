@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -100,6 +101,7 @@ class DrivenStream:
         """Return the files in the metadata of a streaming file sink. Other files are of failed micro-batches."""
         files: dict[Path, None] = {}
         for batch in sorted((self.rows / "_spark_metadata").glob("[0-9]*")):
-            for line in batch.read_text().splitlines()[1:]:
-                files[Path(unquote(urlparse(json.loads(line)["path"]).path))] = None
+            with suppress(FileNotFoundError):  # Spark deletes old ones, whose files a later one has
+                for line in batch.read_text().splitlines()[1:]:
+                    files[Path(unquote(urlparse(json.loads(line)["path"]).path))] = None
         return list(files)
