@@ -160,6 +160,7 @@ class Faults:
                 node.stop("its peers are corrected")
             # With a new disk it must join: --change-members would say that the group may go on without what it had.
             node.peers, node.changes_members = self.world.initial, node.had_committed < 0
+            node.joins = node.joins or not node.changes_members
             node.restart()
             node.changes_members = False
 
