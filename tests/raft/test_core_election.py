@@ -293,9 +293,9 @@ def test_a_member_that_joins_says_so_at_once() -> None:
     assert "this member joins with an empty disk: it does not vote" in problem_of(core)
 
 
-def with_empty_disk(peers: int = 3) -> OneCore:
+def with_empty_disk(peers: int = 3, store: MemoryStore | None = None) -> OneCore:
     """A member that was started as always, and has an empty disk: that of a new group, or one that was lost."""
-    core = OneCore(MemoryStore(), peers)
+    core = OneCore(store, peers)
     for number in range(1, peers):
         core.core.set_peer_binary(f"n{number}", True, True)
     return core
@@ -350,6 +350,21 @@ def test_entries_that_cannot_be_appended_do_not_make_a_member_join() -> None:
     core.follow(3)
     assert core.code(PushType.APPEND, entry(0, 1)[:-1], term=3) != ResponseCode.SUCCESS
     assert not core.core.members.is_joining and not OneCore(core.store).core.members.is_joining
+
+
+def test_a_member_joins_though_its_disk_was_full_while_it_wrote_the_first_entry() -> None:
+    """The entry can be in the log after a restart, and would look like all that the member ever had."""
+    store = FullAfterReset()
+    store.is_full = True
+    core = with_empty_disk(store=store)
+    core.follow(3)
+    assert core.code(PushType.APPEND, entry(0, 1), term=3) == ResponseCode.DISK_FULL
+    assert core.core.members.is_joining and OneCore(store).core.members.is_joining
+
+
+def test_an_empty_member_that_had_wrong_peers_joins_with_the_right_ones() -> None:
+    members = OneCore(with_empty_disk().store, 5, joins=True).core.members
+    assert members.is_joining and set(members.current.addresses) == {"n0", "n1", "n2", "n3", "n4"}
 
 
 def test_a_vote_for_the_first_leader_is_known_after_a_restart() -> None:

@@ -22,7 +22,7 @@ PROCESSES = 2
 MUTANT_SEEDS = 400
 FOUND = (
     *(103607, 103935, 104519, 200091, 306002, 307828, 310575, 323618, 414530, 704216, 713324, 803645, 810495),
-    *(1016759, 1016847, 1017381),
+    *(1016759, 1016847, 1017381, 95004260, 95005663),
 )
 """Seeds that showed defects of changes of members (with a full disk, a new member, a leader that left), of new
 disks, of a leader with damage, of clocks that go back, of members without the list or that forgot it, and of liars."""

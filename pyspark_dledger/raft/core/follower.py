@@ -128,13 +128,16 @@ class Follower:
         members, store = self._member.members, self._member.store
         writes = request.type in (PushType.APPEND, PushType.TRUNCATE)
         joins = writes and members.may_have_lost_disk(request.leader_id, request.term)
+        if joins:
+            members.set_joining(True)
         try:
-            if joins:
-                members.set_joining(True)
             return self._actions[request.type](request)
-        finally:
+        except DISK_FAILURES:
+            raise  # an entry that was not written completely can be in the log after a restart
+        except Exception:
             if joins and store.ledger_end_index < 0:
                 members.set_joining(False)
+            raise
 
     def _report_blocked(self, text: str) -> None:
         """A push could not be accepted, and most likely later ones cannot either."""

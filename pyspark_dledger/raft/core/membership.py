@@ -44,7 +44,9 @@ class Membership:
         self._controls = {each for each in saved.get("controls", ()) if isinstance(each, str)}
         # Members whose connections showed that they do not take control entries.
         self._other_versions: set[str] = set()
-        is_new = config.joins and not store.member_ids
+        # The list of a store that never had an entry may be wrong: others count for one that joins.
+        is_unused = not store.member_ids or (store.ledger_end_index < 0 and not saved.keys() & {"tookPart", "joining"})
+        is_new = config.joins and is_unused
         self.is_joining = not config.changes_members and (bool(saved.get("joining")) or is_new)
         # Where the log began after its last reset, and the list before that, if an entry made it.
         self._reset_at = int(saved.get("resetAt", 0))
@@ -65,7 +67,7 @@ class Membership:
         self.on_change: Callable[[], None] = lambda: None
         stored = tuple(saved.get("first", store.member_ids))
         # With others than its store has, `joins` only makes them known: votes count by the list of the store.
-        first = stored if config.joins and stored else sorted(config.peers)
+        first = stored if config.joins and stored and not is_new else sorted(config.peers)
         self._given = {peer_id: addresses.get(peer_id, "") for peer_id in first}
         # Whether this member took part in the group with this disk, and for whom it voted until then: the terms of the
         # first vote, when that one had no entries, and of the last one.
@@ -263,11 +265,15 @@ class Membership:
             self._save_later()
 
     def set_joining(self, is_joining: bool) -> None:
-        """Save that this member joins with its first entries, or could not. Raises StoreError."""
-        self.is_joining = is_joining
+        """Save that this member joins with its first entries, or that it got none. Raises StoreError."""
+        before, self.is_joining = self.is_joining, is_joining
+        try:
+            self._save()
+        except StoreError:
+            self.is_joining = before
+            raise
         self._first = self._started_with()
         self.current = self._latest()
-        self._save()
         self.on_change()
 
     def joined(self) -> None:
