@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Any
 
 from benchmarks.measure import meanwhile
-from benchmarks.memory import SAMPLE_SECONDS, memory_bytes
+from benchmarks.memory import SAMPLE_SECONDS, anonymous_bytes
 from pyspark_dledger.cluster.cluster import Cluster
 from pyspark_dledger.cluster.pulls import Puller
 from pyspark_dledger.cluster.rows import ClusterPartition, read_cluster_partition
@@ -40,7 +40,7 @@ def peak_while(parts: list[ClusterPartition]) -> tuple[int, int]:
     def sample(done: threading.Event) -> None:
         nonlocal peak
         while not done.wait(SAMPLE_SECONDS):
-            peak = max(peak, memory_bytes())
+            peak = max(peak, anonymous_bytes())
 
     with meanwhile(sample):
         found = sum(rows_of(part, True) for part in parts)

@@ -18,7 +18,7 @@ from benchmarks.measure import Result, alternate, timed
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "goldens" / "mq-53-single.tar.gz"
 LIBRARIES = "import numpy, pyarrow"
-MOST = 3
+MAX_RATIO = 3
 SLOWEST = 5
 
 _IMPORT = re.compile(r"^import time: +\d+ \| +(\d+) \| +(\S+)$", re.MULTILINE)
@@ -64,7 +64,7 @@ def start(name: str, *arguments: str) -> Result:
         imports = slowest_imports(line)
     detail = {"slowestImportsMs": imports}
     result = Result(name, seconds["ours"], "s", f"python -c '{LIBRARIES}'", seconds["python"], detail=detail)
-    return result.with_ratio_at_most(MOST)
+    return result.with_ratio_at_most(MAX_RATIO)
 
 
 BENCHMARKS: dict[str, Callable[[str], Result]] = {

@@ -21,11 +21,10 @@ from benchmarks.measure import Result, meanwhile
 SAMPLE_SECONDS = 0.002
 
 
-def memory_bytes(kind: str = "RssAnon") -> int:
-    """The anonymous memory of this process now, or another line of its status."""
-    found = re.search(rf"^{kind}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+def anonymous_bytes() -> int:
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"{kind} is not in /proc/self/status")
+        raise RuntimeError("RssAnon is not in /proc/self/status")
     return int(found[1]) * 1024
 
 
@@ -37,12 +36,12 @@ def read_partitions(path: str, partition_bytes: str = "1g") -> dict[str, int]:
     from pyspark_dledger.log.options import parse_options
     from pyspark_dledger.log.plan import read_partition
 
-    before = peak = memory_bytes()
+    before = peak = anonymous_bytes()
 
     def sample(done: threading.Event) -> None:
         nonlocal peak
         while not done.wait(SAMPLE_SECONDS):
-            peak = max(peak, memory_bytes())
+            peak = max(peak, anonymous_bytes())
 
     with meanwhile(sample):
         options = parse_options({"path": path, "maxPartitionBytes": partition_bytes})

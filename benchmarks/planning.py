@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -21,9 +22,9 @@ import numpy as np
 
 from benchmarks.generate import BUILD, INDEX_UNIT, write_index
 from benchmarks.measure import Result, rounded
-from benchmarks.memory import memory_bytes
 from pyspark_dledger.format import layout
 from pyspark_dledger.format.codec import encode_entry
+from tests.support.processes import peak_memory
 
 SEGMENTS = 10_000
 SEGMENT_SIZE = 64 * 1024**2  # each is a partition, if all columns are read
@@ -72,7 +73,7 @@ def plan(path: str) -> dict[str, float]:
         "pickle": time.process_time() - planned,
         "partitions": len(parts),
         "pickledMB": size / 1e6,
-        "peakMB": memory_bytes("VmHWM") / 1e6,  # `ru_maxrss` counts the process that started this one, too
+        "peakMB": peak_memory(os.getpid()) / 1e6,  # `ru_maxrss` counts the process that started this one, too
     }
 
 

@@ -551,7 +551,7 @@ def test_a_large_segment_is_fetched_once_in_parallel_with_little_memory(big: Pat
 
 def read_big(folder: str) -> None:
     """Read the store and print the requests and the memory."""
-    from benchmarks.memory import memory_bytes
+    from benchmarks.memory import anonymous_bytes
 
     system = CountedSystem(Path(folder))
     remote_reads._file_system = lambda _store, _pid: (system, "")  # type: ignore[assignment]
@@ -559,11 +559,11 @@ def read_big(folder: str) -> None:
     expected = sum(batch.num_rows for batch in open_log(folder).scan(columns=["index"]))
     partitions = log.plan(("index", "topic", "body"), parse_options({"maxPartitionBytes": "1g"}), Filters())
     system.requests.reads.clear()
-    before, peak, done = memory_bytes(), [0], threading.Event()
+    before, peak, done = anonymous_bytes(), [0], threading.Event()
 
     def sample() -> None:
         while not done.wait(0.002):
-            peak[0] = max(peak[0], memory_bytes() - before)
+            peak[0] = max(peak[0], anonymous_bytes() - before)
 
     sampler = threading.Thread(target=sample)
     sampler.start()
