@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 LOG = logging.getLogger("pyspark_dledger.node")
@@ -18,10 +20,10 @@ LogFormat = Literal["text", "json"]
 _MAX_PER_SECOND = 20
 # Of each value in characters: names in requests have up to 4096 bytes, and each character takes up to 6 when escaped.
 _MAX_VALUE = 500
-_REPEAT_SECONDS = 10.0
-_MAX_PROBLEMS = 256
-# Terms and indexes, but not the digits of an id such as n1.
-_NUMBERS = re.compile(r"\b\d+\b")
+_FIRST_PAUSE, _MAX_PAUSE = 10.0, 600.0
+_MAX_TEXTS = 256
+# Terms, indexes and ports, but not the digits of an id such as n1 or of an address.
+_NUMBERS = re.compile(r"(?<!\d\.)\b\d+\b(?!\.\d)")
 
 
 def record(level: int, event: str, **fields: object) -> None:
@@ -31,56 +33,57 @@ def record(level: int, event: str, **fields: object) -> None:
 
 
 class RateLimitedLog:
-    """Logs events that any client can cause, at most 20 a second and shortened, so that they cannot fill a disk.
+    """Logs events that repeat, or that any client can cause, so that they cannot fill a disk.
 
-    The next record counts the omitted ones (``leftOut``).
+    A record that repeats is logged again after 10 s, then each time after twice as long, at most after 10 minutes.
+    Texts that differ only in numbers, such as terms and ports, are the same. At most 20 records a second are logged,
+    with shortened values. The next record of the same text counts the omitted ones (``leftOut``).
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._second = -1
         self._count = 0
-        self._omitted = 0
+        self._repeats: dict[str, _Repeat] = {}
 
     def __call__(self, level: int, event: str, **fields: object) -> None:
-        second = int(self._clock())
+        fields = {name: _shortened(value) for name, value in fields.items()}
+        repeat = self._repeat(_NUMBERS.sub("0", f"{event} {fields}"))
+        now = self._clock()
+        if now < repeat.due or not self._may_log(int(now)):
+            repeat.omitted += 1
+            return
+        is_old = now - repeat.due > repeat.pause
+        repeat.pause = _FIRST_PAUSE if is_old else min(2 * repeat.pause, _MAX_PAUSE)
+        repeat.due = now + repeat.pause
+        if repeat.omitted:
+            fields["leftOut"], repeat.omitted = repeat.omitted, 0
+        record(level, event, **fields)
+
+    def _repeat(self, text: str) -> _Repeat:
+        if text not in self._repeats and len(self._repeats) >= _MAX_TEXTS:
+            self._repeats.clear()
+        return self._repeats.setdefault(text, _Repeat())
+
+    def _may_log(self, second: int) -> bool:
         if second != self._second:
             self._second, self._count = second, 0
         self._count += 1
-        if self._count > _MAX_PER_SECOND:
-            self._omitted += 1
-            return
-        if self._omitted:
-            fields["leftOut"], self._omitted = self._omitted, 0
-        record(level, event, **{name: _shortened(value) for name, value in fields.items()})
+        return self._count <= _MAX_PER_SECOND
+
+
+@dataclass(slots=True)
+class _Repeat:
+    """When a text may be logged again, the last pause in seconds, and how often it was omitted since."""
+
+    due: float = -math.inf
+    pause: float = 0.0
+    omitted: int = 0
 
 
 def _shortened(value: object) -> object:
     text = str(value)
     return value if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
-
-
-class ProblemLog:
-    """Logs each lasting problem at most every 10 s. Texts that differ only in numbers, such as terms, are one problem.
-
-    The next record of a problem counts the omitted ones (``leftOut``).
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        # When each problem was logged, and how often it occurred since.
-        self._logged: dict[str, tuple[float, int]] = {}
-
-    def __call__(self, level: int, event: str, found: str) -> None:
-        key, now = _NUMBERS.sub("0", found), self._clock()
-        logged, omitted = self._logged.get(key, (now - _REPEAT_SECONDS, 0))
-        if now - logged < _REPEAT_SECONDS:
-            self._logged[key] = logged, omitted + 1
-            return
-        if len(self._logged) >= _MAX_PROBLEMS:
-            self._logged.clear()
-        self._logged[key] = now, 0
-        record(level, event, found=found, **({"leftOut": omitted} if omitted else {}))
 
 
 def log_to_stderr(form: LogFormat, **common: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_dledger.common.log_records import ProblemLog, RateLimitedLog
+from pyspark_dledger.common.log_records import RateLimitedLog
 from pyspark_dledger.errors import OptionError
 from pyspark_dledger.raft.node import NodeConfig
 from pyspark_dledger.raft.node.settings import node_config, read_settings
@@ -158,27 +158,53 @@ def test_a_node_must_be_among_its_peers() -> None:
         NodeConfig("g", "n7", "n0-127.0.0.1:1;n1-127.0.0.1:2").members()
 
 
-def test_events_of_clients_are_rate_limited_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def fields_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    return [record.__dict__["fields"] for record in caplog.records]
+
+
+def test_at_most_twenty_records_a_second_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     log = RateLimitedLog(lambda: now)
     with caplog.at_level("WARNING", "pyspark_dledger.node"):
-        for _ in range(50):
-            log(30, "noise")
+        for number in range(50):
+            log(30, "noise", found=f"n{number}")
         assert len(caplog.records) == 20
         now = 1.0
-        log(30, "noise")
-    assert caplog.records[-1].fields == {"leftOut": 30}  # type: ignore[attr-defined]  # an extra of the record
+        log(30, "noise", found="n49")
+    assert fields_of(caplog)[-1] == {"found": "n49", "leftOut": 1}
 
 
-def test_a_lasting_problem_is_logged_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_repeats_is_logged_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    problem = ProblemLog(lambda: now)
+    log = RateLimitedLog(lambda: now)
     with caplog.at_level("ERROR", "pyspark_dledger.node"):
         for term in range(50):
-            problem(40, "problem", f"term {term} cannot be saved")
-            problem(40, "problem", f"entries for n{term % 2} cannot be read")
+            log(40, "problem", found=f"term {term} cannot be saved")
+            log(40, "problem", found=f"entries for n{term % 2} cannot be read")
         assert len(caplog.records) == 3
+        caplog.clear()
         now = 10.0
-        problem(40, "problem", "term 50 cannot be saved")
-    expected = {"found": "term 50 cannot be saved", "leftOut": 49}
-    assert caplog.records[-1].fields == expected  # type: ignore[attr-defined]  # an extra of the record
+        log(40, "problem", found="term 50 cannot be saved")
+        assert fields_of(caplog) == [{"found": "term 50 cannot be saved", "leftOut": 49}]
+        caplog.clear()
+        for _ in range(24 * 3600 // 5):
+            now += 5
+            log(40, "problem", found="term 50 cannot be saved")
+        assert 140 < len(caplog.records) < 160
+        now += 3600
+        log(40, "problem", found="term 51 cannot be saved")
+        now += 10
+        caplog.clear()
+        log(40, "problem", found="term 51 cannot be saved")
+        assert fields_of(caplog) == [{"found": "term 51 cannot be saved"}]
+
+
+def test_connections_of_one_host_are_one_text_and_those_of_another_host_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = RateLimitedLog(lambda: 0.0)
+    with caplog.at_level("WARNING", "pyspark_dledger.node"):
+        for port in range(5000, 5010):
+            log(30, "connection refused", address=f"10.0.0.1:{port}", reason="expected a member")
+            log(30, "connection refused", address=f"10.0.0.2:{port}", reason="expected a member")
+    assert [fields["address"] for fields in fields_of(caplog)] == ["10.0.0.1:5000", "10.0.0.2:5000"]

@@ -231,7 +231,7 @@ def test_wrong_requests_fill_no_log(tmp_path: Path, caplog: pytest.LogCaptureFix
         server.close()
 
     asyncio.run(ask())
-    assert [record.getMessage() for record in caplog.records] == ["refused"] * 20
+    assert [record.getMessage() for record in caplog.records] == ["refused"]
 
 
 def test_invalid_requests_do_no_harm(idle: SinkAddress) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from pyspark_dledger.common.histogram import Histogram
-from pyspark_dledger.common.log_records import ProblemLog, record
+from pyspark_dledger.common.log_records import RateLimitedLog, record
 from pyspark_dledger.errors import StoreError
 from pyspark_dledger.format.codec import NOOP
 from pyspark_dledger.format.encode.encoded import DiskNeededError
@@ -70,7 +70,7 @@ class CoreDriver:
         self._persisted = -1
         self.leader_changes = 0
         self._latest_leadership: tuple[str, int] | None = None
-        self._problem_log = ProblemLog()
+        self._problem_log = RateLimitedLog()
 
     @property
     def is_stopped(self) -> bool:
@@ -201,7 +201,7 @@ class CoreDriver:
             self._fail(StoreError(f"the store has failed: {failure}"))
         problems = self._core.problems
         while problems:
-            self._problem_log(logging.ERROR, "problem", problems.popleft())
+            self._problem_log(logging.ERROR, "problem", found=problems.popleft())
 
     def _run(self, work: Callable[[], None], may_wait: Callable[[], bool] | None = None) -> None:
         if self._is_stopped:
