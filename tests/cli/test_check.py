@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shlex
 import shutil
@@ -18,10 +17,10 @@ from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.root_files import locked
 from pyspark_dledger.rocketmq.check import store_facts
 from pyspark_dledger.rocketmq.check.restart import Restart
+from tests.consistency.damages import damage
+from tests.consistency.worlds import world
 from tests.support.command_line import Ran
 from tests.support.damage import write_at
-from tests.support.damaged_groups import damage, lose, write_group
-from tests.support.damaged_plain import damage_plain, write_plain_group
 from tests.support.generate import Store, mq_message, raw, write_dledger
 from tests.support.sparse_copy import copy_tree
 
@@ -94,18 +93,10 @@ def test_a_damaged_group_is_led_to_a_healthy_store(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_damage(seed: int, tmp_path: Path, run: Run) -> None:
-    rng = random.Random(seed)
-    if seed % 3 == 2:
-        plain = write_plain_group(tmp_path / "group", rng)
-        damage_plain(plain, rng)
-        paths = [member.path for member in plain]
-    else:
-        members = write_group(tmp_path / "group", rng, as_messages=seed % 2 == 0)
-        (damage if seed % 3 == 0 else lose)(members, rng)
-        paths = [member.path for member in members]
+    made = world(tmp_path / "group", seed)
+    damage(made)
+    paths = [each.path for each in made.replicas]
     checked(run, *paths)
-    commands = follow(run, *paths)
-    assert len(commands) <= MAX_COMMANDS
 
 
 def test_one_damaged_store_alone(damaged: Store, run: Run) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from pyspark_dledger.cli.stores.diff_text import MEMBER_KEYS, VERDICT_KEYS
+from tests.consistency.damages import damage
+from tests.consistency.worlds import COMMIT_LOG, world
 from tests.support.command_line import Ran
-from tests.support.damaged_groups import damage, lose, write_group
-from tests.support.damaged_plain import damage_plain, write_plain_group
+from tests.support.damaged_groups import lose, write_group
 from tests.support.generate import mq_message, write_commitlog, write_dledger
 from tests.support.sparse_copy import copy_tree
 
@@ -56,16 +57,12 @@ def test_a_damaged_member_and_its_donors(tmp_path: Path, run: Run) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_damage(tmp_path: Path, run: Run, seed: int) -> None:
-    rng = random.Random(seed)
-    members = write_group(tmp_path / "dledger", rng, as_messages=seed % 2 == 0)
-    (damage if seed < 2 else lose)(members, rng)
-    (verdict,) = checked_verdicts(run, *(member.path for member in members))
-    assert verdict["lost"] == "some" or seed < 2 or verdict["restorable"]["entries"]
-    plain = write_plain_group(tmp_path / "plain", rng)
-    damage_plain(plain, rng)
-    (verdict,) = checked_verdicts(run, *(member.path for member in plain))
-    assert verdict["log"] == "commitlog"
-    assert {member["start"] for member in verdict["members"]} <= {"master", "slave", "no", "unknown"}
+    made = world(tmp_path, seed)
+    damage(made)
+    (verdict,) = checked_verdicts(run, *(each.path for each in made.replicas))
+    starts = {"master", "slave"} if made.kind == COMMIT_LOG else {"yes"}
+    assert verdict["log"] == made.kind
+    assert {member["start"] for member in verdict["members"]} <= {*starts, "no", "unknown"}
 
 
 def test_lost_messages_have_their_queue_offsets(tmp_path: Path, run: Run) -> None:
