@@ -33,7 +33,8 @@ THREADS = 2
 """Of RocketMQ's consumer, and our processes: Spark's executors read with as many as they have cores."""
 
 MANY_QUEUES = 10_000
-ROUNDS, WARM_UPS = 3, 1
+# The broker and Spark compile their code in the first rounds.
+ROUNDS, WARM_UPS = 5, 8
 _TICKS = os.sysconf("SC_CLK_TCK")
 # As brokers run, and not as tests start them: with the optimizing compiler.
 _BROKER_OPTIONS = ("-Xmx2g",)

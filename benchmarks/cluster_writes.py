@@ -23,7 +23,8 @@ THREADS = 2
 
 # Messages of a batch of RocketMQ's producer: a usual number, and as many as ours. The faster one is the peer.
 BATCHES = (100, 900)
-ROUNDS, WARM_UPS = 3, 1
+# The broker and Spark compile their code in the first rounds.
+ROUNDS, WARM_UPS = 5, 8
 
 
 def together(writers: list[Process]) -> None:

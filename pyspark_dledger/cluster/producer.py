@@ -35,7 +35,9 @@ NOT_FLUSHED = {
 MAX_BATCH_MESSAGES = 900
 """The header of a response has the id of each message: `wire.framing` and `wire.json_values` limit headers."""
 
-MAX_BATCH_BYTES = 1024 * 1024
+MAX_BATCH_BYTES = 512 * 1024
+"""Larger ones take the broker more time: its garbage collector handles large arrays apart."""
+
 # Of batches without a response. With more, a broker takes more processor time: its caches do not keep them.
 _MAX_BYTES = 2 * 1024 * 1024
 # Seconds for a response: longer than a broker waits for its disk and its slave.

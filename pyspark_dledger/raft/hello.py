@@ -21,7 +21,10 @@ _NUMBERS = ("dataFileSize", "indexFileSize", "controls")
 # Positions in the log depend on the size of data files. Index files are each member's own.
 _COMPARED = {
     "group": ("group", "correct group or peers"),
-    "cluster": ("cluster id", "two groups have one name, correct peers"),
+    "cluster": (
+        "cluster id",
+        "two groups have one name, correct peers; or members were restored with different --new-group",
+    ),
     "peers": ("list of peers", "correct peers, or set one commonPeers at all members"),
     "dataFileSize": ("data file size", "start an empty member with mappedFileSizeForEntryData of the group"),
 }

@@ -52,6 +52,8 @@ def parse_peers(text: str) -> dict[str, Address]:
         if peer_id in peers:
             raise OptionError(f"peers: expected each id once, found {peer_id} twice in {text!r}")
         peers[peer_id] = parse_address(address, f"peers: {peer_id}")
+        if peers[peer_id] in list(peers.values())[:-1]:
+            raise OptionError(f"peers: expected an address for each member, found {address} twice in {text!r}")
     if not peers:
         raise OptionError(f"peers: expected members such as {_EXAMPLE}, found {text!r}")
     return peers

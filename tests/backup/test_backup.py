@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import pyspark_dledger as dl
+from pyspark_dledger.cli.main import main
 from pyspark_dledger.errors import OptionError, StoreError
 from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.rocketmq.backup import backup, restore
@@ -194,7 +195,7 @@ def test_a_killed_restore_is_continued(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("where", range(8))
-def test_a_flipped_bit_in_a_backup_is_named(tmp_path: Path, where: int) -> None:
+def test_a_flipped_bit_in_a_backup_is_named(tmp_path: Path, where: int, capsys: pytest.CaptureFixture[str]) -> None:
     filled(tmp_path / "a")
     backup(tmp_path / "a", tmp_path / "b")
     file = random.Random(where).choice(sorted((tmp_path / "b" / "data").iterdir()))
@@ -205,6 +206,22 @@ def test_a_flipped_bit_in_a_backup_is_named(tmp_path: Path, where: int) -> None:
     with pytest.raises(StoreError, match=f"{file} at byte 0 to {len(data) - 1}: expected .* CRC-32"):
         restore(tmp_path / "b", tmp_path / "c", "n1", term=9)
     assert not (tmp_path / "c" / "dledger-n1").exists()
+    assert main(["verify", str(tmp_path / "b")]) == 1
+    damage, result = capsys.readouterr().out.splitlines()
+    assert damage.startswith(f"{file} at byte 0 to ") and "1 of " in result and "back up to a new folder" in result
+
+
+def test_verify_reads_a_whole_backup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(tmp_path / "a")
+    backup(tmp_path / "a", tmp_path / "b")
+    assert main(["verify", str(tmp_path / "b"), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["node"], row["firstIndex"], row["lastIndex"], row["problems"]) == ("n0", 0, 22, [])
+    next((tmp_path / "b" / "data").iterdir()).unlink()
+    assert main(["verify", str(tmp_path / "b"), "--json"]) == 1
+    assert "No such file" in json.loads(capsys.readouterr().out)["problems"][0]
+    assert main(["check", str(tmp_path / "b")]) == 2
+    assert "found a backup: dledger verify checks it" in capsys.readouterr().err
 
 
 def changed_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -330,16 +347,22 @@ def test_a_group_restored_whole_gets_one_new_cluster_id(tmp_path: Path) -> None:
     assert (first.curr_term, first.vote_leader, first.restored_term, first.member_ids) == (4, None, -1, ())
 
 
-def test_what_cannot_be_restored_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_restored_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     filled(tmp_path / "a")
     backup(tmp_path / "a", tmp_path / "b")
-    for options in ({}, {"term": 9, "new_group": "x"}, {"term": 0}):
+    for options in ({}, {"term": 9, "new_group": "x"}, {"term": 0}, {"new_group": " "}):
         with pytest.raises(OptionError):
             restore(tmp_path / "b", tmp_path / "c", "n1", **options)
     with pytest.raises(StoreError, match="expected one of the members n0, n1, n2, found n9"):
         restore(tmp_path / "b", tmp_path / "c", "n9", term=9)
     with pytest.raises(StoreError, match="expected a new or empty folder"):
         restore(tmp_path / "b", tmp_path / "a", "n1", term=9)
+    for folder, found in (("a", "no backup.json in it"), ("nowhere", "no such folder")):
+        with pytest.raises(StoreError, match=f"expected a finished backup, found {found}"):
+            restore(tmp_path / folder, tmp_path / "c", "n1", term=9)
+    given = ["restore", tmp_path / "b", "--to", tmp_path / "c", "--id", "n1", "--new-group", "x", "--group", "g"]
+    assert main(list(map(str, given))) == 2
+    assert "leave out --group and --peers" in capsys.readouterr().err
     with pytest.raises(StoreError, match="apart from the backup"):
         restore(tmp_path / "b", tmp_path / "b" / "c", "n1", term=9)
     filled(tmp_path / "other", self_id="n2")

@@ -36,7 +36,6 @@ ALLOWED = {
     "cli/verbs/salvage.py": "arguments",
     "cli/verbs/sql.py": "DuckDB's errors contain a traceback",
     "common/fastjson.py": "JSON",
-    "common/log_records.py": "equal records with other numbers are logged less often",
     "common/uris.py": "URIs",
     "format/encode/put_rows.py": "properties",
     "format/json_text.py": "JSON",

@@ -39,7 +39,10 @@ MISMATCH = (
         ({"group": "h"}, "expected one group in a group, found g at n0 and h at n1: correct group or peers"),
         (
             {"cluster": "1f"},
-            "expected one cluster id in a group, found 0f at n0 and 1f at n1: two groups have one name, correct peers",
+            (
+                "expected one cluster id in a group, found 0f at n0 and 1f at n1: two groups have one name, correct "
+                "peers; or members were restored with different --new-group"
+            ),
         ),
         (
             {"peers": "n0-a:1"},

@@ -17,7 +17,7 @@ from pyspark_dledger.cli.main import main
 from pyspark_dledger.common.response_codes import ResponseCode
 from pyspark_dledger.errors import GroupError, OptionError, StoreError, UnknownOutcomeError
 from pyspark_dledger.format.codec import MEMBERS
-from pyspark_dledger.format.state_files import CurrentTerm
+from pyspark_dledger.format.state_files import CurrentTerm, encode_state_file
 from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import (
     HeartBeatRequest,
@@ -43,6 +43,13 @@ def start_new(group: Nodes, node_id: str) -> tuple[str, str]:
     peers = f"{group.peers};{node_id}-{HOST}:{port}"
     group.start(node_id, peers=peers, join=True)
     return peers, f"{HOST}:{port}"
+
+
+def problem(client: dl.Client, node_id: str) -> str:
+    """The problem of a member; none while it is not reached."""
+    with suppress(GroupError):
+        return client.status(node_id).problem
+    return ""
 
 
 def voters(client: dl.Client) -> list[str]:
@@ -166,7 +173,7 @@ def test_changes_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
             (lambda: client.add_member("n1", f"{HOST}:1"), 411, "n1 is a member already"),
             (lambda: client.add_member("n5", group.peers.split("-")[-1]), 411, "another member has the address"),
             (lambda: client.add_member("n 5", f"{HOST}:1"), 411, "n 5"),
-            (lambda: client.replace_member("n7", "n5", f"{HOST}:1"), 401, "'n7' is no member of n0, n1"),
+            (lambda: client.replace_member("n7", "n5", f"{HOST}:1"), 401, "'n7' never was a member of n0, n1"),
         ):
             with pytest.raises(GroupError, match=text) as caught:
                 change()
@@ -622,6 +629,35 @@ def test_a_removed_member_says_so(tmp_path: Path) -> None:
         client.add_member(gone, f"{HOST}:{group.port(gone)}")
         eventually(lambda: client.members().is_final)
         eventually(lambda: not reason(port) and "removed" not in group.status(gone))
+
+
+def test_a_member_with_another_port_than_the_group_has_says_so(tmp_path: Path) -> None:
+    with nodes(tmp_path, 4, core_options=FASTER) as group, dl.connect("g", group.peers) as client:
+        client.append(b"x")
+        first, last = group.ids[0], group.ids[-1]
+        remove(group, client, first)
+        eventually(lambda: client.members().is_final)
+        eventually(lambda: client.status(last).committed_index >= client.members().index)
+        group.stop(last)
+        (port,) = free_ports(1)
+        listed = f"{HOST}:{group.port(last)}"
+        peers = group.peers.replace(listed, f"{HOST}:{port}")
+        group.start(last, peers=peers)
+        text = f"the group has this member at {listed}, and it was started with {HOST}:{port}: correct peers"
+        with dl.connect("g", peers) as other:
+            eventually(lambda: text in problem(other, last))
+
+
+def test_a_member_that_others_refuse_says_why(tmp_path: Path) -> None:
+    with nodes(tmp_path, 3, core_options=FASTER) as group, dl.connect("g", group.peers) as client:
+        client.append(b"x")
+        *_, last = group.ids
+        files = [tmp_path / f"dledger-{each}" / "cluster" for each in group.ids]
+        eventually(lambda: all(file.exists() for file in files))
+        group.stop(last)
+        files[-1].write_bytes(encode_state_file({"cluster": "f" * 32}))
+        group.start(last)
+        eventually(lambda: "expected one cluster id in a group" in problem(client, last))
 
 
 def test_a_leader_that_removes_itself_says_so(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_peers_are_split_at_the_first_dash() -> None:
         ("n0-:20911", "found ':20911'"),
         ("n0-::1:20911", "in brackets"),
         ("n0-a:1;n0-b:2", "found n0 twice"),
+        ("n0-a:1;n1-b:1;n2-a:1", "found a:1 twice"),
     ],
 )
 def test_malformed_peers_are_rejected(text: str, found: str) -> None:

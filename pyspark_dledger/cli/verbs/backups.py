@@ -65,6 +65,10 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
     from pyspark_dledger.rocketmq.backup import restore
 
     term = args.term
+    if args.new_group is not None and (args.group or args.peers):
+        raise OptionError(
+            "--new-group restores all members of a group that does not run: leave out --group and --peers"
+        )
     if args.new_group is None and term is None:
         term = _term_above_all(args)
     report = restore(args.path, args.to, args.node, term=term, new_group=args.new_group, progress=out.progress)

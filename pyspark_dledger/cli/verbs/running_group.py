@@ -252,9 +252,9 @@ def run_member(args: argparse.Namespace, out: Output) -> int:
     _print_members(found, args.group, out, is_json=args.json)
     if args.action == "list" or found.is_final:
         return CLEAN
+    way_back = "" if args.action == "remove" else ", or remove the new member to give it up"
     note_outcome(
-        "the change is not complete yet: the leader continues it; look again with dledger member list, or remove the "
-        "new member to give it up"
+        f"the change is not complete yet: the leader continues it; look again with dledger member list{way_back}"
     )
     return FINDINGS
 

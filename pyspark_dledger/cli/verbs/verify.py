@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark_dledger.cli.arguments import EACH, add_stores
@@ -14,6 +15,7 @@ from pyspark_dledger.cli.stores.open_stores import open_stores
 from pyspark_dledger.common.fields import fields_row
 from pyspark_dledger.common.plurals import counted
 from pyspark_dledger.format.json_text import json_line
+from pyspark_dledger.log.io.store_paths import BACKUP_MANIFEST
 
 if TYPE_CHECKING:
     from pyspark_dledger.log.verify.findings import Finding
@@ -36,6 +38,12 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
     code = CLEAN
     codes: set[str] = set()
     unchecked: list[str] = []
+    backups = [path for path in args.path if (Path(path) / BACKUP_MANIFEST).is_file()]
+    for path in backups:
+        code = max(code, _verify_backup(path, out, is_json=args.json))
+    args.path = [path for path in args.path if path not in backups]
+    if not args.path:
+        return code
     for log in open_stores(args, "table findings"):
         found: list[Finding] = []
         for finding in find_all(log, out.progress):
@@ -59,6 +67,27 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
         step = after_findings(args.path, codes)
         out.lines(next_lines(step) if step is not None else ())
         out.line("; ".join([not_checked("verify"), *dict.fromkeys(unchecked)]))
+    return code
+
+
+def _verify_backup(path: str, out: Output, *, is_json: bool) -> int:
+    """Print what is wrong with the files of a backup; returns the exit code."""
+    from pyspark_dledger.rocketmq.backup import damaged_files, read_manifest
+
+    manifest = read_manifest(Path(path))
+    assert manifest is not None
+    problems = list(damaged_files(Path(path), manifest))
+    code = FINDINGS if problems else CLEAN
+    files, entries = len(manifest.all_files), (manifest.first_index, manifest.last_index)
+    if is_json:
+        row = {"path": path, "node": manifest.node, "firstIndex": entries[0], "lastIndex": entries[1]}
+        out.line(json_line({**row, "files": files, "problems": problems}))
+        return code
+    out.lines(problems)
+    out.line(
+        f"{path}: a backup of {manifest.node}, index {entries[0]} to {entries[1]}: {len(problems)} of "
+        f"{counted(files, 'file is', 'files are')} damaged{': back up to a new folder' if problems else ''}"
+    )
     return code
 
 

@@ -36,6 +36,9 @@ from pyspark_dledger.log.io.files import (
     without_bucket,
 )
 
+BACKUP_MANIFEST = "backup.json"
+"""The manifest of a finished backup."""
+
 _NODE_PREFIX = "dledger-"
 _ACCEPTED = "a storePathRootDir, a dledger-<id>/ folder, a data/ or commitlog/ folder, or one segment file"
 # What Spark's users write for several paths.
@@ -245,6 +248,10 @@ def _of_root(path: str, root: Path, names: list[str], self_id: str | None, extra
         raise StoreError(
             f"{path}: expected {_ACCEPTED}, found stores in {_listed(inner)}: give the path of one of them, "
             "or to compare, of each"
+        )
+    if BACKUP_MANIFEST in names:
+        raise StoreError(
+            f"{path}: expected {_ACCEPTED}, found a backup: dledger verify checks it, dledger restore reads it"
         )
     is_broker = not ROOT_FOLDERS.keys().isdisjoint(names)
     own = f"; if the broker sets storePathCommitLog, give its folders, too (dataDirs): {_with_folders(path, root)}"

@@ -145,8 +145,6 @@ def _files(paths: StorePaths) -> Iterator[Path]:
 MANIFEST = "_export.json"
 """The file in a target that says what is written there, and whether it is finished."""
 RUNNING = "running"
-BACKUP_MANIFEST = "backup.json"
-"""The manifest of a finished backup."""
 
 _COMMANDS = {"salvage": "salvage", "commitlog": "export", "restore": "restore"}
 """The commands that write a store, by the ``form`` in their manifest."""

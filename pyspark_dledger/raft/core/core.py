@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyspark_dledger.common.histogram import Histogram
@@ -104,6 +104,8 @@ class Core:
             self._members_changed,
             caller.committed,
         )
+        # What is wrong with connections, which others than the core know.
+        self.connection_problems: Callable[[], Iterable[str]] = tuple
         self._handlers: dict[type[Request], Callable[[Any, object], None]] = {
             AppendRequest: self._append,
             ConfigRequest: caller.handle_config,
@@ -330,7 +332,7 @@ class Core:
             pending_appends=self._appends.count,
             problems=member.problem_count,
             peers=peers,
-            problem=member.latest_problem,
+            problem="; ".join(filter(None, (member.latest_problem, *self.connection_problems()))),
             elections=member.elections,
             found_damaged=member.found_damaged,
             repaired=member.repaired,

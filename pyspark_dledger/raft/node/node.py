@@ -19,7 +19,7 @@ from pyspark_dledger.raft.core import Core, CoreConfig
 from pyspark_dledger.raft.core.application import Application
 from pyspark_dledger.raft.hello import MemberHello
 from pyspark_dledger.raft.messages import MetadataRequest, Request, Response
-from pyspark_dledger.raft.node.access import own_source
+from pyspark_dledger.raft.node.access import literal_hosts, own_source
 from pyspark_dledger.raft.node.callers import LocalCaller
 from pyspark_dledger.raft.node.committed_reads import CommittedReads
 from pyspark_dledger.raft.node.connections import Connections
@@ -109,6 +109,7 @@ class Node:
         self._driver = driver = CoreDriver(self.core, self._reads, self._threads, lambda: store.failure, self._fail)
         await self._listen_at(self._listen, contexts[0])
         self._tls = contexts[1]
+        self.core.connection_problems = self._connection_problems
         driver.start(self._links, self._take_members)
         store.start_scrubbing(driver.damaged_in_thread)
         self._connections.start()
@@ -306,6 +307,8 @@ class Node:
         addresses = self.core.members.known_addresses
         found = {peer_id: parse_address(text, f"member {peer_id}") for peer_id, text in addresses.items()}
         self._connections.set_members(found, is_present=self.core.knows_members)
+        for problem in self._address_problems():
+            self._log(logging.WARNING, "problem", found=problem)
         for peer_id, link in list(self._links.items()):
             if peer_id not in found or found[peer_id] != link.address:
                 del self._links[peer_id]
@@ -316,6 +319,27 @@ class Node:
             if peer_id != self.config.self_id and peer_id not in self._links:
                 self._links[peer_id] = self._new_link(peer_id, address, self._tls)
                 self._links[peer_id].start()
+
+    def _connection_problems(self) -> list[str]:
+        """Why members do not accept this one, or this one them, or do not find it. A removed member has one reason."""
+        if self.core.is_removed:
+            return []
+        found = [f"{peer_id}: {link.mismatch}" for peer_id, link in self._links.items() if link.mismatch is not None]
+        return [*self._address_problems(), *found]
+
+    def _address_problems(self) -> list[str]:
+        """That the group has another address of this member than it was started with."""
+        config, members = self.config, self.core.members
+        listed = members.current.addresses.get(config.self_id, "")
+        if config.common_peers or not (listed and members.is_by_log):
+            return []
+        own, known = self._members[config.self_id], parse_address(listed, "member")
+        # A name and a network address can be the same host.
+        is_other_host = all(map(literal_hosts, (own, known))) and literal_hosts(own).isdisjoint(literal_hosts(known))
+        if own.port == known.port and not is_other_host:
+            return []
+        remedy = "correct peers, or remove the member and add it with its new address"
+        return [f"the group has this member at {known}, and it was started with {own}: {remedy}"]
 
     def _hello(self) -> MemberHello:
         """What this member tells others at the begin of a connection."""

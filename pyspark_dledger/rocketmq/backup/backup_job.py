@@ -24,8 +24,8 @@ from pyspark_dledger.log.io.entry_reads import entry_at, segment_at
 from pyspark_dledger.log.io.files import MAX_STATE_SIZE, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.state_files import read_checkpoint, read_current_term
-from pyspark_dledger.log.io.store_paths import StorePaths
-from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST, taken_locks
+from pyspark_dledger.log.io.store_paths import BACKUP_MANIFEST, StorePaths
+from pyspark_dledger.log.io.store_use import taken_locks
 from pyspark_dledger.log.options import ReadOptions
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.backup.member_copy import (

@@ -37,11 +37,11 @@ from pyspark_dledger.format.spec import Segment
 from pyspark_dledger.format.state_files import MAX_TERM, crc32
 from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.entry_reads import entry_at, read_existing
-from pyspark_dledger.log.io.files import open_file, read_start
+from pyspark_dledger.log.io.files import open_file, open_local, read_start
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.queue_files import QueueFile, file_queues, read_units
 from pyspark_dledger.log.io.state_files import CHECKPOINT, read_store_checkpoint
-from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
+from pyspark_dledger.log.io.store_paths import BACKUP_MANIFEST
 from pyspark_dledger.log.store_view import StoreView
 from pyspark_dledger.rocketmq.broker.queue_writer import units_before
 from pyspark_dledger.rocketmq.broker.root_files import write_store_checkpoint
@@ -159,6 +159,20 @@ def read_manifest(folder: Path) -> Manifest | None:
             f"{file}: expected the manifest of a backup, format {FORMAT}, found {error}: use another backup"
         ) from None
     return found
+
+
+def damaged_files(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """What is wrong with each damaged file of a backup. All of its bytes are read."""
+    for file in manifest.all_files:
+        path = folder / file.path
+        try:
+            with os.fdopen(open_local(path), "rb") as stream:
+                for _ in read_blocks(stream, str(path), file):
+                    pass
+        except OSError as error:
+            yield f"{path}: cannot be read ({error.strerror})"
+        except StoreError as error:
+            yield str(error)
 
 
 # Copies

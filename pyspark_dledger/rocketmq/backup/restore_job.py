@@ -31,7 +31,7 @@ from pyspark_dledger.log.io.broker_config import FOLDER as CONFIG
 from pyspark_dledger.log.io.files import open_local
 from pyspark_dledger.log.io.queue_files import FOLDER as QUEUES
 from pyspark_dledger.log.io.state_files import CHECKPOINT
-from pyspark_dledger.log.io.store_use import BACKUP_MANIFEST
+from pyspark_dledger.log.io.store_paths import BACKUP_MANIFEST
 from pyspark_dledger.rocketmq.backup.member_copy import DATA_FOLDER, NODE, ROOT, Manifest, entry_ranges
 from pyspark_dledger.rocketmq.backup.member_copy import read_manifest as read_backup
 from pyspark_dledger.rocketmq.broker.root_files import ABORT
@@ -94,6 +94,8 @@ def restore(
     """
     if (term is None) == (new_group is None):
         raise OptionError("expected either a term above those of all other members, or the name of a new group")
+    if new_group is not None and not new_group.strip():
+        raise OptionError(f"new group: expected a name, found {new_group!r}")
     if term is not None and not 0 < term < MAX_TERM:
         raise OptionError(f"term: expected 1 to {MAX_TERM - 1}, found {term}")
     node = node.removeprefix("dledger-")
@@ -102,7 +104,10 @@ def restore(
     backup_folder = Path(os.path.realpath(source))
     manifest = read_backup(backup_folder)
     if manifest is None:
-        raise StoreError(f"{source}: expected a finished backup, found no {BACKUP_MANIFEST}: run dledger backup again")
+        found = f"no {BACKUP_MANIFEST} in it" if backup_folder.is_dir() else "no such folder"
+        raise StoreError(
+            f"{source}: expected a finished backup, found {found}: give the folder of --to of dledger backup"
+        )
     if new_group is None and manifest.members and node not in manifest.members:
         raise StoreError(f"{source}: expected one of the members {', '.join(manifest.members)}, found {node}")
     if new_group is None and len(manifest.members) == 1:

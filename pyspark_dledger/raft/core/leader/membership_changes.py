@@ -116,9 +116,9 @@ class MembershipChanges:
             return _without(found, name)
         if request.action == "replace":
             new = request.new_id or ""
-            if found.addresses.get(new) == request.address and name in ("", found.leaving):
-                return None
-            if name not in found.voters and found.addresses.get(new) == request.address:
+            if name and not self._member.members.had(name):
+                raise RejectedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
+            if found.addresses.get(new) == request.address and (name == found.leaving or name not in found.voters):
                 return None
             self._check_no_change()
             if name not in found.voters:

@@ -84,7 +84,7 @@ class WatchedNode(NamedTuple):
             return f"the disk does not respond for more than {_BUSY_SECONDS:g} s"
         status, limit = self.core.status(), self.core.max_lag
         if status.leader_id is None:
-            return "; ".join(filter(None, ("no leader", status.problem, *self._mismatches())))
+            return "; ".join(filter(None, ("no leader", status.problem)))
         if self.store.metrics().is_disk_full:
             return "the disk is full: appends are rejected"
         if problem := self.core.flush_problem:
@@ -96,9 +96,6 @@ class WatchedNode(NamedTuple):
         if self.core.role is Role.LEADER and self.application is not None and not self.application.is_ready:
             return "the leader is still reading its log"
         return None
-
-    def _mismatches(self) -> list[str]:
-        return [f"{peer_id}: {link.mismatch}" for peer_id, link in self.links.items() if link.mismatch is not None]
 
     # Values
 
