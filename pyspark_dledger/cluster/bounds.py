@@ -16,6 +16,8 @@ from pyspark_dledger.rocketmq.jobs.store_files import SYSTEM_TOPICS
 
 # Tasks of a read, unless minPartitions asks for more: each costs connections.
 _MAX_PARTITIONS = 64
+# Each takes memory of the driver.
+_MAX_QUEUES = 100_000
 # Messages that are pulled at once to find one by its time.
 _SEARCHED = 32
 
@@ -35,6 +37,11 @@ def find_queues(cluster: Cluster, options: ClusterOptions, needs_all: bool = Tru
             )
         if route is not None and (pattern is None or not _is_of_brokers(route)):
             found += (queue for queue in route.queues if queue_ids is None or queue.id in queue_ids)
+        if len(found) > _MAX_QUEUES:
+            raise ClusterError(
+                f"{cluster.name}: expected at most {_MAX_QUEUES} queues to read, found {len(found)} up to topic "
+                f"{topic}: name fewer topics"
+            )
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar, final
 
 from pyspark_dledger.cluster import codes
 from pyspark_dledger.cluster.address import ClusterAddress
-from pyspark_dledger.cluster.codes import BrokerCode
+from pyspark_dledger.cluster.codes import RETRIED, BrokerCode
 from pyspark_dledger.cluster.connection import TIMEOUT, Connection, LostError, Response, check_success
 from pyspark_dledger.cluster.routes import MASTER, Queue, TopicRoute, parse_route, parse_topics
 from pyspark_dledger.errors import ClusterError
@@ -21,6 +21,8 @@ from pyspark_dledger.raft.wire.wire_errors import WireError
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_Servers = Callable[[Queue, bool], list[Address]]
+"""The servers to ask about a queue, from a new route or not."""
 
 MAX_WAIT = 60.0
 """Seconds to wait for a broker. Restarts and failovers take less."""
@@ -141,6 +143,9 @@ class Cluster:
                 except LostError as error:
                     problems.append(str(error))
                     continue
+                if response.code in RETRIED:
+                    problems.append(f"{server}: {response.problem}")
+                    continue
                 self._was_reached = True
                 self._name_servers.remove(server)
                 self._name_servers.insert(0, server)
@@ -162,13 +167,25 @@ class Cluster:
         now = time.monotonic()
         return sorted(found, key=lambda item: max(self._last_until.get(item[1], now), now))
 
+    def _servers(self, queue: Queue, is_new: bool) -> list[Address]:
+        return [server for _, server in self.replicas(queue, is_new)]
+
+    def _masters(self, queue: Queue, is_new: bool) -> list[Address]:
+        """The master of the queue's broker, twice: its connection may be an old one that is closed."""
+        return 2 * [server for number, server in self.replicas(queue, is_new) if number == MASTER]
+
+    def _master_first(self, queue: Queue, is_new: bool) -> list[Address]:
+        """The master, then slaves: what these have can begin later."""
+        masters = self._masters(queue, is_new)
+        return [*masters, *(server for server in self._servers(queue, is_new=False) if server not in masters)]
+
     def max_offsets(self, queues: Iterable[Queue]) -> dict[Queue, int]:
         """The offset after the last message of each queue. Raises ClusterError."""
         return self._offsets(queues, codes.GET_MAX_OFFSET, {})
 
     def min_offsets(self, queues: Iterable[Queue]) -> dict[Queue, int]:
         """The offset of the first message of each queue. Raises ClusterError."""
-        return self._offsets(queues, codes.GET_MIN_OFFSET, {})
+        return self._offsets(queues, codes.GET_MIN_OFFSET, {}, self._master_first)
 
     def offsets_near(self, queues: Iterable[Queue], milliseconds: int) -> dict[Queue, int]:
         """An offset of each queue that is not after its first message stored at or after that time, and near it.
@@ -178,29 +195,49 @@ class Cluster:
         return self._offsets(queues, codes.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": str(max(milliseconds - 1, 0))})
 
     def committed_offsets(self, queues: Iterable[Queue], group: str) -> dict[Queue, int]:
-        """The offsets at which a consumer group continues; none for a queue that it has not consumed."""
+        """The offsets at which a consumer group continues; none for a queue that it has not consumed.
+
+        Slaves may not know them yet. Raises ClusterError if a master is away.
+        """
         fields = {"consumerGroup": group, "setZeroIfNotFound": "false"}
-        return self._offsets(queues, codes.QUERY_CONSUMER_OFFSET, fields)
+        return self._offsets(queues, codes.QUERY_CONSUMER_OFFSET, fields, self._masters)
 
     def commit_offsets(self, offsets: Mapping[Queue, int], group: str) -> None:
-        """Report the offsets of a consumer group to the masters. Raises ClusterError."""
+        """Report the offsets of a consumer group to the masters that respond. Raises ClusterError for the others."""
         fields = {queue: {"consumerGroup": group, "commitOffset": str(offset)} for queue, offset in offsets.items()}
-        for _, _ in self._responses(list(offsets), codes.UPDATE_CONSUMER_OFFSET, lambda queue: fields[queue]):
-            pass
+        problems = []
+        for of_broker in _by_broker(offsets):
+            try:
+                code = codes.UPDATE_CONSUMER_OFFSET
+                for _ in self._responses(of_broker, code, lambda queue: fields[queue], self._masters, 0.0):
+                    pass
+            except ClusterError as error:
+                problems.append(str(error))
+        if problems:
+            raise ClusterError("; ".join(problems))
+
+    def begin_at_master(self, queue: Queue) -> int | None:
+        """The offset of the first message that the queue's master has; None if it is not reached."""
+        return self._at_master(queue, codes.GET_MIN_OFFSET)
 
     def end_at_master(self, queue: Queue) -> int | None:
         """The offset after the last message that the queue's master has; None if it is not reached."""
-        for server in (server for number, server in self.replicas(queue, is_new=True) if number == MASTER):
+        return self._at_master(queue, codes.GET_MAX_OFFSET)
+
+    def _at_master(self, queue: Queue, code: int) -> int | None:
+        for server in self._masters(queue, is_new=True):
             try:
-                (found,) = self._sent(server, [queue], codes.GET_MAX_OFFSET, lambda _: {})
+                (found,) = self._sent(server, [queue], code, lambda _: {})
             except LostError:
-                return None
+                continue
             return self._offset(*found)
         return None
 
-    def _offsets(self, queues: Iterable[Queue], code: int, fields: Mapping[str, str]) -> dict[Queue, int]:
+    def _offsets(
+        self, queues: Iterable[Queue], code: int, fields: Mapping[str, str], servers: _Servers | None = None
+    ) -> dict[Queue, int]:
         found: dict[Queue, int] = {}
-        for queue, response in self._responses(list(queues), code, lambda _: fields):
+        for queue, response in self._responses(list(queues), code, lambda _: fields, servers or self._servers):
             if response.code != BrokerCode.QUERY_NOT_FOUND:
                 found[queue] = self._offset(queue, response)
         return found
@@ -212,17 +249,22 @@ class Cluster:
             raise ClusterError(f"{queue}: its broker sent a malformed response: {error}") from None
 
     def _responses(
-        self, queues: Sequence[Queue], code: int, fields_of: Callable[[Queue], Mapping[str, str]]
+        self,
+        queues: Iterable[Queue],
+        code: int,
+        fields_of: Callable[[Queue], Mapping[str, str]],
+        servers: _Servers,
+        seconds: float | None = None,
     ) -> Iterator[tuple[Queue, Response]]:
-        """The response of a broker for each queue. Raises ClusterError with what each replica of a broker says."""
-        of_brokers: dict[str, list[Queue]] = defaultdict(list)
-        for queue in queues:
-            of_brokers[queue.broker].append(queue)
-        for broker, of_broker in of_brokers.items():
-            waiting, is_new, done = Waiting(MAX_WAIT), False, 0
+        """The response of a broker for each queue; its `servers` are asked in their order, for so long.
+
+        Raises ClusterError with what each of them says.
+        """
+        for of_broker in _by_broker(queues):
+            waiting, is_new, done = Waiting(MAX_WAIT if seconds is None else seconds), False, 0
             while done < len(of_broker):
                 problems: list[str] = []
-                for _, server in self.replicas(of_broker[0], is_new):
+                for server in servers(of_broker[0], is_new):
                     try:
                         for answered in self._sent(server, of_broker[done:], code, fields_of):
                             done += 1
@@ -233,7 +275,7 @@ class Cluster:
                 if done < len(of_broker):
                     if waiting.is_over:
                         raise self.unreachable(of_broker[done], problems, waiting.seconds)
-                    log.info("broker %s does not respond (%s)", broker, "; ".join(problems))
+                    log.info("broker %s does not respond (%s)", of_broker[0].broker, "; ".join(problems))
                     waiting.pause()
                     is_new = True
 
@@ -250,6 +292,10 @@ class Cluster:
             ]
             for queue, opaque in zip(some, sent, strict=True):
                 response = connection.wait(opaque)
+                if response.code in RETRIED:
+                    # Responses to the other requests would stay.
+                    connection.close()
+                    raise LostError(f"{server}: {response.problem}")
                 if response.code != BrokerCode.QUERY_NOT_FOUND:
                     check_success(response, f"{queue} ({server})")
                 yield queue, response
@@ -261,3 +307,10 @@ class Cluster:
             f"broker {queue.broker} of topic {queue.topic}: no replica responded within {seconds:g} s ({reasons}): "
             "start the broker, then the query again"
         )
+
+
+def _by_broker(queues: Iterable[Queue]) -> Iterable[list[Queue]]:
+    found: dict[str, list[Queue]] = defaultdict(list)
+    for queue in queues:
+        found[queue.broker].append(queue)
+    return found.values()

@@ -51,6 +51,15 @@ REJECTIONS = frozenset({
 })  # fmt: skip
 """A retry gets the same response."""
 
+RETRIED = frozenset({
+    BrokerCode.SYSTEM_ERROR,
+    BrokerCode.SYSTEM_BUSY,
+    BrokerCode.SERVICE_NOT_AVAILABLE,
+    BrokerCode.FLOW_CONTROL,
+    BrokerCode.GO_AWAY,
+})  # fmt: skip
+"""A server that says so may do later what is asked for."""
+
 
 def code_name(code: int) -> str:
     """``TOPIC_NOT_EXIST (17)``, or the number of an unknown code."""

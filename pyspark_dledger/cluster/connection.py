@@ -13,7 +13,7 @@ from pyspark_dledger.cluster.codes import BrokerCode, code_name
 from pyspark_dledger.errors import ClusterError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.raft.peers import Address
-from pyspark_dledger.raft.wire.framing import KIND_JSON, FrameReader, WireFrame, frame
+from pyspark_dledger.raft.wire.framing import KIND_JSON, MAX_FRAME_SIZE, FrameReader, WireFrame, frame
 from pyspark_dledger.raft.wire.json_values import integer
 from pyspark_dledger.raft.wire.remoting import Command, decode_command, encode_command
 from pyspark_dledger.raft.wire.wire_errors import WireError
@@ -21,6 +21,9 @@ from pyspark_dledger.raft.wire.wire_errors import WireError
 TIMEOUT = 5.0
 """Seconds for connecting, and for each next response."""
 
+# Bytes a second of a response that is not lost yet after `TIMEOUT`.
+_MIN_RATE = 64 * 1024
+_MAX_KEPT = 64 * 1024 * 1024
 _SOCKET_BUFFER = 4 * 1024 * 1024
 # Requests that are sent with one call: both sides then wake up less often.
 _SENT_TOGETHER = 8
@@ -51,7 +54,12 @@ class Response(NamedTuple):
 
 
 class Connection:
-    """Used by one thread. Raises LostError if it cannot be established."""
+    """Used by one thread. Raises LostError if it cannot be established.
+
+    With more than `max_kept` bytes of responses that nobody has waited for yet, it is lost.
+    """
+
+    max_kept: int = _MAX_KEPT
 
     def __init__(self, server: Address, cluster: ClusterAddress, timeout: float = TIMEOUT) -> None:
         self.server = server
@@ -63,6 +71,8 @@ class Connection:
         self._unsent: list[bytes] = []
         self._outstanding: set[int] = set()
         self._responses: dict[int, Response] = {}
+        # Bytes of a response that is not complete, and of the responses that are kept.
+        self._received = self._kept = 0
         self._socket = _connected(server, cluster, timeout)
 
     def send(self, code: int, fields: Mapping[str, str], body: Buffer = b"") -> int:
@@ -82,11 +92,16 @@ class Connection:
         deadline = time.monotonic() + self._timeout
         while opaque not in self._responses:
             self._flush()
-            if self._receive():
+            if self._kept > self.max_kept:
+                raise self._lost(f"{self._kept} bytes of other responses before the one to the oldest request")
+            count = self._receive()
+            if count is None:
                 deadline = time.monotonic() + self._timeout
-            elif time.monotonic() > deadline:
-                raise self._lost(f"no response in {self._timeout:g} s")
-        return self._responses.pop(opaque)
+            elif time.monotonic() > deadline + min(count, MAX_FRAME_SIZE) / _MIN_RATE:
+                raise self._lost(f"no response in {self._timeout:g} s, and less than {_MIN_RATE} bytes a second")
+        response = self._responses.pop(opaque)
+        self._kept -= len(response.body)
+        return response
 
     def call(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> Response:
         """Send a request and wait for its response. Raises LostError."""
@@ -104,8 +119,8 @@ class Connection:
                 raise self._lost(str(error)) from None
             self._unsent.clear()
 
-    def _receive(self) -> int:
-        """Receive bytes. Returns how many requests they respond to."""
+    def _receive(self) -> int | None:
+        """Receive bytes. Returns how many of the next response are there, None if a response is complete."""
         if self.is_lost:
             raise LostError(f"{self.server}: the connection was lost")
         buffer = self._reader.get_buffer()
@@ -123,7 +138,8 @@ class Connection:
                 self._add(found)
         except WireError as error:
             raise self._lost(str(error)) from None
-        return before - len(self._outstanding)
+        self._received = 0 if len(self._outstanding) < before else self._received + count
+        return self._received or None
 
     def _add(self, found: WireFrame) -> None:
         """Keep a response. Requests of the server and responses that nobody waits for are ignored."""
@@ -132,6 +148,7 @@ class Connection:
         command = decode_command(found.header)
         if command.is_response and command.opaque in self._outstanding:
             self._outstanding.remove(command.opaque)
+            self._kept += len(found.body)
             self._responses[command.opaque] = Response(command.code, command.fields, command.remark, found.body)
 
     def _lost(self, reason: str) -> LostError:

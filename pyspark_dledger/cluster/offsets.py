@@ -23,7 +23,10 @@ class ClusterOffsets(dict[Queue, int]):
     @classmethod
     def from_json(cls, value: Any) -> ClusterOffsets:
         """The offsets in such a JSON object. Raises ValueError for anything else."""
-        return cls(_offsets(value))
+        found = list(_offsets(value))
+        if len(dict(found)) < len(found):
+            raise ValueError
+        return cls(found)
 
     def furthest(self, other: ClusterOffsets) -> ClusterOffsets:
         """The higher offset of each queue."""

@@ -70,7 +70,10 @@ def _bound(value: object) -> Bound:
     text = parse_text(json.dumps(value) if isinstance(value, Mapping) else value)
     if text.lower() in (EARLIEST, LATEST, COMMITTED):
         return Bound(text.lower())
-    offsets = ClusterOffsets.from_json(json.loads(text))
+    try:
+        offsets = ClusterOffsets.from_json(json.loads(text))
+    except RecursionError:
+        raise ValueError from None
     if not all(_EARLIEST_NUMBER <= offset <= INT64_MAX for offset in offsets.values()):
         raise ValueError
     return Bound("offsets", offsets)

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from pyspark_dledger.cluster import codes
 from pyspark_dledger.cluster.cluster import MAX_WAIT, Cluster, Waiting
-from pyspark_dledger.cluster.codes import BrokerCode
+from pyspark_dledger.cluster.codes import RETRIED, BrokerCode
 from pyspark_dledger.cluster.connection import Connection, LostError, Response
 from pyspark_dledger.cluster.routes import MASTER, Queue, TopicRoute
+from pyspark_dledger.common.integers import INT64_MAX
 from pyspark_dledger.errors import ClusterError
 from pyspark_dledger.format.encode.encoded import Buffer
 from pyspark_dledger.format.layout import MAX_V1_TOPIC_SIZE
@@ -46,13 +47,6 @@ _TIMEOUT = 15.0
 _AWAY_SECONDS = 10.0
 _TEMPLATE_TOPIC = "TBW102"
 _RETRY_PREFIX = "%RETRY%"
-_RETRIED = frozenset({
-    BrokerCode.SYSTEM_ERROR,
-    BrokerCode.SYSTEM_BUSY,
-    BrokerCode.SERVICE_NOT_AVAILABLE,
-    BrokerCode.FLOW_CONTROL,
-    BrokerCode.GO_AWAY,
-})  # fmt: skip
 # Old brokers in DLedger mode take no batches, and reject them as illegal.
 _NO_BATCHES = (BrokerCode.MESSAGE_ILLEGAL, BrokerCode.REQUEST_CODE_NOT_SUPPORTED)
 _ID = "(?:[0-9A-F]{32}|[0-9A-F]{56})"
@@ -232,8 +226,12 @@ class Producer:
     def _finish(self, attempt: _Attempt) -> Sent:
         """Wait for the response, and send again until one decides."""
         waiting = Waiting(self.settings.seconds)
-        while True:
+        found = self._result(attempt)
+        if found is None and attempt.connection is not None and attempt.connection.is_lost:
+            # A connection that was idle may have been closed by a broker that works.
+            self._start(attempt)
             found = self._result(attempt)
+        while True:
             if found is not None:
                 return found
             self._away_until[attempt.queue.broker] = time.monotonic() + _AWAY_SECONDS
@@ -244,6 +242,7 @@ class Producer:
                 )
             waiting.pause()
             self._start(attempt, is_new=True)
+            found = self._result(attempt)
 
     def _result(self, attempt: _Attempt) -> Sent | None:
         """What the response says; None if the batch has to be sent again."""
@@ -260,7 +259,7 @@ class Producer:
             return self._one_by_one(attempt)
         attempt.problem = response.problem
         attempt.may_repeat |= response.code == BrokerCode.SYSTEM_ERROR
-        if response.code in _RETRIED:
+        if response.code in RETRIED:
             return None
         return attempt.result(f"{attempt.queue}: expected success, found {response.problem}")
 
@@ -271,7 +270,7 @@ class Producer:
         status = BrokerCode(response.code)
         try:
             first = response.number("queueOffset")
-            if first < 0 or len(ids) != count or not _IDS.fullmatch(joined):
+            if not 0 <= first <= INT64_MAX - count or len(ids) != count or not _IDS.fullmatch(joined):
                 raise WireError(f"expected an offset and the ids of {count} messages, found {first} and {len(ids)} ids")
         except WireError as error:
             attempt.may_repeat = True

@@ -31,6 +31,7 @@ DEFAULT_GROUP = "TOOLS_CONSUMER"
 # The default of maxTransferCountOnMessageInMemory: a broker returns no more.
 _MAX_MESSAGES = 32
 _MAX_IN_FLIGHT = 64
+_FIRST_IN_FLIGHT = 4
 _CONNECTIONS = 3
 # The default of maxTransferBytesOnMessageInMemory, for the memory of responses that are not there yet.
 _USUAL_SIZE = 256 * 1024
@@ -97,6 +98,10 @@ class Puller:
     # Connections of this puller to each server, in turn.
     _connections: dict[Address, list[Connection]] = field(default_factory=dict)
     _sent: int = 0
+    # How many requests may be without a response at first: the size of responses is not known yet.
+    _allowed: int = _FIRST_IN_FLIGHT
+    # Where queues begin of which messages were lost.
+    _begins: dict[Queue, int] = field(default_factory=dict)
     _step: int = _MAX_MESSAGES
     _full: int = 0
     _size: int = _USUAL_SIZE
@@ -118,14 +123,21 @@ class Puller:
             # While a broker is not reached, only the first pull waits for it.
             while waiting and len(in_flight) < self._window and (not in_flight or in_flight[-1].connection):
                 first = waiting.popleft()
-                end = min(first.start + self._step, first.end)
+                start = max(first.start, self._begins.get(first.queue, 0))
+                end = min(start + self._step, first.end)
                 if end < first.end:
                     waiting.appendleft(QueueRange(first.queue, end, first.end))
-                if first.start < end:
-                    in_flight.append(self._send(_Pull(first.queue, first.start, end)))
+                if start < end:
+                    in_flight.append(self._send(_Pull(first.queue, start, end)))
             if not in_flight:
                 return
             pull = in_flight.popleft()
+            begin = self._begins.get(pull.queue, 0)
+            if pull.start < begin:
+                self._received(pull)
+                if begin < pull.end:
+                    in_flight.appendleft(self._send(_Pull(pull.queue, begin, pull.end)))
+                continue
             found = self._response(pull)
             end = found.start + found.count
             if end < pull.end:
@@ -137,11 +149,12 @@ class Puller:
     @property
     def _window(self) -> int:
         """How many requests may be without a response."""
-        return max(min(_MAX_IN_FLIGHT, self.settings.max_bytes // self._size), 1)
+        return max(min(self._allowed, self.settings.max_bytes // self._size), 1)
 
     def _learn(self, found: Pulled, pull: _Pull) -> None:
         """Guess from a response how many messages the next one can have, and how large it is."""
         size = len(found.data)
+        self._allowed = min(2 * self._allowed, _MAX_IN_FLIGHT)
         self._size = max(size, (7 * self._size + size) // 8, 1)
         is_full = found.start + found.count >= pull.end
         self._full = self._full + 1 if is_full else 0
@@ -185,11 +198,15 @@ class Puller:
         self._sent += 1
         at = self._sent % _CONNECTIONS
         if at >= len(connections):
-            connections.append(self.cluster.connect(server))
-            return connections[-1]
-        if connections[at].is_lost:
-            connections[at] = self.cluster.connect(server)
-        return connections[at]
+            connections.append(self._new_connection(server))
+        elif connections[at].is_lost:
+            connections[at] = self._new_connection(server)
+        return connections[at % len(connections)]
+
+    def _new_connection(self, server: Address) -> Connection:
+        found = self.cluster.connect(server)
+        found.max_kept = self.settings.max_bytes
+        return found
 
     def _response(self, pull: _Pull) -> Pulled:
         """The messages of a pull, at least one unless all of them are lost. Asks again until a broker has them."""
@@ -206,6 +223,7 @@ class Puller:
                 misses += 1
                 begin = self._begin_after_loss(pull, response, misses)
                 if begin is not None:
+                    self._begins[pull.queue] = begin
                     return Pulled(pull.queue, begin, 0, memoryview(b""))
             if waiting.is_over:
                 raise self._not_found(pull, waiting.seconds)
@@ -238,7 +256,10 @@ class Puller:
     def _begin_after_loss(self, pull: _Pull, response: Response, misses: int) -> int | None:
         """The offset where reading continues if messages of the pull are lost; None if they may still come."""
         queue = pull.queue
-        begin = self.cluster.min_offsets([queue])[queue]
+        # Slaves can begin later: only the master tells what is lost.
+        begin = self.cluster.begin_at_master(queue)
+        if begin is None:
+            return None
         found = f"found that the first one is {begin}"
         if begin <= pull.start:
             if misses < _MAX_MISSES:
@@ -247,7 +268,6 @@ class Puller:
             if not pull.start < begin < self.cluster.max_offsets([queue])[queue]:
                 return None
             found = f"found that its broker skips to offset {begin} ({response.problem})"
-        begin = min(begin, pull.end)
         report_loss(
             f"{queue}: expected messages from offset {pull.start} on, {found}",
             f"reading continues with offset {begin}; messages before it are skipped",

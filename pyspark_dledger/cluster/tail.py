@@ -33,10 +33,12 @@ class ClusterProgress:
 class ClusterTail(Tail[ClusterOffsets]):
     """A trigger asks each broker for the ends of its queues.
 
-    A queue is read from the trigger after the one that finds it: its begin is then in the checkpoint.
+    A queue is read from the trigger after the one that finds it: its begin is then in the checkpoint. Without
+    `tells_start` a query does not say where it is after a restart. Then the first trigger reads up to the end, and the
+    begin of a new queue is found when that is planned.
     """
 
-    def __init__(self, scan: ClusterScan, options: ClusterOptions) -> None:
+    def __init__(self, scan: ClusterScan, options: ClusterOptions, tells_start: bool = True) -> None:
         self._cluster = Cluster(scan.address, options.prefers_slave)
         super().__init__(self._cluster.name, options.read)
         self._options = options
@@ -45,6 +47,9 @@ class ClusterTail(Tail[ClusterOffsets]):
         self._progress = ClusterProgress(ClusterOffsets(), 0)
         # Queues without a broker that were waited for.
         self._gone: set[Queue] = set()
+        self._tells_start = tells_start
+        # Whether a begin was given out: queues that are found later are new.
+        self._has_begun = False
 
     def close(self) -> None:
         self._cluster.close()
@@ -54,9 +59,11 @@ class ClusterTail(Tail[ClusterOffsets]):
 
     def latest(self, start: ClusterOffsets, limits: Limits[ClusterOffsets]) -> ClusterOffsets:
         """See `Tail.latest`. Raises ClusterError if a broker is away for a minute."""
-        if not start:
+        if not start and not self._has_begun:
             self._progress = ClusterProgress(ClusterOffsets(), 0)
-            return start_offsets(self._cluster, self._options, find_queues(self._cluster, self._options))
+            self._has_begun = True
+            return self._begin() if self._tells_start else self.available()
+        self._has_begun = True
         queues = self._queues(start)
         known = [queue for queue in queues if queue in start]
         self._ends = ends = ClusterOffsets({**start, **self._cluster.max_offsets(known)})
@@ -75,12 +82,16 @@ class ClusterTail(Tail[ClusterOffsets]):
 
     def plan(self, start: ClusterOffsets, end: ClusterOffsets) -> list[ClusterPartition]:
         """See `Tail.plan`."""
+        if not self._tells_start:
+            new = [queue for queue in end if queue not in start]
+            start = ClusterOffsets({**start, **self._cluster.min_offsets(new)}) if start else self._begin()
         ranges = ranges_between(start, end)
         return [ClusterPartition(self._scan, part) for part in partitioned(ranges, self.options.min_partitions)]
 
     def available(self) -> ClusterOffsets:
         """See `Tail.available`."""
-        return ClusterOffsets(self._cluster.max_offsets(find_queues(self._cluster, self._options)))
+        queues = find_queues(self._cluster, self._options, needs_all=self.options.fail_on_data_loss)
+        return ClusterOffsets(self._cluster.max_offsets(queues))
 
     def progress(self) -> ClusterProgress:
         return self._progress
@@ -89,9 +100,13 @@ class ClusterTail(Tail[ClusterOffsets]):
         """Report the offsets of a committed batch to the brokers, for tools that show a group's lag."""
         if self._options.consumer_group is not None:
             try:
-                self._cluster.commit_offsets(end, self._options.consumer_group)
+                present = {queue: offset for queue, offset in end.items() if queue not in self._gone}
+                self._cluster.commit_offsets(present, self._options.consumer_group)
             except ClusterError as error:
                 log.warning("the offsets of group %s are not reported: %s", self._options.consumer_group, error)
+
+    def _begin(self) -> ClusterOffsets:
+        return start_offsets(self._cluster, self._options, find_queues(self._cluster, self._options))
 
     def _queues(self, start: ClusterOffsets) -> list[Queue]:
         """The present queues. Waits for those of `start` whose broker or topic is away."""

@@ -8,19 +8,22 @@ import hmac
 import json
 import pickle
 import ssl
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyspark_dledger.cluster import bounds, codes, pulls
 from pyspark_dledger.cluster import cluster as cluster_module
-from pyspark_dledger.cluster import codes, pulls
 from pyspark_dledger.cluster.codes import BrokerCode
+from pyspark_dledger.cluster.connection import Connection, LostError
 from pyspark_dledger.errors import ClusterError, DataLossError, MalformedError, OptionError
 from pyspark_dledger.raft.wire.remoting import Command
 from tests.support.certificates import make_tls
 from tests.support.cluster_reads import batch_reader, keys, keys_of, rows
-from tests.support.fake_cluster import Answer, FakeServer
+from tests.support.fake_cluster import Answer, FakeServer, response
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +59,9 @@ def test_broker_that_returns_less_than_was_asked_for_is_asked_again(server: Fake
     assert len(server.requests_of(codes.PULL_MESSAGE)) < 2 * (200 // 5 + 200 // 7) + pulls._MAX_IN_FLIGHT
 
 
-@pytest.mark.parametrize(("max_bytes", "in_flight"), [("32m", 64), ("1m", 4), ("1", 1)])
+@pytest.mark.parametrize(("max_bytes", "in_flight"), [("32m", (4, 64)), ("512k", (2, 64)), ("1", (1, 1))])
 def test_pulls_are_sent_before_earlier_ones_are_answered(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, max_bytes: str, in_flight: int
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, max_bytes: str, in_flight: tuple[int, int]
 ) -> None:
     server.add("Orders", 0, 3200)
     unanswered: list[int] = []
@@ -71,7 +74,7 @@ def test_pulls_are_sent_before_earlier_ones_are_answered(
 
     monkeypatch.setattr(pulls.Puller, "_received", counted)
     assert len(rows(batch_reader(server.address, topic="Orders", maxFetchBytes=max_bytes))) == 3200
-    assert unanswered[0] == in_flight
+    assert (unanswered[0], max(unanswered)) == in_flight
     assert len(server.requests_of(codes.PULL_MESSAGE)) == 100
 
 
@@ -306,3 +309,98 @@ def test_a_broker_that_is_not_reached_is_asked_by_one_pull_at_a_time(
         rows(reader, parts)
     # Within a second, with growing pauses; one is that to the name server.
     assert len(tried) < 20
+
+
+@pytest.fixture
+def with_slave(server: FakeServer) -> Iterator[FakeServer]:
+    """The slave of the server's broker, which lacks the first 50 of 100 messages."""
+    with FakeServer() as slave:
+        for each in (server, slave):
+            each.add("Orders", 0, 100)
+            each.brokers["b"] = {0: server.address, 1: slave.address}
+        slave.expire("Orders", 0, 50)
+        yield slave
+
+
+def once(code: int, answer: Answer | bytes) -> Callable[[FakeServer, Command], Answer | bytes | None]:
+    """One request of a kind gets another answer; with b"" all connections are lost."""
+    left = [answer]
+
+    def change(server: FakeServer, request: Command) -> Answer | bytes | None:
+        if request.code != code or not left:
+            return None
+        found = left.pop()
+        if found == b"":
+            server.drop_connections()
+        return found
+
+    return change
+
+
+@pytest.mark.usefixtures("with_slave")
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("answer", [b"", (int(BrokerCode.SYSTEM_BUSY), {}, b"")], ids=["lost", "busy"])
+@pytest.mark.parametrize("code", [codes.GET_MIN_OFFSET, codes.GET_MAX_OFFSET, codes.PULL_MESSAGE])
+def test_messages_that_only_a_slave_lacks_are_not_lost(
+    server: FakeServer, code: int, answer: Answer | bytes, fails: str
+) -> None:
+    server.change = once(code, answer)
+    assert len(rows(batch_reader(server.address, topic="Orders", failOnDataLoss=fails))) == 100
+
+
+@pytest.mark.usefixtures("with_slave")
+def test_the_offsets_of_a_group_are_those_of_the_master(server: FakeServer) -> None:
+    server.committed["Orders", 0] = 90
+    server.change = once(codes.QUERY_CONSUMER_OFFSET, b"")
+    options = {"startingOffsets": "committed", "consumerGroup": "g", "readFrom": "slave"}
+    assert len(rows(batch_reader(server.address, topic="Orders", **options))) == 10
+
+
+def test_a_gap_is_crossed_at_once(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.begins["Orders", 0] = 100_000
+    server.add("Orders", 0, 10)
+    options = {"failOnDataLoss": "false", "startingOffsets": '{"Orders": {"b": {"0": 0}}}'}
+    found = rows(batch_reader(server.address, topic="Orders", **options))
+    assert keys(found) == keys_of("b", "Orders", 0, range(100_000, 100_010))
+    assert len(server.requests_of(codes.PULL_MESSAGE)) < 100
+    assert len([record for record in caplog.records if "expected messages from offset" in record.getMessage()]) == 1
+
+
+def test_name_server_that_is_busy_is_left_for_another_one(server: FakeServer) -> None:
+    server.add("Orders", 0, 3)
+    with FakeServer("x", change=lambda *_: (int(BrokerCode.SYSTEM_BUSY), {}, b"")) as busy:
+        assert len(rows(batch_reader(f"{busy.address};{server.address}", topic="Orders"))) == 3
+
+
+def test_more_queues_than_memory_has_room_for_are_an_error(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "_MAX_QUEUES", 4)
+    for number in range(5):
+        server.add(f"T{number}", 0, 1)
+    with pytest.raises(ClusterError, match="expected at most 4 queues to read, found 5"):
+        batch_reader(server.address, topicPattern="T.*").partitions()
+
+
+def test_a_server_that_answers_the_oldest_request_last_does_not_fill_memory(server: FakeServer) -> None:
+    held: list[bytes] = []
+
+    def first_last(_: FakeServer, request: Command) -> bytes:
+        held.append(response(request, (0, {}, bytes(200_000))))
+        return b"".join([*held[1:], held[0]]) if len(held) == 4 else b""
+
+    server.change = first_last
+    address = batch_reader(server.address, topic="Orders").options.address
+    with closing(Connection(address.name_servers[0], address)) as connection:
+        first, *others = [connection.send(codes.PULL_MESSAGE, {}) for _ in range(4)]
+        assert [len(connection.wait(opaque).body) for opaque in (first, *others)] == [200_000] * 4
+    held.clear()
+    with closing(Connection(address.name_servers[0], address)) as connection:
+        connection.max_kept = 250_000
+        first, *_ = [connection.send(codes.PULL_MESSAGE, {}) for _ in range(4)]
+        with pytest.raises(LostError, match="400000 bytes of other responses before the one to the oldest request"):
+            connection.wait(first)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"Orders": {"b": {"0": 2, "00": 7}}}'], ids=["deep", "twice"])
+def test_offsets_that_are_no_offsets_are_an_error(server: FakeServer, text: str) -> None:
+    with pytest.raises(OptionError, match="startingOffsets"):
+        batch_reader(server.address, topic="Orders", startingOffsets=text)

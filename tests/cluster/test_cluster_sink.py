@@ -317,3 +317,27 @@ def test_batches_of_several_queues_take_turns(server: FakeServer) -> None:
     write(server, {"body": [bytes(100)] * 40}, maxMessageSize=400)
     queues = [request.fields["e"] for request in server.requests_of(codes.SEND_BATCH)]
     assert queues[:4] == ["0", "1", "2", "3"] == sorted(queues[4:8])
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"bornTimestamp": [5, 3] * 4}, {"bornTimestamp": [5] * 8, "queueId": [3, None] * 4}],
+    ids=["bornTimestamp", "queueId"],
+)
+def test_rows_of_a_queue_keep_their_order_whatever_their_batches_have(
+    server: FakeServer, columns: dict[str, list[Any]]
+) -> None:
+    bodies = [b"%d" % number for number in range(8)]
+    assert write(server, {"body": bodies, "keys": ["k"] * 8, **columns}) == 8
+    assert [row["body"] for row in found(server)] == bodies
+
+
+@pytest.mark.parametrize(("topic", "value"), [("Orders", "true"), ("Orders", "True"), ("T" * 130, "true")])
+def test_a_row_that_a_broker_would_take_for_a_prepared_message_is_an_error(
+    server: FakeServer, topic: str, value: str
+) -> None:
+    server.queues[topic, 0] = []
+    properties = [[("a", "b")], [("TRAN_MSG", value)]]
+    with pytest.raises(OptionError, match="row 1: expected no property TRAN_MSG of true, found one: remove it"):
+        write(server, {"body": [b"a", b"b"], "properties": properties}, topic=topic)
+    assert write(server, {"body": [b"a"], "properties": [[("TRAN_MSG", "false"), ("x", "TRAN_MSG")]]}, topic=topic) == 1

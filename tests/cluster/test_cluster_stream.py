@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from pyspark_dledger.cluster import tail as tail_module
 from pyspark_dledger.cluster.offsets import ClusterOffsets, from_checkpoint, limited
 from pyspark_dledger.errors import ClusterError, DataLossError, OptionError
 from pyspark_dledger.log.tail.tail import NO_LIMITS, Limits
+from pyspark_dledger.spark.cluster import cluster_readers as readers_module
 from pyspark_dledger.spark.cluster.cluster_readers import ClusterStreamReader
+from pyspark_dledger.spark.stream import stream_reader as stream_reader_module
 from tests.support.cluster_reads import Key, keys, keys_of, queue_of, rows, stream_reader, tail_of
 from tests.support.fake_cluster import FakeServer
 
@@ -193,3 +196,85 @@ def test_a_slave_that_lags_has_lost_nothing(server: FakeServer) -> None:
         slave.add("Orders", 0, 6)
         end, found = batch(reader, start)
         assert (end, found) == ({"Orders": {"b": {"0": 16}}}, keys_of("b", "Orders", 0, range(15, 16)))
+
+
+class OldQuery:
+    """A query of PySpark 4.0 or 4.1, which asks for an end without the start, and its log of offsets."""
+
+    def __init__(self, server: FakeServer, **options: Any) -> None:
+        self._server = server
+        self._options = options
+        self._log: list[Any] = []
+
+    def run(self, triggers: int) -> list[int]:
+        """Start the query, and stop it after so many triggers. Returns the offsets of its rows."""
+        reader = stream_reader(self._server.address, topic="Orders", **self._options)
+        found: list[int] = []
+        start = self._log[-1] if self._log else reader.initialOffset()
+        for _ in range(triggers):
+            end = reader.latestOffset()
+            if end != start:
+                found += [row["queueOffset"] for row in rows(reader, reader.partitions(start, end))]
+                self._log.append(end)
+                start = end
+        reader.stop()
+        return found
+
+
+@pytest.fixture
+def old_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader_module, "HAS_LIMITS", False)
+    monkeypatch.setattr(readers_module, "HAS_LIMITS", False)
+
+
+@pytest.mark.usefixtures("old_spark")
+@pytest.mark.parametrize("triggers", [1, 3])
+def test_queries_of_old_spark_read_each_message_once_after_restarts(server: FakeServer, triggers: int) -> None:
+    query = OldQuery(server, startingOffsets="earliest")
+    server.add("Orders", 0, 10)
+    assert query.run(triggers) == list(range(10))
+    assert query.run(triggers) == []
+    server.add("Orders", 0, 5)
+    server.expire("Orders", 0, 3)
+    assert query.run(triggers) == list(range(10, 15))
+
+
+@pytest.mark.usefixtures("old_spark")
+def test_queries_of_old_spark_read_queues_that_are_new_after_a_restart_from_their_begin(server: FakeServer) -> None:
+    query = OldQuery(server)
+    server.add("Orders", 0, 10)
+    assert query.run(2) == []
+    server.add("Orders", 0, 3)
+    server.add("Orders", 1, 4)
+    assert query.run(4) == [10, 11, 12, 0, 1, 2, 3]
+    assert query.run(4) == []
+
+
+def test_a_pattern_without_topics_reads_the_first_one_from_its_begin(server: FakeServer) -> None:
+    server.add("Other", 0, 1)
+    reader = stream_reader(server.address, topicPattern="Orders.*")
+    start, nothing = batch(reader, reader.initialOffset())
+    assert (start, nothing) == ({}, [])
+    server.add("Orders1", 0, 100)
+    start, nothing = batch(reader, start)
+    assert nothing == []
+    assert batch(reader, start)[1] == keys_of("b", "Orders1", 0, range(100))
+
+
+def test_offsets_of_a_group_are_reported_although_a_broker_was_removed(server: FakeServer) -> None:
+    server.add("Orders", 0, 20)
+    options = {"consumerGroup": "g", "failOnDataLoss": "false", "startingOffsets": "earliest"}
+    reader = stream_reader(server.address, topic="Orders", **options)
+    end = reader.latestOffset({"Orders": {"a": {"0": 7}, "b": {"0": 3}}}, None)
+    began = time.monotonic()
+    reader.commit(end)
+    assert time.monotonic() - began < 0.4
+    assert server.committed == {("Orders", 0): 20}
+
+
+def test_available_now_goes_on_without_a_deleted_topic(server: FakeServer) -> None:
+    server.add("Orders", 0, 20)
+    reader = stream_reader(server.address, topic="Orders,Gone", failOnDataLoss="false")
+    reader.prepareForTriggerAvailableNow()
+    with pytest.raises(ClusterError, match="expected topic Gone"):
+        stream_reader(server.address, topic="Orders,Gone").prepareForTriggerAvailableNow()

@@ -25,7 +25,7 @@ _ALONE, _PINNED = 4, 8
 NO_HOST = bytes(8)
 """The broker writes its own host, and that of the connection."""
 
-_PREPARED = f"\2{PROPERTY_TRANSACTION}\1true\2".encode()
+_PREPARED = f"(?i:^|\2){PROPERTY_TRANSACTION}\1(?i:true)(?:\2|$)"
 
 
 class ClusterRows:
@@ -92,14 +92,14 @@ class ClusterRows:
         """
         found = EncodedMessages(bodies)
         is_alone, is_pinned = found.fields["sysFlag"] & _ALONE > 0, found.fields["sysFlag"] & _PINNED > 0
-        self._check(found, is_alone, first_row)
+        self._check(found, first_row)
         queues = [self._queues[topic] for topic in found.topics]
         for row, count, data in found.batches(is_pinned, is_alone, MAX_BATCH_MESSAGES, max_bytes):
             _, number, _, _, born, _ = found.fields[row].item()
             queue = queues[found.topic[row]][number]
             yield Batch(queue, data, count, born, 0, bool(is_alone[row]), bool(is_pinned[row]))
 
-    def _check(self, found: EncodedMessages, is_alone: npt.NDArray[np.bool_], first_row: int) -> None:
+    def _check(self, found: EncodedMessages, first_row: int) -> None:
         sizes = found.fields["bodySize"]
         if (sizes > self._max_body).any():
             first = int(np.argmax(sizes > self._max_body))
@@ -107,11 +107,12 @@ class ClusterRows:
                 f"row {first_row + first}: expected a body of at most {self._max_body} bytes (maxMessageSize), found "
                 f"{sizes[first]}: shorten or compress it"
             )
-        for row in np.flatnonzero(is_alone).tolist():
-            if _PREPARED in b"\2" + found.properties_of(row):
-                raise OptionError(
-                    f"row {first_row + row}: expected no property {PROPERTY_TRANSACTION}, found one: remove it"
-                )
+        # Sent alone, as every message may be, it would wait for the end of a transaction.
+        row = found.first_with(_PREPARED)
+        if row is not None:
+            raise OptionError(
+                f"row {first_row + row}: expected no property {PROPERTY_TRANSACTION} of true, found one: remove it"
+            )
 
 
 def _is_set(levels: pa.Array) -> npt.NDArray[np.bool_]:

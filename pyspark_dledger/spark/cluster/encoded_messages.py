@@ -60,10 +60,10 @@ class EncodedMessages:
         self.topics: Sequence[str] = [name.decode() for name in names.dictionary.to_pylist()]
         self.topic = np.asarray(names.indices)
 
-    def properties_of(self, row: int) -> bytes:
-        """The properties without the identity."""
-        found: bytes = self._parts[_PARTS * row + _PROPERTIES].as_py()
-        return found
+    def first_with(self, pattern: str) -> int | None:
+        """The first message whose properties, without the identity, match a pattern."""
+        found = np.asarray(pc.match_substring_regex(self._part(_PROPERTIES, np.arange(len(self.topic))), pattern))
+        return int(np.argmax(found)) if found.any() else None
 
     def batches(
         self, is_pinned: _Bools, is_alone: _Bools, max_messages: int, max_bytes: int
@@ -72,9 +72,11 @@ class EncodedMessages:
 
         A batch has consecutive messages of a topic and queue that are equally pinned and born at the same time.
         """
-        keys = (self.fields["bornTimestamp"], is_pinned, self.fields["number"], self.topic)
-        order = np.lexsort(keys)
-        is_first = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+        queue = (self.fields["number"], self.topic)
+        # Stable: the messages of a queue keep their order.
+        order = np.lexsort(queue)
+        alike = (*queue, self.fields["bornTimestamp"], is_pinned)
+        is_first = np.any([np.diff(key[order]) != 0 for key in alike], axis=0)
         alone = np.flatnonzero(is_alone[order])
         cuts = np.unique(np.concatenate(([0], np.flatnonzero(is_first) + 1, alone, alone + 1, [len(order)])))
         encoded = self._encoded(order)
