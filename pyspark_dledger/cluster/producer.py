@@ -126,7 +126,8 @@ class Sent:
     """What became of a batch: `queue` has its first messages at `offsets`, with these ids (``offsetMsgId``).
 
     Without a `problem` those are all messages. `status` is SUCCESS or one of `NOT_FLUSHED`. With `may_repeat`, an
-    attempt whose outcome is not known may have stored messages, too.
+    attempt whose outcome is not known may have stored messages, too. With `is_rejected`, the broker does not take the
+    message after the stored ones, whenever it is sent; later ones were not sent.
     """
 
     batch: Batch
@@ -136,6 +137,7 @@ class Sent:
     status: BrokerCode = BrokerCode.SUCCESS
     problem: str = ""
     may_repeat: bool = False
+    is_rejected: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,9 @@ class _Attempt:
     may_repeat: bool = False
     is_possible: bool = True
 
-    def result(self, problem: str = "") -> Sent:
-        return Sent(self.batch, self.queue, problem=problem, may_repeat=self.may_repeat)
+    def result(self, problem: str = "", *, is_rejected: bool = False) -> Sent:
+        is_rejected = is_rejected and not self.may_repeat
+        return Sent(self.batch, self.queue, problem=problem, may_repeat=self.may_repeat, is_rejected=is_rejected)
 
 
 @dataclass
@@ -247,7 +250,9 @@ class Producer:
     def _result(self, attempt: _Attempt) -> Sent | None:
         """What the response says; None if the batch has to be sent again."""
         if attempt.connection is None:
-            return None if attempt.is_possible else attempt.result(f"{attempt.queue}: {attempt.problem}")
+            if attempt.is_possible:
+                return None
+            return attempt.result(f"{attempt.queue}: {attempt.problem}", is_rejected=attempt.batch.count == 1)
         try:
             response = attempt.connection.wait(attempt.opaque)
         except LostError as error:
@@ -261,7 +266,8 @@ class Producer:
         attempt.may_repeat |= response.code == BrokerCode.SYSTEM_ERROR
         if response.code in RETRIED:
             return None
-        return attempt.result(f"{attempt.queue}: expected success, found {response.problem}")
+        problem = f"{attempt.queue}: expected success, found {response.problem}"
+        return attempt.result(problem, is_rejected=response.code == BrokerCode.MESSAGE_ILLEGAL)
 
     def _stored(self, attempt: _Attempt, response: Response) -> Sent:
         """Where the messages are. Those of a malformed response are somewhere."""
@@ -293,6 +299,7 @@ class Producer:
                 status=max(total.status, sent.status),
                 problem=sent.problem,
                 may_repeat=total.may_repeat or sent.may_repeat,
+                is_rejected=sent.is_rejected,
             )
             if sent.problem:
                 break

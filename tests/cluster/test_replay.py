@@ -342,6 +342,40 @@ def test_a_killed_process_leaves_unknown_messages_which_only_an_option_sends_aga
     assert not (tmp_path / "j" / "unknown.jsonl").exists()
 
 
+def test_messages_that_a_broker_does_not_take_are_listed_and_stop_no_others(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_commitlog(tmp_path / "s", [message(number) for number in range(9)])
+
+    def change(_: FakeServer, request: Command) -> Answer | None:
+        is_wrong = any(f"KEYS\1k{number}\2" in request.fields.get("i", "") for number in (2, 5, 8))
+        rejects = request.code == codes.SEND_BATCH or (request.code == codes.SEND_MESSAGE and is_wrong)
+        return (BrokerCode.MESSAGE_ILLEGAL, {}, b"") if rejects else None
+
+    server.change = change
+    command = list(map(str, ["replay", tmp_path / "s", "--to", server.address, "--journal", tmp_path / "j"]))
+    assert main(command) == 1
+    assert "rejected: 3 messages that a broker does not take" in capsys.readouterr().out
+    assert [row["uniqKey"] for row in lines_of(tmp_path / "j", "rejected.jsonl")] == ["u2", "u5", "u8"]
+    assert bodies(server) == [f"body {number}" for number in (0, 1, 3, 4, 6, 7)]
+
+
+def test_a_replay_continues_only_with_the_same_list(server: FakeServer, tmp_path: Path) -> None:
+    store = write_dledger(tmp_path / "s", [message(number) for number in range(6)])
+    lost = tmp_path / "lost.jsonl"
+    lost.write_text(json_line({"pos": store.rows[1]["pos"], "size": store.rows[1]["size"]}) + "\n")
+    server.change = refusing(BrokerCode.NO_PERMISSION)
+    with pytest.raises(ClusterError):
+        dl.replay(tmp_path / "s", server.address, tmp_path / "j", lostList=lost)
+    server.change = None
+    listed = lost.read_text()
+    lost.write_text(json_line({"pos": store.rows[2]["pos"], "size": store.rows[2]["size"]}) + "\n")
+    with pytest.raises(StoreError, match="name another folder"):
+        dl.replay(tmp_path / "s", server.address, tmp_path / "j", lostList=lost)
+    lost.write_text(listed)
+    assert dl.replay(tmp_path / "s", server.address, tmp_path / "j", lostList=lost).messages == 1
+
+
 def test_a_damaged_journal_is_an_error_and_a_torn_last_line_is_none(server: FakeServer, tmp_path: Path) -> None:
     write_commitlog(tmp_path / "s", [message(0), message(1, queue_id=1)])
     server.change = refusing(BrokerCode.NO_PERMISSION)

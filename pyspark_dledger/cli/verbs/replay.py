@@ -62,7 +62,7 @@ def run_replay(args: argparse.Namespace, out: Output) -> int:
             note(f"interrupted: the same command continues the replay in {args.journal}")
         raise
     print_report(out, report, _lines(report), args.json)
-    is_clean = report.messages and not (report.first_left_out or report.unknown or report.problems)
+    is_clean = report.messages and not (report.first_left_out or report.unknown or report.rejected or report.problems)
     return CLEAN if is_clean else FINDINGS
 
 
@@ -88,6 +88,9 @@ def _lines(report: ReplayReport) -> Iterator[str]:
     if report.unknown:
         yield f"unknown: {counted(report.unknown, 'message')} were sent without an acknowledgement, and not again"
         yield f"  {report.target}/unknown.jsonl lists them: look for their uniqKeys, or add --send-unknown"
+    if report.rejected:
+        yield f"rejected: {counted(report.rejected, 'message')} that a broker does not take, see its log"
+        yield f"  {report.target}/rejected.jsonl lists them"
     for problem in report.problems:
         yield f"not possible: {problem}"
     if not report.is_dry_run:

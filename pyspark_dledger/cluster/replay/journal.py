@@ -23,7 +23,10 @@ _READ_BYTES = 1 << 20
 
 
 class Outcome(NamedTuple):
-    """What became of a batch: the first messages are at `offsets` of `queue`. `is_unknown` is about the others."""
+    """What became of a batch: the first messages are at `offsets` of `queue`. `is_unknown` is about the others.
+
+    With `is_rejected`, the broker does not take the next one, and the others were not sent.
+    """
 
     queue: Queue
     origins: tuple[Origin, ...]
@@ -32,6 +35,7 @@ class Outcome(NamedTuple):
     status: str = ""
     may_repeat: bool = False
     is_unknown: bool = True
+    is_rejected: bool = False
 
     @property
     def acknowledged(self) -> Sequence[Origin]:
@@ -41,6 +45,10 @@ class Outcome(NamedTuple):
     def unknown(self) -> Sequence[Origin]:
         return self.origins[len(self.offsets) :] if self.is_unknown else ()
 
+    @property
+    def rejected(self) -> Sequence[Origin]:
+        return self.origins[len(self.offsets) :][:1] if self.is_rejected else ()
+
 
 class _Ended(NamedTuple):
     sent: int
@@ -49,6 +57,7 @@ class _Ended(NamedTuple):
     status: str
     may_repeat: bool
     is_unknown: bool
+    is_rejected: bool
 
 
 class Journal:
@@ -61,11 +70,13 @@ class Journal:
         self.path = path
         # By the positions of the messages in the log.
         self.acknowledged: set[int] = set()
+        self.rejected: dict[int, tuple[Origin, Queue]] = {}
         unknown: dict[int, tuple[Origin, Queue]] = {}
         self._next = 0
         for outcome in self.outcomes():
             self.acknowledged.update(origin.pos for origin in outcome.acknowledged)
             unknown.update((origin.pos, (origin, outcome.queue)) for origin in outcome.unknown)
+            self.rejected.update((origin.pos, (origin, outcome.queue)) for origin in outcome.rejected)
             self._next += 1
         self.unknown = {pos: found for pos, found in unknown.items() if pos not in self.acknowledged}
         self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -89,7 +100,8 @@ class Journal:
     def end(self, number: int, sent: Sent) -> None:
         """Note what became of a batch; `sync` makes it durable, and so does the next `begin`."""
         is_unknown = bool(sent.problem) and sent.may_repeat
-        found = _Ended(number, tuple(sent.offsets), tuple(sent.ids), sent.status.name, sent.may_repeat, is_unknown)
+        offsets, ids = tuple(sent.offsets), tuple(sent.ids)
+        found = _Ended(number, offsets, ids, sent.status.name, sent.may_repeat, is_unknown, sent.is_rejected)
         self._write([found._asdict()])
 
     def sync(self) -> None:

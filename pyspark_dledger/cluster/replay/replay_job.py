@@ -65,10 +65,10 @@ from pyspark_dledger.rocketmq.jobs.target_folder import (
     target_path,
 )
 
-UNKNOWN_FILE = "unknown.jsonl"
+UNKNOWN_FILE, REJECTED_FILE = "unknown.jsonl", "rejected.jsonl"
 _VERB = "replay"
 _ROUND_BYTES = 32 * 1024 * 1024
-_UNKNOWN, _REPEATED = "unknown", "repeated"
+_UNKNOWN, _REPEATED, _REJECTED = "unknown", "repeated", "rejected"
 _Round = Sequence[tuple[Batch, Sequence[Origin]]]
 Guard = Callable[[], AbstractContextManager[None]]
 """Makes a context in which an interrupt waits for its end: responses are read and noted."""
@@ -90,8 +90,9 @@ class ReplayReport:
 
     `messages` are acknowledged, in all runs; in a dry run they would be sent. Of them, `repeated` were sent again after
     a lost response, so that the cluster can have them twice, and `not_flushed` counts those that a broker acknowledged
-    less safely than it is configured. `unknown` were sent without a response, and are not sent again. `problems` are
-    why the cluster would not take the messages, of a dry run only. `lost` and `committed_index` are as in an export.
+    less safely than it is configured. `unknown` were sent without a response, and are not sent again. `rejected` are
+    those that a broker does not take. `problems` are why the cluster would not take the messages, of a dry run only.
+    `lost` and `committed_index` are as in an export.
     """
 
     source: str
@@ -103,6 +104,7 @@ class ReplayReport:
     left_out: dict[str, int]
     first_left_out: tuple[str, ...]
     unknown: int = 0
+    rejected: int = 0
     repeated: int = 0
     not_flushed: dict[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -219,7 +221,7 @@ class _Replay:
                 self._send_part, self.parts, self.range.end - self.range.start, earlier=earlier, state=state
             )
         finally:
-            _list_unknown(target)
+            _list_unsent(target)
         counts: Counter[str] = sum((Counter(each.counts) for each in reports), Counter())
         report = self._report(
             survey,
@@ -228,6 +230,7 @@ class _Replay:
             target=str(target),
             messages=sum(each.rows for each in reports),
             unknown=counts[_UNKNOWN],
+            rejected=counts[_REJECTED],
             repeated=counts[_REPEATED],
             not_flushed={name: counts[name] for name in NOT_FLUSHED if counts[name]},
             resumed=resumed,
@@ -306,7 +309,8 @@ class _Replay:
             for group in _paced(self._messages(part, journal), self.options.messages_per_second):
                 for batches in _rounds(self._batches(group)):
                     with self.guard():
-                        self._send_round(journal, batches)
+                        while batches:
+                            batches = self._send_round(journal, batches)
         counts: Counter[str] = Counter()
         rows, path = 0, f"offsets-{number:05d}.jsonl"
         with closing(Journal(file)) as journal, new_file(target, path) as temporary:
@@ -318,12 +322,13 @@ class _Replay:
                     counts[outcome.status] += count
                     output.write("".join(f"{json_line(row)}\n" for row in _offset_rows(outcome)).encode())
                 os.fsync(output.fileno())
-            counts[_UNKNOWN] = len(journal.unknown)
+            counts[_UNKNOWN], counts[_REJECTED] = len(journal.unknown), len(journal.rejected)
             report = file_report(temporary, path, rows)
         return PartReport(number, (report,), part.size, counts=dict(+counts))
 
     def _messages(self, part: Partition, journal: Journal) -> Iterator[Replayed]:
-        done = journal.acknowledged if self.options.send_unknown else journal.acknowledged | journal.unknown.keys()
+        done = journal.acknowledged | journal.rejected.keys()
+        done |= set() if self.options.send_unknown else journal.unknown.keys()
         for choice in self.chooser.choose(read_partition(part, is_once=True)):
             if isinstance(choice, Replayed) and choice.origin.pos not in done:
                 yield choice
@@ -348,16 +353,23 @@ class _Replay:
             return next(queue for queue in queues if queue.id == message.origin.queue_id)
         return queues[message.origin.queue_id % len(queues)]
 
-    def _send_round(self, journal: Journal, batches: _Round) -> None:
+    def _send_round(self, journal: Journal, batches: _Round) -> _Round:
+        """Send batches of different queues. Returns what is left of those of which a broker rejects a message."""
         numbers = dict(zip((id(batch) for batch, _ in batches), journal.begin(batches), strict=True))
-        problems = []
+        origins = {id(batch): found for batch, found in batches}
+        problems, left = [], []
         for sent in self.producer.send(batch for batch, _ in batches):
             journal.end(numbers[id(sent.batch)], sent)
-            if sent.problem:
+            done = len(sent.offsets) + 1
+            if sent.is_rejected and done < sent.batch.count:
+                rest = Batch.of(sent.batch.queue, list(sent.batch.messages)[done:], is_pinned=True)
+                left.append((rest, origins[id(sent.batch)][done:]))
+            elif sent.problem and not sent.is_rejected:
                 problems.append(sent.problem)
         if problems:
             journal.sync()
             raise ClusterError(f"{problems[0]}; the same {_VERB} continues")
+        return left
 
 
 def _too_few(queues: Sequence[Queue], ids: Iterable[int]) -> Iterator[str]:
@@ -425,16 +437,18 @@ def _forget_unknown(target: Path, parts: int) -> None:
             file.unlink()
 
 
-def _list_unknown(target: Path) -> None:
-    """Write the list of unknown messages; there is no file if there are none."""
-    lines = []
+def _list_unsent(target: Path) -> None:
+    """Write the lists of unknown and of rejected messages; there is no file if there are none."""
+    lines: dict[str, list[str]] = {UNKNOWN_FILE: [], REJECTED_FILE: []}
     for file in sorted((target / STATE_FOLDER).glob("journal-*.jsonl")):
         with closing(Journal(file)) as journal:
-            lines += [json_line(_row(origin, queue)) for origin, queue in journal.unknown.values()]
-    if lines:
-        replace_durably(target / UNKNOWN_FILE, "".join(f"{line}\n" for line in lines).encode())
-    else:
-        (target / UNKNOWN_FILE).unlink(missing_ok=True)
+            for name, found in ((UNKNOWN_FILE, journal.unknown), (REJECTED_FILE, journal.rejected)):
+                lines[name] += [f"{json_line(_row(origin, queue))}\n" for origin, queue in found.values()]
+    for name, some in lines.items():
+        if some:
+            replace_durably(target / name, "".join(some).encode())
+        else:
+            (target / name).unlink(missing_ok=True)
 
 
 def _row(origin: Origin, queue: Queue) -> dict[str, Any]:

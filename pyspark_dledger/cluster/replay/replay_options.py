@@ -11,6 +11,7 @@ from typing import Any
 from pyspark_dledger.cluster.address import ClusterAddress
 from pyspark_dledger.cluster.options import AccessOptions
 from pyspark_dledger.common.options import BOOLEAN, COUNT, NAMES, TEXT, Parser, by_key, option, options_of, parse_values
+from pyspark_dledger.format.state_files import crc32
 from pyspark_dledger.log.options import REPLAY, ReadOptions, check_use, parse_options
 
 
@@ -18,6 +19,14 @@ def _file(value: object) -> str:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise ValueError
     return str(Path(value).absolute())
+
+
+def _crc_of(path: str) -> int | None:
+    """The checksum of a list; None if it cannot be read, which its reader says."""
+    try:
+        return crc32(Path(path).read_bytes())
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,7 +44,8 @@ class ReplayOptions(AccessOptions):
     @property
     def request(self) -> dict[str, Any]:
         """The options that a run which continues a replay must have, too."""
-        return {name: getattr(self, name) for name in ("keys", "lost_list", "same_queues", "broker", "keep_uniq_key")}
+        found = {name: getattr(self, name) for name in ("keys", "lost_list", "same_queues", "broker", "keep_uniq_key")}
+        return {**found, "lost_list_crc32": None if self.lost_list is None else _crc_of(self.lost_list)}
 
 
 _BY_KEY = by_key(options_of(ReplayOptions))
