@@ -8,8 +8,10 @@ import hmac
 import json
 import pickle
 import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +406,32 @@ def test_a_server_that_answers_the_oldest_request_last_does_not_fill_memory(serv
 def test_offsets_that_are_no_offsets_are_an_error(server: FakeServer, text: str) -> None:
     with pytest.raises(OptionError, match="startingOffsets"):
         batch_reader(server.address, topic="Orders", startingOffsets=text)
+
+
+@pytest.mark.parametrize(("chunk", "is_read"), [(20_000, True), (1000, False)])
+def test_a_large_response_may_take_longer_than_others_if_its_bytes_come_quickly(
+    server: FakeServer, chunk: int, is_read: bool
+) -> None:
+    accepted = threading.Event()
+
+    def change(_: FakeServer, request: Command) -> bytes:
+        data = response(request, (0, {}, bytes(200_000)))
+        with server._lock:
+            client = server._open[-1]
+        with suppress(OSError):
+            for start in range(0, len(data), chunk):
+                client.sendall(data[start : start + chunk])
+                time.sleep(0.05)
+        accepted.set()
+        return b""
+
+    server.change = change
+    address = batch_reader(server.address, topic="Orders").options.address
+    with closing(Connection(address.name_servers[0], address, 0.2)) as connection:
+        opaque = connection.send(codes.PULL_MESSAGE, {})
+        if is_read:
+            assert len(connection.wait(opaque).body) == 200_000
+        else:
+            with pytest.raises(LostError, match=r"no response in 0\.2 s, and less than 65536 bytes a second"):
+                connection.wait(opaque)
+    assert accepted.wait(20)
