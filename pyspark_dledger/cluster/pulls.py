@@ -7,6 +7,7 @@ Messages are returned in the order of the queue, each once, or there is an error
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.log.gaps import OF_STREAMS, report_loss
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire.wire_errors import WireError
+
+log = logging.getLogger(__name__)
 
 DEFAULT_GROUP = "TOOLS_CONSUMER"
 """A consumer group that every broker has."""
@@ -100,6 +103,8 @@ class Puller:
     _sent: int = 0
     # How many requests may be without a response at first: the size of responses is not known yet.
     _allowed: int = _FIRST_IN_FLIGHT
+    # Queues with messages that say other offsets, which a warning has named.
+    _shifted: set[Queue] = field(default_factory=set)
     # Where queues begin of which messages were lost.
     _begins: dict[Queue, int] = field(default_factory=dict)
     _step: int = _MAX_MESSAGES
@@ -246,11 +251,19 @@ class Puller:
     def _messages(self, pull: _Pull, response: Response) -> Pulled:
         """The messages of a response, which must be those from the pull's start on. Raises ClusterError."""
         try:
-            count, size = count_messages(response.body, pull.queue.id, pull.start, pull.end - pull.start)
+            count, size, first = count_messages(response.body, pull.queue.id, pull.start, pull.end - pull.start)
+            if first is not None and _next_offset(response) != pull.start + count:
+                raise WireError(f"expected offset {first.expected}, found offset {first.found}")
         except WireError as error:
             raise ClusterError(
                 f"{pull.queue}: its broker sent other messages than those from offset {pull.start} on: {error}"
             ) from None
+        if first is not None and pull.queue not in self._shifted:
+            self._shifted.add(pull.queue)
+            log.warning(
+                "%s: the message at offset %d says offset %d: its broker has given offsets twice, or left some out",
+                *(pull.queue, first.expected, first.found),
+            )
         return Pulled(pull.queue, pull.start, count, response.body[:size])
 
     def _begin_after_loss(self, pull: _Pull, response: Response, misses: int) -> int | None:
@@ -292,23 +305,34 @@ def _next_offset(response: Response) -> int:
         return -1
 
 
-def count_messages(data: memoryview, queue_id: int, offset: int, most: int) -> tuple[int, int]:
-    """How many messages `data` has, at most `most`, and their size in bytes.
+class OtherOffset(NamedTuple):
+    """A message that says another offset than that at which its queue has it."""
 
-    Raises WireError unless there is one, all are complete, of that queue, and with consecutive offsets.
+    expected: int
+    found: int
+
+
+def count_messages(data: memoryview, queue_id: int, offset: int, most: int) -> tuple[int, int, OtherOffset | None]:
+    """How many messages `data` has, at most `most`, their size in bytes, and the first with another offset.
+
+    A queue of a broker in DLedger mode can have such messages after its leader changed. Raises WireError unless there
+    is a message, and all are complete and of that queue.
     """
     size = len(data)
     at = count = 0
+    other = None
     unpack = _MESSAGE.unpack_from
     while count < most and size - at >= MIN_MESSAGE_SIZE:
         length, magic, queue, number, flags = unpack(data, at)
         if not MIN_MESSAGE_SIZE <= length <= size - at or magic not in MESSAGE_MAGICS:
             raise WireError(f"expected a message at byte {at} of {size}, found size {length} and magic {magic}")
-        if queue != queue_id or number != offset + count or flags & FLAG_INNER_BATCH:
+        if queue != queue_id or flags & FLAG_INNER_BATCH:
             is_batch = ", an inner batch, which is not supported" if flags & FLAG_INNER_BATCH else ""
             raise WireError(f"expected offset {offset + count}, found offset {number} of queue {queue}{is_batch}")
+        if number != offset + count and other is None:
+            other = OtherOffset(offset + count, number)
         at += length
         count += 1
     if not count or (count < most and at != size):
         raise WireError(f"expected whole messages, found {count} in {size} bytes, of which they are {at}")
-    return count, at
+    return count, at, other

@@ -33,6 +33,7 @@ def test_batch(spark: SparkSession, server: FakeServer, capfd: pytest.CaptureFix
     assert "hidden" not in capfd.readouterr().out
 
 
+@pytest.mark.smoke
 def test_stream_continues_after_a_restart(spark: SparkSession, server: FakeServer, tmp_path: Path) -> None:
     def run() -> None:
         reader = spark.readStream.format("rocketmq").option("nameServer", server.address).option("topic", "Orders")

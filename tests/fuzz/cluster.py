@@ -65,7 +65,7 @@ def check_offset(found: Response) -> None:
 
 
 def check_messages(found: Response) -> None:
-    count, size = count_messages(found.body, QUEUE_ID, OFFSET, MESSAGES)
+    count, size, _ = count_messages(found.body, QUEUE_ID, OFFSET, MESSAGES)
     if not 1 <= count <= MESSAGES or size > len(found.body):
         raise Harm(f"{count} messages in {size} of {len(found.body)} bytes")
     native, python = (engine_rows(found.body[:size], engine) for engine in ("native", "python"))
