@@ -7,7 +7,6 @@ Messages are returned in the order of the queue, each once, or there is an error
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,6 @@ from pyspark_dledger.format.message import MESSAGE_MAGICS
 from pyspark_dledger.log.gaps import OF_STREAMS, report_loss
 from pyspark_dledger.raft.peers import Address
 from pyspark_dledger.raft.wire.wire_errors import WireError
-
-log = logging.getLogger(__name__)
 
 DEFAULT_GROUP = "TOOLS_CONSUMER"
 """A consumer group that every broker has."""
@@ -260,9 +257,12 @@ class Puller:
             ) from None
         if first is not None and pull.queue not in self._shifted:
             self._shifted.add(pull.queue)
-            log.warning(
-                "%s: the message at offset %d says offset %d: its broker has given offsets twice, or left some out",
-                *(pull.queue, first.expected, first.found),
+            report_loss(
+                f"{pull.queue}: expected the message of offset {first.expected}, found that of offset {first.found}: "
+                "its broker lost its count, and its replicas can have other messages in the queue",
+                "the queue is read as consumers read it",
+                self.settings.fails_on_loss,
+                self.settings.remedy,
             )
         return Pulled(pull.queue, pull.start, count, response.body[:size])
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.interop.failing_brokers import DLEDGER_MODE, KINDS, FailingBrokers, check_rows, failing_brokers
 from tests.interop.java_broker import VERSION, Sent
 from tests.support.driven_stream import DrivenStream
-from tests.support.seeds import Kit, Problem, Result
+from tests.support.seeds import Kit, Result
 
 TOPIC = "Orders"
 THREADS, PAUSE_MS = 2, 10
@@ -30,17 +30,17 @@ def check(seed: int, folder: Path, options: argparse.Namespace) -> Result:
     with failing_brokers(options.kind, folder, options.version) as brokers:
         brokers.clients.send_first(TOPIC)
         program = Path(__file__).with_name("loop.py" if options.without_spark else "driver.py")
-        stream = DrivenStream(program, folder, {"nameServer": brokers.address, "topic": TOPIC})
+        # Queues of brokers in DLedger mode are inconsistent after a failover, which is an error else.
+        fails = str(options.kind != DLEDGER_MODE).lower()
+        stream = DrivenStream(program, folder, {"nameServer": brokers.address, "topic": TOPIC, "failOnDataLoss": fails})
         try:
             sent = _run(brokers, stream, chance, options.rounds, result)
         finally:
             stream.kill()
         found = stream.read_rows(COLUMNS)
-        given_twice = check_rows(found, sent, brokers.clients.consume(TOPIC))
-    # RocketMQ's defect in DLedger mode: no consumer gets both messages.
-    if given_twice and options.kind != DLEDGER_MODE:
-        result.problems.append(Problem("offsets given twice", str(given_twice)))
-    result.counts["offsets that the broker gave twice"] += given_twice
+        missing, consumed = check_rows(found, sent, brokers.clients.consume(TOPIC), options.kind)
+    result.counts["acknowledged, and left out of a queue by the broker"] += missing
+    result.counts["of them, in the queue of the last master"] += consumed
     result.counts["messages"] += len(found)
     result.counts["acknowledged"] += len(sent)
     result.counts["drivers"] += stream.started

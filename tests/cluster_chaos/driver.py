@@ -12,7 +12,8 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     spark = SparkSession.builder.master("local[2]").getOrCreate()
     reader = spark.readStream.format("rocketmq").options(nameServer=settings["nameServer"], topic=settings["topic"])
-    frame = reader.option("startingOffsets", "earliest").load()
+    reader = reader.options(startingOffsets="earliest", failOnDataLoss=settings["failOnDataLoss"])
+    frame = reader.load()
     writer = frame.writeStream.format("parquet").option("checkpointLocation", settings["folder"] + "/checkpoint")
     writer.start(settings["rows"]).awaitTermination()
 

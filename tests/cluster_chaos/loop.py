@@ -31,7 +31,8 @@ def main() -> None:
     committed = rows / "_spark_metadata"
     for folder in (ends, committed):
         folder.mkdir(parents=True, exist_ok=True)
-    reader = stream_reader(settings["nameServer"], topic=settings["topic"], startingOffsets="earliest")
+    options = {name: settings[name] for name in ("topic", "failOnDataLoss")}
+    reader = stream_reader(settings["nameServer"], startingOffsets="earliest", **options)
     start: dict[str, Any] = reader.initialOffset()
     number = 0
     while True:
