@@ -354,7 +354,7 @@ class _Replay:
         return queues[message.origin.queue_id % len(queues)]
 
     def _send_round(self, journal: Journal, batches: _Round) -> _Round:
-        """Send batches of different queues. Returns what is left of those of which a broker rejects a message."""
+        """Send batches of different queues. Returns the rest of each batch in which a broker rejects a message."""
         numbers = dict(zip((id(batch) for batch, _ in batches), journal.begin(batches), strict=True))
         origins = {id(batch): found for batch, found in batches}
         problems, left = [], []
