@@ -16,7 +16,7 @@ from pyspark_dledger.raft.member_list import MemberList
 from pyspark_dledger.raft.messages import MembersRequest, MembersResponse, StatusRequest, StatusResponse
 from pyspark_dledger.rocketmq.backup import backup, restore
 from tests.support.fake_members import FakeMember, fakes
-from tests.support.groups import FASTER, HOST, Nodes, eventually, free_ports, nodes
+from tests.support.groups import FASTER, HOST, Nodes, eventually, free_ports, nodes, remove
 
 FILES = {"data_file_size": 1 << 16, "index_file_size": 1 << 12, "check_point_interval_ms": 50}
 
@@ -160,7 +160,7 @@ def test_a_backup_from_before_a_member_was_replaced_is_refused_whether_that_one_
             removed, restored = (each for each in group.ids if each != leader)
             eventually(lambda: group.status(restored)["committedIndex"] == 0)
             backup(tmp_path / "group" / f"dledger-{restored}", tmp_path / "backup")
-            client.remove_member(removed)
+            remove(group, client, removed)
             eventually(lambda: client.members().is_final)
         group.stop(removed, restored)
         given = ["restore", str(tmp_path / "backup"), "--id", restored, "--to", str(tmp_path / "new"), "--group", "g"]
@@ -178,7 +178,7 @@ def test_a_group_restored_whole_has_the_members_that_it_is_started_with(tmp_path
     with old as group, connect("g", group.peers) as client:
         client.append(b"one")
         leader = group.leader()
-        client.remove_member(next(each for each in group.ids if each != leader))
+        remove(group, client, next(each for each in group.ids if each != leader))
         eventually(lambda: client.members().is_final and client.append(b"two").index > 1)
         backup(tmp_path / "old" / f"dledger-{leader}", tmp_path / "backup")
     new = Nodes(tmp_path / "new", 3, core_options=PATIENT, store_options=FILES)

@@ -31,14 +31,15 @@ def check(seed: int, folder: Path, options: argparse.Namespace) -> Result:
         brokers.clients.send_first(TOPIC)
         program = Path(__file__).with_name("loop.py" if options.without_spark else "driver.py")
         # Queues of brokers in DLedger mode are inconsistent after a failover, which is an error else.
-        fails = str(options.kind != DLEDGER_MODE).lower()
-        stream = DrivenStream(program, folder, {"nameServer": brokers.address, "topic": TOPIC, "failOnDataLoss": fails})
+        is_consistent = options.kind != DLEDGER_MODE
+        settings = {"topic": TOPIC, "failOnDataLoss": str(is_consistent).lower()}
+        stream = DrivenStream(program, folder, {"nameServer": brokers.address, **settings})
         try:
             sent = _run(brokers, stream, chance, options.rounds, result)
         finally:
             stream.kill()
         found = stream.read_rows(COLUMNS)
-        missing, consumed = check_rows(found, sent, brokers.clients.consume(TOPIC), options.kind)
+        missing, consumed = check_rows(found, sent, brokers.clients.consume(TOPIC), is_consistent=is_consistent)
     result.counts["acknowledged, and left out of a queue by the broker"] += missing
     result.counts["of them, in the queue of the last master"] += consumed
     result.counts["messages"] += len(found)

@@ -32,7 +32,7 @@ from pyspark_dledger.raft.messages import (
 from pyspark_dledger.rocketmq.backup import backup
 from pyspark_dledger.rocketmq.jobs.store_files import write_current_term
 from pyspark_dledger.store.files.node_files import load_members, write_members
-from tests.support.groups import FASTER, HOST, Nodes, data_of, eventually, free_ports, nodes
+from tests.support.groups import FASTER, HOST, Nodes, data_of, eventually, free_ports, nodes, remove
 from tests.support.one_core import SIZE, OneCore, entry, filled, problem_of
 from tests.support.scrapes import reason, scrape
 
@@ -586,22 +586,6 @@ def test_two_members_continue_after_one_lost_its_disk(tmp_path: Path, is_restore
         rows = [entry.body for entry in client.read(0, "n1").entries() if not entry.channel]
         # Without time for heartbeats an append can have an unknown outcome, and is repeated.
         assert rows[:3] == [b"one", b"two", b"three"] and set(rows[3:]) == {b"four"}
-
-
-def remove(group: Nodes, client: dl.Client, node_id: str) -> None:
-    """Remove a member, once the others are level, and all know the cluster id."""
-    eventually(lambda: len({node.store.cluster_id for node in group.nodes.values()} - {""}) == 1)
-    eventually(lambda: all(node.store.cluster_id for node in group.nodes.values()))
-
-    def removed() -> bool:
-        try:
-            return bool(client.remove_member(node_id))
-        except GroupError as error:
-            if "up and level" not in str(error):
-                raise
-            return False
-
-    eventually(removed)
 
 
 def test_a_removed_member_says_so(tmp_path: Path) -> None:

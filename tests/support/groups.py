@@ -19,7 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pyspark_dledger.errors import GroupError
 from pyspark_dledger.format.encode.encoded import Bodies
+from pyspark_dledger.raft.client import Client
 from pyspark_dledger.raft.messages import AppendRequest, MetadataRequest, Request, Response, Role
 from pyspark_dledger.raft.node import Node, NodeConfig
 from pyspark_dledger.raft.wire import ReceivedResponse, Rejection, WireConnection
@@ -238,6 +240,22 @@ def nodes(folder: Path, count: int, **options: Any) -> Iterator[Nodes]:
         yield group.start()
     finally:
         group.close()
+
+
+def remove(group: Nodes, client: Client, node_id: str) -> None:
+    """Remove a member, once the others are level, and all know the cluster id."""
+    eventually(lambda: len({node.store.cluster_id for node in group.nodes.values()} - {""}) == 1)
+    eventually(lambda: all(node.store.cluster_id for node in group.nodes.values()))
+
+    def removed() -> bool:
+        try:
+            return bool(client.remove_member(node_id))
+        except GroupError as error:
+            if "up and level" not in str(error):
+                raise
+            return False
+
+    eventually(removed)
 
 
 class Served:
