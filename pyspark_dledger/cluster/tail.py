@@ -34,8 +34,8 @@ class ClusterTail(Tail[ClusterOffsets]):
     """A trigger asks each broker for the ends of its queues.
 
     A queue is read from the trigger after the one that finds it: its begin is then in the checkpoint. Without
-    `tells_start` a query does not say where it is after a restart. Then the first trigger reads up to the end, and the
-    begin of a new queue is found when that is planned.
+    `tells_start` a query does not say where it is after a restart. Then a trigger reads new queues up to their ends,
+    and their begins are found when it is planned.
     """
 
     def __init__(self, scan: ClusterScan, options: ClusterOptions, tells_start: bool = True) -> None:
@@ -78,7 +78,8 @@ class ClusterTail(Tail[ClusterOffsets]):
         lag = ClusterOffsets({queue: max(self._ends[queue] - end, 0) for queue, end in ends.items()})
         self._progress = ClusterProgress(lag, sum(max(end - start[queue], 0) for queue, end in ends.items()))
         new = [queue for queue in queues if queue not in start]
-        return ClusterOffsets({**ends, **self._cluster.min_offsets(new)})
+        bounds = self._cluster.min_offsets(new) if self._tells_start else self._cluster.max_offsets(new)
+        return ClusterOffsets({**ends, **bounds})
 
     def plan(self, start: ClusterOffsets, end: ClusterOffsets) -> list[ClusterPartition]:
         """See `Tail.plan`."""
