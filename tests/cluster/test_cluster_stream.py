@@ -14,7 +14,6 @@ from pyspark_dledger.cluster import tail as tail_module
 from pyspark_dledger.cluster.offsets import ClusterOffsets, from_checkpoint, limited
 from pyspark_dledger.errors import ClusterError, DataLossError, OptionError
 from pyspark_dledger.log.tail.tail import NO_LIMITS, Limits
-from pyspark_dledger.spark.cluster import cluster_readers as readers_module
 from pyspark_dledger.spark.cluster.cluster_readers import ClusterStreamReader
 from pyspark_dledger.spark.stream import stream_reader as stream_reader_module
 from tests.support.cluster_reads import Key, keys, keys_of, queue_of, rows, stream_reader, tail_of
@@ -224,7 +223,6 @@ class OldQuery:
 @pytest.fixture
 def old_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_reader_module, "HAS_LIMITS", False)
-    monkeypatch.setattr(readers_module, "HAS_LIMITS", False)
 
 
 @pytest.mark.usefixtures("old_spark")

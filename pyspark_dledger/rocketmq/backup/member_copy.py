@@ -163,16 +163,21 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def damaged_files(folder: Path, manifest: Manifest) -> Iterator[str]:
     """What is wrong with each damaged file of a backup. All of its bytes are read."""
-    for file in manifest.all_files:
-        path = folder / file.path
-        try:
-            with os.fdopen(open_local(path), "rb") as stream:
-                for _ in read_blocks(stream, str(path), file):
-                    pass
-        except OSError as error:
-            yield f"{path}: cannot be read ({error.strerror})"
-        except StoreError as error:
-            yield str(error)
+    return filter(None, (_damage_of(folder, file) for file in manifest.all_files))
+
+
+def _damage_of(folder: Path, file: FileBlocks, first_block: int = 0) -> str | None:
+    """What is wrong with the blocks of a file from that one on; None if they are intact."""
+    path = folder / file.path
+    try:
+        with os.fdopen(open_local(path), "rb") as stream:
+            for _ in read_blocks(stream, str(path), file, first_block):
+                pass
+    except OSError as error:
+        return f"{path}: cannot be read ({error.strerror})"
+    except StoreError as error:
+        return str(error)
+    return None
 
 
 # Copies
@@ -307,14 +312,7 @@ class LogCopy:
 
     def _is_there(self, file: FileBlocks) -> bool:
         """Whether the backup has a file, and its last block, which is added to, is intact."""
-        path = self._target / file.path
-        try:
-            with path.open("rb") as stream:
-                for _ in read_blocks(stream, str(path), file, max(len(file.crc32) - 1, 0)):
-                    pass
-        except (OSError, StoreError):
-            return False
-        return True
+        return _damage_of(self._target, file, max(len(file.crc32) - 1, 0)) is None
 
     # Reading and checking
 

@@ -23,7 +23,7 @@ from pyspark_dledger.log.plan import scan_template
 from pyspark_dledger.spark.plain_errors import plain_errors
 from pyspark_dledger.spark.read.batch_reader import PartReader
 from pyspark_dledger.spark.schema import CLUSTER
-from pyspark_dledger.spark.stream.stream_reader import HAS_LIMITS, StreamReader
+from pyspark_dledger.spark.stream.stream_reader import StreamReader
 
 
 class ClusterReader(PartReader, DataSourceReader):
@@ -60,7 +60,7 @@ class ClusterStreamReader(StreamReader[ClusterOffsets]):
 
     def open_tail(self) -> ClusterTail:
         """See `StreamReader.open_tail`. The tail connects at its first call."""
-        return ClusterTail(_scan(self.cluster_options, self.columns), self.cluster_options, HAS_LIMITS)
+        return ClusterTail(_scan(self.cluster_options, self.columns), self.cluster_options, self.tells_start)
 
     def read_part(self, part: ClusterPartition) -> Iterator[pa.RecordBatch]:
         return read_cluster_partition(part)

@@ -122,6 +122,11 @@ class StreamReader(PartReader, DataSourceStreamReader, SupportsTriggerAvailableN
         """Return the offset from a checkpoint; None is that nothing was read. Raises OptionError for anything else."""
 
     @property
+    def tells_start(self) -> bool:
+        """Return whether Spark says where a query is when it asks for the next end."""
+        return self._tracker is None
+
+    @property
     def tail(self) -> Tail[AnyOffset]:
         if self._tail is None:
             self._tail = self.open_tail()

@@ -104,8 +104,7 @@ class MembershipChanges:
             self._check_no_change()
             return self._with_learner(found, name, request.address or "")
         if request.action == "remove":
-            if not self._member.members.had(name):
-                raise RejectedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
+            self._check_had(name)
             if name not in found.addresses or found.leaving == name:
                 return None
             if name in found.learners:
@@ -116,8 +115,8 @@ class MembershipChanges:
             return _without(found, name)
         if request.action == "replace":
             new = request.new_id or ""
-            if name and not self._member.members.had(name):
-                raise RejectedError(ResponseCode.UNKNOWN_MEMBER, f"{name!r} never was a member of {_names(found)}")
+            if name:
+                self._check_had(name)
             if found.addresses.get(new) == request.address and (name == found.leaving or name not in found.voters):
                 return None
             self._check_no_change()
@@ -184,6 +183,12 @@ class MembershipChanges:
             self._state_holder, self._state_seen_at = peer, self._member.now
 
     # Rules
+
+    def _check_had(self, name: str) -> None:
+        members = self._member.members
+        if not members.had(name):
+            text = f"{name!r} never was a member of {_names(members.current)}"
+            raise RejectedError(ResponseCode.UNKNOWN_MEMBER, text)
 
     def _check_all_ours(self) -> None:
         if strangers := self._member.members.not_taking_controls:
